@@ -160,5 +160,5 @@ def test_a_damaged_copy_is_noticed(tables, tmp_path: Path):
     with pytest.raises(InputError, match=r"train-00000.tfrecord: no such file"):
         read_packed(root, "train")
     (root / "packed.json").write_text(json.dumps({"splits": {}})[:-1])
-    with pytest.raises(InputError, match=r"packed.json: cannot be read"):
+    with pytest.raises(InputError, match=r"packed.json: damaged .*; pack the data set again"):
         read_packed(root, "train")

@@ -10,6 +10,7 @@ import numpy as np
 from jaxddp.core.wording import counted, plural, some, span
 from jaxddp.curate.look import Look
 from jaxddp.data.example_set import labels_of
+from jaxddp.data.faults import repeats
 from jaxddp.data.source import Table
 
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
@@ -122,12 +123,9 @@ def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, Ch
     digests = np.concatenate([s.columns["sha256"][some] for s, some in zip(splits, rows, strict=True)])
     owner = np.repeat(np.arange(len(splits)), [len(some) for some in rows])
     row = np.concatenate(rows)
-    firsts: np.ndarray
-    _, firsts, inverse = np.unique(digests, return_index=True, return_inverse=True)
-    first = np.take(firsts, inverse)
-    again = np.flatnonzero(first != np.arange(len(first)))
     return [
-        (splits[int(owner[i])], int(row[i]), splits[int(owner[first[i]])], int(row[first[i]])) for i in again.tolist()
+        (splits[owner[again]], int(row[again]), splits[owner[first]], int(row[first]))
+        for again, first in repeats(digests)
     ]
 
 

@@ -89,4 +89,4 @@ def _table(images: list[tuple[str, str]]) -> ExampleTable:
     nowhere = np.full(len(ids), -1, np.int32)
     # Where links lead is resolved, so the files may lie anywhere.
     paths = np.array([os.fsencode(path).removeprefix(b"/") for _, path in images])
-    return ExampleTable(LocalFiles(Path("/")), np.array(ids), paths, nowhere, (), (), ())
+    return ExampleTable(LocalFiles(Path("/")), np.array(ids), paths, nowhere)

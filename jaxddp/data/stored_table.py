@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Self
@@ -13,10 +13,12 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted
 from jaxddp.data.example_set import Record, in_a_line, labels_of
+from jaxddp.data.faults import Refuse
 from jaxddp.data.labels import Labels, LabelSets
 from jaxddp.data.selection.subset import ClassSelection, chosen_classes
 from jaxddp.data.soundness.digests import Digests
 from jaxddp.data.soundness.sound_cache import Verified
+from jaxddp.data.storage.local import links_out
 from jaxddp.data.storage.store import Store
 
 
@@ -31,9 +33,11 @@ class StoredTable:
     path: np.ndarray
     """bytes 'S'[N], the image's file in the store, with forward slashes, UTF-8."""
     labels: np.ndarray
-    class_ids: tuple[str, ...]
-    class_names: tuple[str, ...]
-    class_indices: tuple[int, ...]
+    class_ids: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    """The ids, unless given."""
+    class_indices: tuple[int, ...] = ()
+    """0 to K-1, unless given."""
     offset: np.ndarray | None = None
     """int64[N], where in its file an image's record is, for stores whose files hold many."""
     label_sets: LabelSets | None = None
@@ -45,6 +49,10 @@ class StoredTable:
     """Against which each file is held as it is read; None holds them against nothing."""
 
     pixel_shape = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "class_names", self.class_names or self.class_ids)
+        object.__setattr__(self, "class_indices", self.class_indices or tuple(range(self.num_classes)))
 
     def __len__(self) -> int:
         return len(self.id)
@@ -140,6 +148,17 @@ class StoredTable:
         if not len(left):
             raise InputError(f"{self.name(0)}: neither this nor any other {self.made_of} can be used; mend one of them")
         return self.rows(left)
+
+    def without_links_out(self, where: Callable[[int], str], refuse: Refuse) -> Self:
+        """All examples but those whose file a symbolic link leads out of the root, which are refused.
+
+        Args:
+            where: a row of this table -> the place in a file that lists it.
+        """
+        faults = links_out(self.store.root, self.path) if self.store.root else []
+        for row, fault in faults:
+            refuse(f"{where(row)}: {fault}; put the file itself into the root, or remove the row")
+        return self.without([row for row, _ in faults])
 
     def without_labels(self) -> Self:
         nowhere = Labels(np.full(len(self), -1, np.int32), (), ())

@@ -1,12 +1,12 @@
 """What the readers of array files share: errors that name the file, lengths that are checked, names of classes."""
 
 import gzip
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -21,19 +21,26 @@ _MOST_NUMBERED = 100_000
 
 
 @contextmanager
-def errors_of(where: Path | str) -> Iterator[None]:
-    """Turns what can go wrong in reading a file into an `InputError` that begins with `where`."""
+def errors_of(
+    where: Path | str, damaged: str = "download it again", *, missing: str = "download or unpack the data set again"
+) -> Iterator[None]:
+    """Turns what can go wrong in reading a file into an `InputError` that begins with `where`.
+
+    Args:
+        damaged, missing: what to do about a file that is.
+    """
     try:
         yield
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     except FileNotFoundError:
-        raise InputError(f"{where}: no such file; download or unpack the data set again") from None
+        raise InputError(f"{where}: no such file; {missing}") from None
     except UnicodeDecodeError:
         raise InputError(f"{where}: not UTF-8; save the file as UTF-8") from None
-    # NumPy raises ValueError for what is no array, and zipfile NotImplementedError for a version that is not there.
-    except (EOFError, NotImplementedError, ValueError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
-        raise InputError(f"{where}: damaged ({error}); download it again") from None
+    # NumPy raises ValueError for what is no array and KeyError for one that is missing; zipfile raises
+    # NotImplementedError for a version that it does not know.
+    except (EOFError, KeyError, NotImplementedError, ValueError, zlib.error, gzip.BadGzipFile, BadZipFile) as error:
+        raise InputError(f"{where}: damaged ({error}); {damaged}") from None
     except OSError as error:
         raise InputError(f"{where}: cannot be read ({error.strerror}); give a readable file") from None
 

@@ -16,17 +16,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import nearest, show
-from jaxddp.data.faults import Refuse, at_once, check_apart
-from jaxddp.data.format import Match, Place
+from jaxddp.data.faults import Refuse, at_once, check_apart, repeats
+from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.formats.csv_text import csv_rows
 from jaxddp.data.formats.folders import has_validation_folder
 from jaxddp.data.labels import LabelSets, as_members
 from jaxddp.data.source import Split
 from jaxddp.data.storage.home import Home, TextFile, open_root
-from jaxddp.data.storage.local import links_out
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
@@ -66,7 +64,7 @@ def read_paths(file: Path) -> ExampleTable:
     listed = home.file(file.name)
     rows = [_Row(line, _encoded(path, f"{listed}:{line}"), []) for line, path in csv_rows(listed, _COLUMNS[:1])]
     paths = np.array([row.path for row in _each_once(listed, rows, "remove one of the two", at_once)])
-    return ExampleTable(home.store, paths, paths, np.full(len(paths), -1, np.int32), (), (), ())
+    return ExampleTable(home.store, paths, paths, np.full(len(paths), -1, np.int32))
 
 
 class _Row(NamedTuple):
@@ -94,11 +92,12 @@ def _each_once(file: TextFile, rows: list[_Row], advice: str, refuse: Refuse) ->
     """The rows, of those of one path the first. Raises: InputError; there are none."""
     if not rows:
         raise InputError(f"{file}: no rows below the header; give each image a row")
-    first: dict[bytes, _Row] = {}
-    for row in rows:
-        if (before := first.setdefault(row.path, row)) is not row:
-            refuse(f"{file}:{row.line}: {show(row.path.decode())} is listed on line {before.line} already; {advice}")
-    return [*first.values()]
+    again = repeats(np.array([row.path for row in rows]))
+    for place, first in again:
+        row, before = rows[place], rows[first]
+        refuse(f"{file}:{row.line}: {show(row.path.decode())} is listed on line {before.line} already; {advice}")
+    repeated = {place for place, _ in again}
+    return [row for place, row in enumerate(rows) if place not in repeated]
 
 
 def _labels(cell: str, where: str) -> list[str]:
@@ -128,54 +127,48 @@ def _table(home: Home, listing: _Listing, names: tuple[str, ...], refuse: Refuse
             rows.append(row)
     paths, lines = np.array([row.path for row in rows], "S"), np.array([row.line for row in rows], np.int64)
     sets = LabelSets(as_members([[index[label] for label in row.labels] for row in rows]), str(listing.file), lines)
-    table = ExampleTable(home.store, paths, paths, sets.labels, names, names, tuple(range(len(names))))
-    out = links_out(home.folder, paths) if home.folder else []
-    for row, fault in out:
-        refuse(f"{listing.file}:{lines[row]}: {fault}; put the file itself into the folder")
-    return table.with_label_sets(sets).without([row for row, _ in out])
+    table = ExampleTable(home.store, paths, paths, sets.labels, names).with_label_sets(sets)
+    return table.without_links_out(lambda row: f"{listing.file}:{lines[row]}", refuse)
 
 
-class CsvListings:
-    """CSV files as a format. A folder is certain to be one where the header of its train.csv has the columns."""
-
-    description = "a CSV file with the columns path,label, or a directory with such a train.csv"
-
-    def match(self, place: Place) -> Match:
-        if place.local is None:
-            return Match.NONE
-        if place.local.is_file():
-            return Match.NAMED if place.local.suffix == ".csv" else Match.NONE
-        file = place.local / _FILES["train"]
-        if not file.is_file():
-            return Match.NONE
-        if not _has_columns(file):
-            return Match.NONE
-        # Folders of both splits are a data set by themselves, whatever lists their images.
-        in_folders = (place.local / "train").is_dir() and has_validation_folder(place.local)
-        return Match.PARTLY if in_folders else Match.WHOLE
-
-    def divided(self, place: Place) -> bool:
-        file = _training_file(place)
-        return file.name == _FILES["train"] and file.with_name(_FILES["val"]).is_file()
-
-    def open(self, place: Place, split: Split) -> ExampleTable:
-        return read_csv(_training_file(place), split, place.refuse).select(place.data.classes)
+def holds_csv(path: Path) -> bool | Match:
+    """Whether the path is a CSV file, or a folder whose train.csv has the columns in its header."""
+    if path.is_file():
+        return Match.NAMED if path.suffix == ".csv" else Match.NONE
+    file = path / _FILES["train"]
+    if not file.is_file() or not _has_columns(file):
+        return Match.NONE
+    # Folders of both splits are a data set by themselves, whatever lists their images.
+    in_folders = (path / "train").is_dir() and has_validation_folder(path)
+    return Match.PARTLY if in_folders else Match.WHOLE
 
 
-def _training_file(place: Place) -> Path:
-    assert place.local is not None
-    return place.local if place.local.is_file() else place.local / _FILES["train"]
+def is_divided(path: Path) -> bool:
+    """Whether a val.csv lies beside the train.csv."""
+    file = _training_file(path)
+    return file.name == _FILES["train"] and file.with_name(_FILES["val"]).is_file()
+
+
+def _training_file(path: Path) -> Path:
+    return path if path.is_file() else path / _FILES["train"]
 
 
 def _has_columns(file: Path) -> bool:
     # What is wrong with the file is said by its reader.
     try:
-        text = TextFile(str(file), lambda: files.open_regular(file), lambda: "").text(newline="")
-        with text:
+        with open_root(file.parent, file.name).file(file.name).text(newline="") as text:
             header = next(csv.reader(text), [])
-    except (OSError, csv.Error):
+    except (InputError, csv.Error):
         return False
     return {*_COLUMNS} <= {name.strip() for name in header}
 
 
-FORMATS.add("csv listing")(CsvListings())
+FORMATS.add("csv listing")(
+    LocalFormat(
+        "a CSV file with the columns path,label, or a directory with such a train.csv",
+        holds_csv,
+        lambda path, split, refuse: read_csv(_training_file(path), split, refuse),
+        is_divided,
+        goes_on=True,
+    )
+)

@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import show
@@ -15,7 +14,7 @@ def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = at_once) -
 
     Raises: InputError; there is no such file or column.
     """
-    with errors_of_text(file), file.text(newline="") as text:
+    with file.text(newline="") as text:
         reader = csv.reader(text, strict=True)
         try:
             header = [name.strip() for name in next(reader, ())]
@@ -57,14 +56,3 @@ def check_utf8(texts: Iterable[str], file: TextFile, line: int) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise InputError(f"{file}:{line}: not UTF-8; save the file as UTF-8") from None
-
-
-@contextmanager
-def errors_of_text(file: TextFile) -> Iterator[None]:
-    """Turns what can go wrong in reading a text file into an `InputError` of one line."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such file{file.hint()}") from None
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); give a readable text file") from None

@@ -18,7 +18,7 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import nearest, show
-from jaxddp.data.faults import Refuse, at_once, check_apart, told_to
+from jaxddp.data.faults import Refuse, at_once, check_apart, repeats, told_to
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.source import Split
 from jaxddp.data.storage.local import LocalFiles, link_out
@@ -105,8 +105,8 @@ def read_folders(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
     if not len(path):
         raise InputError(f"{folder}: none of its files can be used; put an image into a class's folder")
     label = np.repeat(np.searchsorted(names, present).astype(np.int32), [len(paths) for paths, _ in found])
-    ids, indices = np.array([os.path.splitext(one)[0] for one in path.tolist()]), tuple(range(len(names)))
-    table = ExampleTable(LocalFiles(home), ids, path, label, names, names, indices, made_of="file")
+    ids = np.array([os.path.splitext(one)[0] for one in path.tolist()])
+    table = ExampleTable(LocalFiles(home), ids, path, label, names, made_of="file")
     return table.without(_repeated(table, refuse))
 
 
@@ -228,14 +228,13 @@ def _is_utf8(name: str) -> bool:
 
 def _repeated(table: ExampleTable, refuse: Refuse) -> list[int]:
     """The rows of an id that an earlier row has."""
-    order = np.argsort(table.id, kind="stable")
-    same = np.flatnonzero(table.id[order[1:]] == table.id[order[:-1]])
-    for row in np.sort(order[same]).tolist():
+    again = repeats(table.id)
+    for _, first in again:
         refuse(
-            f"{table.name(row)}: another image has the same name but for the suffix, and ids are names without "
+            f"{table.name(first)}: another image has the same name but for the suffix, and ids are names without "
             "suffixes; rename either"
         )
-    return order[same + 1].tolist()
+    return [row for row, _ in again]
 
 
 def _listing(folder: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:

@@ -19,7 +19,6 @@ from jaxddp.data.selection.subset import ClassSelection
 from jaxddp.data.source import Split
 from jaxddp.data.storage.catalog import DatasetEntry, place_of
 from jaxddp.data.storage.home import Home, is_url, open_root
-from jaxddp.data.storage.local import links_out
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
@@ -82,7 +81,7 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
     home = _open(_named(root).path, csv, cache)
     solutions = read_solutions(home.file(csv), None)
     folder = np.array([f"{_IMAGES}/test/".encode()])
-    return _within(home, _table(home, solutions, folder, {}), solutions, at_once)
+    return _within(_table(home, solutions, folder, {}), solutions, at_once)
 
 
 def _named(root: AnyPath) -> DatasetEntry:
@@ -97,7 +96,7 @@ def _labelled(
     solutions = read_solutions(home.file(csv), tuple(mapping), refuse)
     folders = np.array([folder.format(synset=synset).encode() for synset in mapping])
     classes = entry.classes if classes is None else classes
-    return _within(home, _table(home, solutions, folders, mapping).select(classes), solutions, refuse)
+    return _within(_table(home, solutions, folders, mapping).select(classes), solutions, refuse)
 
 
 def _open(root: str, csv: AnyPath, cache: AnyPath | None) -> Home:
@@ -108,19 +107,15 @@ def _open(root: str, csv: AnyPath, cache: AnyPath | None) -> Home:
 
 def _table(home: Home, solutions: Solutions, folders: np.ndarray, mapping: dict[str, str]) -> ExampleTable:
     path = np.strings.add(folders[solutions.label], np.strings.add(solutions.image_id, b".JPEG"))
-    ids, names, indices = tuple(mapping), tuple(mapping.values()), tuple(range(len(mapping)))
-    return ExampleTable(home.store, solutions.image_id, path, solutions.label, ids, names, indices)
+    ids, names = tuple(mapping), tuple(mapping.values())
+    return ExampleTable(home.store, solutions.image_id, path, solutions.label, ids, names)
 
 
-def _within(home: Home, table: ExampleTable, solutions: Solutions, refuse: Refuse) -> ExampleTable:
+def _within(table: ExampleTable, solutions: Solutions, refuse: Refuse) -> ExampleTable:
     """The examples whose files no symbolic link leads out of the root."""
-    faults = links_out(home.folder, table.path) if home.folder else []
-    for row, fault in faults:
-        refuse(
-            f"{solutions.where(table.id[row])}: ImageId {show(table.id[row].decode())}: {fault}; put the file itself "
-            "into the root, or remove the row"
-        )
-    return table.without([row for row, _ in faults])
+    return table.without_links_out(
+        lambda row: f"{solutions.where(table.id[row])}: ImageId {show(table.id[row].decode())}", refuse
+    )
 
 
 class SolutionFiles:

@@ -8,7 +8,6 @@ Rows, ids, labels and classes are those of the data set that was packed, so the 
 """
 
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import nearest
 from jaxddp.data.faults import Refuse, at_once, check_apart
 from jaxddp.data.format import LocalFormat
+from jaxddp.data.formats.array_files import errors_of
 from jaxddp.data.source import Split
 from jaxddp.data.storage.records import RecordFiles
 from jaxddp.data.table import ExampleTable
@@ -70,21 +70,18 @@ def read_packed(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleTa
 
 
 def _columns(file: Path) -> list[np.ndarray]:
-    try:
-        with files.open_regular(file) as stream, np.load(stream, allow_pickle=False) as columns:
-            return [columns[name] for name in ("id", "label", "shard", "offset")]
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such file; {_AGAIN}") from None
-    except (EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise InputError(f"{file}: damaged ({error}); {_AGAIN}") from None
+    with (
+        errors_of(file, _AGAIN, missing=_AGAIN),
+        files.open_regular(file) as stream,
+        np.load(stream, allow_pickle=False) as columns,
+    ):
+        return [columns[name] for name in ("id", "label", "shard", "offset")]
 
 
 def _manifest(root: Path) -> dict[str, Any]:
     file = root / MANIFEST
-    try:
+    with errors_of(file, _AGAIN, missing=_AGAIN):
         return json.loads(files.read(file))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file}: cannot be read ({error}); {_AGAIN}") from None
 
 
 FORMATS.add("packed")(

@@ -24,6 +24,7 @@ from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.source import Split
 from jaxddp.data.storage.parquet import AGAIN, MOST_KEPT, ParquetFiles, errors_of, opened
+from jaxddp.data.storage.records import record_columns
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
@@ -79,14 +80,11 @@ def read_parquet(path: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
         raise InputError(f"{path}: no rows in its {split} split; give each image a row")
     names = columns.names or _names(path, cells, split, columns.label, refuse)
     labels = [_labels(file, found, names, refuse) for file, found in cells.items()]
-    lengths = [len(found) for found in labels]
-    offset = np.concatenate([np.arange(length) for length in lengths])
     in_root = np.array([os.fsencode(file.relative_to(root).as_posix()) for file in cells])
-    of_row = np.repeat(in_root, lengths)
-    example_id = np.strings.add(np.strings.add(of_row, b"__"), offset.astype("S"))
+    example_id, of_row, offset = record_columns(in_root, [len(found) for found in labels])
     _say_size(path, [*cells], columns.image)
-    store, indices, label = ParquetFiles(root, columns.image), tuple(range(len(names))), np.concatenate(labels)
-    table = ExampleTable(store, example_id, of_row, label, names, names, indices, offset)
+    label = np.concatenate(labels)
+    table = ExampleTable(ParquetFiles(root, columns.image), example_id, of_row, label, names, offset=offset)
     return table.without(np.flatnonzero(label == _REFUSED).tolist())
 
 

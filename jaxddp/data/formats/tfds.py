@@ -20,12 +20,12 @@ import numpy as np
 import jaxddp.core.private_names as private_names
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import open_regular, reading
-from jaxddp.core.wording import counted, nearest, show
+from jaxddp.core.wording import counted, first_line, nearest, show
 from jaxddp.data.faults import Refuse, at_once, check_apart
 from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
-from jaxddp.data.storage.records import ArrayRecords, RecordFiles
+from jaxddp.data.storage.records import ArrayRecords, RecordFiles, record_columns
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
@@ -59,12 +59,9 @@ def read_tfds(
     store = _store(shards)
     index = _refusing_index(shards, store, refuse)
     files = np.array([os.fsencode(file) for file in shards.files])
-    numbers = np.concatenate([np.arange(length) for length in shards.lengths])
-    path = np.repeat(files, shards.lengths)
-    example_id = np.strings.add(np.strings.add(path, b"__"), numbers.astype("S"))
+    example_id, path, _ = record_columns(files, shards.lengths)
     names = shards.class_names
-    indices = tuple(range(len(names)))
-    table = ExampleTable(store, example_id, path, index.label, names, names, indices, index.offset, made_of="record")
+    table = ExampleTable(store, example_id, path, index.label, names, offset=index.offset, made_of="record")
     return table.without(np.flatnonzero(index.label == _REFUSED).tolist())
 
 
@@ -105,7 +102,7 @@ def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
         raise _not_prepared(name, home) from None
     # The library documents no error for a damaged description or an invalid name.
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error) or type(error).__name__
         raise InputError(
             f"{home}: the set {show(name)} cannot be opened ({reason}); write name, name/config or name:1.0.0, or "
             "prepare the set again"

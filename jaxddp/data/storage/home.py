@@ -33,9 +33,19 @@ class TextFile:
     def __str__(self) -> str:
         return self.name
 
-    def text(self, newline: str | None = None) -> TextIO:
-        """Opens it as UTF-8, with or without a byte order mark; bytes that are none become lone surrogates."""
-        return io.TextIOWrapper(self.open(), "utf-8-sig", errors="surrogateescape", newline=newline)
+    @contextmanager
+    def text(self, newline: str | None = None) -> Iterator[TextIO]:
+        """Opens it as UTF-8, with or without a byte order mark; bytes that are none become lone surrogates.
+
+        Raises: InputError; it is missing or cannot be read, also where the block reads it.
+        """
+        try:
+            with io.TextIOWrapper(self.open(), "utf-8-sig", errors="surrogateescape", newline=newline) as text:
+                yield text
+        except FileNotFoundError:
+            raise InputError(f"{self}: no such file{self.hint()}") from None
+        except OSError as error:
+            raise InputError(f"{self}: cannot be read ({error.strerror}); give a readable text file") from None
 
 
 @dataclass(frozen=True)

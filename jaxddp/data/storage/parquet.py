@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import open_regular
-from jaxddp.core.wording import not_installed
+from jaxddp.core.wording import first_line, not_installed
 from jaxddp.data.storage.records import missing_files
 from jaxddp.data.storage.store import Fault
 
@@ -141,5 +141,5 @@ def errors_of(file: Path) -> Iterator[None]:
         raise InputError(f"{file}: no such file; {AGAIN}") from None
     # Its own errors are of many classes, of which most are ValueErrors or OSErrors.
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error) or type(error).__name__
         raise InputError(f"{file}: damaged, or not a Parquet file ({reason}); {AGAIN}") from None

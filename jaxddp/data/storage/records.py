@@ -7,7 +7,7 @@ it (4), and is found by the byte where it begins. In an ArrayRecord file it is f
 import functools
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +158,20 @@ def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"],
     if not values:
         raise InputError(f"{name}: no value of the feature {feature!r}; {advice}")
     return values[0]
+
+
+def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(id, path, number) of each record of several files, one file after the other.
+
+    Args:
+        files: bytes 'S'[F], their paths in the store.
+        lengths: how many records each has.
+
+    Returns: bytes 'S'[N] such as train-00000.parquet__17, bytes 'S'[N], and int64[N], the record's number in its file.
+    """
+    path = np.repeat(files, lengths)
+    number = np.concatenate([np.arange(length) for length in lengths])
+    return np.strings.add(np.strings.add(path, b"__"), number.astype("S")), path, number
 
 
 def missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) -> list[Fault]:
