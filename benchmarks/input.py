@@ -30,7 +30,7 @@ from harness import Figures, alternate, compare, machine, table
 from input_recipe import AREA, BATCH, SIZE, WORKERS
 
 from jaxddp.config import DataConfig
-from jaxddp.curate.pack import Packing, pack
+from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed_records import read_packed
 from jaxddp.data.order import EvalOrder, SampleOrder
@@ -181,7 +181,7 @@ def main() -> None:
     options = parser.parse_args()
     benchmark = Contenders(train_solutions(options.root), options.batches)
     with tempfile.TemporaryDirectory() as folder:
-        pack({"train": benchmark.photographs}, Path(folder) / "packed", Packing())
+        pack({"train": benchmark.photographs}, Path(folder) / "packed", PackOptions())
         able = contenders(benchmark, options.torch, read_packed(Path(folder) / "packed", "train"))
         seconds = alternate(able, options.rounds)
     found = figures(seconds, options.batches * BATCH)

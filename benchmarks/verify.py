@@ -38,7 +38,7 @@ from jaxddp.data.images.header import SOS, essence, segments
 from jaxddp.data.images.jpeg import bytes_left_over
 from jaxddp.data.images.verify import verify
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.soundness.image_manifest import Manifest
+from jaxddp.data.soundness.image_manifest import ImageManifest
 from jaxddp.data.table import ExampleTable
 
 TURNS, MANY = 7, 1_000_000
@@ -86,7 +86,7 @@ def read(table: ExampleTable) -> float:
     return count / (time.perf_counter() - begin)
 
 
-def streams(root: Path, manifest: Manifest) -> None:
+def streams(root: Path, manifest: ImageManifest) -> None:
     def opened(*, known: bool, held: bool) -> ExampleTable:
         table = train_solutions(root).take(1600)
         if known:
@@ -109,7 +109,7 @@ def streams(root: Path, manifest: Manifest) -> None:
         print(f"stream, {name}: {median(speed):.0f} images/s; {ratio:.2f} of those verified by this process")
 
 
-def checked(root: Path, file: Path) -> Manifest:
+def checked(root: Path, file: Path) -> ImageManifest:
     """The manifest of the training images, and the time to read one of a million."""
     table = train_solutions(root)
     split = CheckedSplit("train", table)
@@ -123,10 +123,10 @@ def checked(root: Path, file: Path) -> Manifest:
         for number in range(MANY // len(images) + 1):
             lines.writelines(line.replace('"path": "', f'"path": "{number}/') for line in images)
     begin = time.process_time()
-    count = len(Manifest.read(large).of_files)
+    count = len(ImageManifest.read(large).of_files)
     seconds = time.process_time() - begin
     print(f"reading a manifest of {count:,} images, {large.stat().st_size / 1e6:.0f} MB: {seconds:.1f} s, CPU time")
-    return Manifest.read(file)
+    return ImageManifest.read(file)
 
 
 def main() -> None:

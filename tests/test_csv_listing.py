@@ -8,7 +8,7 @@ from PIL import Image
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.curate.pack import Packing, pack
+from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.table import ExampleTable
 
@@ -99,7 +99,7 @@ def test_several_labels_are_trained_on_as_rows_and_not_packed(root: Path, tmp_pa
     assert train.select("cat,dog").labels.tolist() == [[1, 1], [1, 1]]
     assert len(train.take(2)) == 2 and train.take(3).labels.tolist() == train.labels.tolist()
     with pytest.raises(InputError) as caught:
-        pack(open_splits(data(root)), tmp_path / "packed", Packing())
+        pack(open_splits(data(root)), tmp_path / "packed", PackOptions())
     assert str(caught.value) == expected
 
 

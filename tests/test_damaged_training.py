@@ -16,7 +16,7 @@ from support.images import PNGS, chunks, encode, picture, png
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.curate.pack import Packing, pack
+from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.soundness.bad_images import Omissions
@@ -77,7 +77,7 @@ def test_every_reader_refuses_it_by_name(refusals, tmp_path: Path, kind: str):
         line = said[reader][row]
         assert line.startswith(f"{table.name(row)}: ") and "\n" not in line and "object at" not in line
     with pytest.raises(InputError, match=f"^{table.name(row)}: "):
-        pack({"train": table.rows(np.array([row]))}, tmp_path / "packed", Packing())
+        pack({"train": table.rows(np.array([row]))}, tmp_path / "packed", PackOptions())
     assert not (tmp_path / "packed").exists()
 
 
@@ -100,7 +100,7 @@ def test_it_ends_what_reads_it_in_one_line(table: ExampleTable, tmp_path: Path, 
         assert str(caught.value).startswith(f"{table.name(BAD)}: ") and "\n" not in str(caught.value)
         assert "object at" not in str(caught.value)
     with pytest.raises(InputError, match=f"^{table.name(BAD)}: "):
-        pack({"train": table}, tmp_path / "packed", Packing())
+        pack({"train": table}, tmp_path / "packed", PackOptions())
     assert not (tmp_path / "packed").exists()
     assert main(["data", "check", str(tmp_path / "tree"), "--manifest", str(tmp_path / "m.jsonl")]) == 1
     faults = [line for line in capfd.readouterr().out.splitlines() if line.startswith("/")]

@@ -12,7 +12,7 @@ from support.ilsvrc import write_tree
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.curate.pack import Packing, pack, packed_image
+from jaxddp.curate.pack import PackOptions, pack, packed_image
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.formats.packed_records import holds_packed, read_packed
 from jaxddp.data.order import EvalOrder, SampleOrder
@@ -30,7 +30,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExampleTable]:
 @pytest.fixture(scope="module")
 def packed(tables: dict[str, ExampleTable], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("packed") / "copy"
-    pack(tables, out, Packing(short_side=24, quality=95))
+    pack(tables, out, PackOptions(short_side=24, quality=95))
     return out
 
 
@@ -96,9 +96,9 @@ def encoded(image: Image.Image, form: str, **options) -> bytes:
 def test_small_plain_images_are_copied_and_others_made_plain():
     color = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8))
     jpeg = encoded(color, "JPEG", quality=77)
-    assert packed_image(jpeg, Packing(short_side=30)) == jpeg
+    assert packed_image(jpeg, PackOptions(short_side=30)) == jpeg
     for other in (encoded(color, "PNG"), encoded(color.convert("CMYK"), "JPEG"), encoded(color.convert("L"), "JPEG")):
-        made = Image.open(io.BytesIO(packed_image(other, Packing(short_side=64))))
+        made = Image.open(io.BytesIO(packed_image(other, PackOptions(short_side=64))))
         assert (made.format, made.mode, made.size) == ("JPEG", "RGB", (40, 30))
 
 
@@ -106,18 +106,18 @@ def test_broken_metadata_is_no_reason_to_refuse_an_image():
     whole = encoded(Image.fromarray(np.full((40, 60, 3), 90, np.uint8)), "JPEG")
     profile = b"\xff\xe2" + (14).to_bytes(2, "big") + b"ICC_PROFILE\0"
     odd = whole[:2] + profile + whole[2:]
-    assert packed_image(odd, Packing(short_side=24)) == packed_image(whole, Packing(short_side=24))
+    assert packed_image(odd, PackOptions(short_side=24)) == packed_image(whole, PackOptions(short_side=24))
 
 
 def test_the_shorter_side_is_what_was_asked_for():
     for height, width, expected in ((300, 200, (100, 150)), (200, 301, (150, 100)), (1000, 333, (100, 300))):
         image = encoded(Image.new("RGB", (width, height)), "JPEG")
-        assert size_of(packed_image(image, Packing(short_side=100))) == expected
+        assert size_of(packed_image(image, PackOptions(short_side=100))) == expected
 
 
 def test_shards_are_cut_and_found_again(tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("jaxddp.curate.pack.SHARD_BYTES", 3000)
-    manifest = pack(tables, tmp_path / "copy", Packing(short_side=48))
+    manifest = pack(tables, tmp_path / "copy", PackOptions(short_side=48))
     assert len(manifest["splits"]["train"]["files"]) > 2
     table = read_packed(tmp_path / "copy", "train")
     assert [table.read(row) for row in range(15)] == [tables["train"].read(row) for row in range(15)]
@@ -125,7 +125,7 @@ def test_shards_are_cut_and_found_again(tables, tmp_path: Path, monkeypatch: pyt
 
 def test_faults_have_their_line(tables, packed: Path, tmp_path: Path, capfd):
     with pytest.raises(InputError, match="exists already; remove it"):
-        pack(tables, packed, Packing())
+        pack(tables, packed, PackOptions())
     for option, expected in (
         ("quality", "--quality 0: expected 1 to 100"),
         ("short-side", "--short-side 0: expected 1"),
@@ -141,13 +141,13 @@ def test_a_bad_image_leaves_nothing_behind(tmp_path: Path):
     table = train_solutions(root)
     Path(table.name(2)).write_bytes(table.read(2)[:-300] + b"\xff\xd9")
     with pytest.raises(InputError, match=f"{table.name(2)}: damaged: Corrupt JPEG data"):
-        pack({"train": table}, tmp_path / "copy", Packing())
+        pack({"train": table}, tmp_path / "copy", PackOptions())
     assert [path.name for path in tmp_path.iterdir()] == ["tree"]
 
 
 def test_a_damaged_copy_is_noticed(tables, tmp_path: Path):
     root = tmp_path / "copy"
-    pack(tables, root, Packing(short_side=24))
+    pack(tables, root, PackOptions(short_side=24))
     index = (root / "val.npz").read_bytes()
     (root / "val.npz").write_bytes(index[: len(index) // 2])
     with pytest.raises(InputError, match=r"val.npz: damaged .*; pack the data set again"):

@@ -14,7 +14,7 @@ from PIL import Image
 import jaxddp.data.stream.decode as decode
 from jaxddp.core.errors import InputError
 from jaxddp.curate.look import look_at_file
-from jaxddp.curate.pack import Packing, packed_image
+from jaxddp.curate.pack import PackOptions, packed_image
 from jaxddp.data.images.header import parse_header
 from jaxddp.data.images.image_types import ImageHeader, PixelFormat
 from jaxddp.data.images.verify import verify
@@ -266,7 +266,7 @@ def test_check_describes_the_new_kinds_and_pack_takes_them():
         look = look_at_file(data, f"a.{kind.lower()}")
         assert (look.kind, look.height, look.mode, look.notes, look.fault) == (kind.lower(), SIZE, "RGB", (), None)
         assert f"{kind} named .png: decoded by its content" in look_at_file(data, "a.png").notes
-        assert parse_header(packed_image(data, Packing())).kind == "jpeg"
+        assert parse_header(packed_image(data, PackOptions())).kind == "jpeg"
     gray = encode(picture(SIZE, SIZE, dtype=np.uint16), "TIFF")
     assert "16 bits: the upper 8 are kept" in look_at_file(gray, "a.tif").notes
 

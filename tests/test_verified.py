@@ -16,7 +16,7 @@ from jaxddp.cli import main
 from jaxddp.config import DataConfig, load
 from jaxddp.core.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.core.errors import InputError
-from jaxddp.curate.pack import Packing, pack
+from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed_records import read_packed
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
@@ -223,7 +223,7 @@ def test_evaluation_and_sets_on_the_devices_know_it(root: Path, verifications: l
 
 @pytest.mark.slow
 def test_packed_sets_are_known_by_their_shards(root: Path, tmp_path: Path, verifications: list[int]):
-    pack({"train": train_solutions(root)}, tmp_path / "packed", Packing())
+    pack({"train": train_solutions(root)}, tmp_path / "packed", PackOptions())
     first = read(read_packed(tmp_path / "packed", "train"))
     np.testing.assert_array_equal(read(read_packed(tmp_path / "packed", "train")), first)
     assert len(verifications) == N

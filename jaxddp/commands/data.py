@@ -12,7 +12,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Count, Range
 from jaxddp.core.wording import choices, counted, on_screen, size
-from jaxddp.curate.pack import Packing, pack
+from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.keys import HELP
 from jaxddp.recipe_file import config_names
 from jaxddp.sections.examples import DataConfig, HeldOut
@@ -65,7 +65,7 @@ class ShowData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackData(Packing, DataPlace):
+class PackData(PackOptions, DataPlace):
     """Write a copy of a data set that is quicker to train on: images resized, in a few files; order and table stay."""
 
     out: Path = tyro.MISSING

@@ -29,7 +29,7 @@ _RECORD_OVERHEAD = 16
 
 
 @dataclass(frozen=True)
-class Packing:
+class PackOptions:
     """How images are packed."""
 
     short_side: Pixels = 256
@@ -41,7 +41,7 @@ class Packing:
 def pack(
     sources: Mapping[str, Table],
     out: Path,
-    packing: Packing,
+    packing: PackOptions,
     progress: ProgressBar | None = None,
 ) -> dict[str, Any]:
     """Write a packed copy of the splits into a directory that appears when it is complete; returns its manifest.
@@ -75,7 +75,7 @@ def pack(
     return manifest
 
 
-def packed_image(data: bytes, packing: Packing) -> bytes:
+def packed_image(data: bytes, packing: PackOptions) -> bytes:
     """An encoded image as JPEG, its shorter side reduced to `packing.short_side` with an antialiasing filter.
 
     Raises `InputError` where the image cannot be used.
@@ -98,7 +98,7 @@ def packed_image(data: bytes, packing: Packing) -> bytes:
 
 
 def _pack_split(
-    source: Table, split: str, folder: Path, packing: Packing, packed: Callable[[], None]
+    source: Table, split: str, folder: Path, packing: PackOptions, packed: Callable[[], None]
 ) -> dict[str, Any]:
     """Writes a split's records and index; returns what the manifest says of it."""
     # TensorFlow takes seconds to import, and a bad --quality should be refused at once.
@@ -129,7 +129,7 @@ def _pack_split(
     return {"examples": len(source), "fingerprint": source.fingerprint, "files": sizes}
 
 
-def _packed_images(source: Table, packing: Packing) -> Iterator[bytes]:
+def _packed_images(source: Table, packing: PackOptions) -> Iterator[bytes]:
     def packed(row: int) -> bytes:
         data = source.read(row)
         with about(source.name(row)):

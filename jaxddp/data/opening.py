@@ -14,7 +14,7 @@ from jaxddp.data.faults import Refuse, at_once, told_to
 from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.selection.held_out import held_out
-from jaxddp.data.soundness.image_manifest import Manifest, find_manifest, held_to_manifest
+from jaxddp.data.soundness.image_manifest import ImageManifest, find_manifest, held_to_manifest
 from jaxddp.data.source import SourceTable, Split
 from jaxddp.data.storage import catalog
 from jaxddp.data.storage.home import nearest_beside, permitted
@@ -52,7 +52,7 @@ def open_held(data: DataConfig) -> dict[str, SourceTable]:
     if data.verify == "manifest":
         file = find_manifest(_place(data).address, data.manifest)
         with doing(f"reading {file.name}"):
-            splits = held_to_manifest(splits, Manifest.read(file), data)
+            splits = held_to_manifest(splits, ImageManifest.read(file), data)
     return _with_several_labels(splits)
 
 

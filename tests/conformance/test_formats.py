@@ -23,7 +23,7 @@ from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
 from jaxddp.curate.check import check
 from jaxddp.curate.manifest_writer import write_manifest
-from jaxddp.curate.pack import Packing, pack
+from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard
@@ -240,7 +240,7 @@ def test_check_finds_no_fault_and_pack_copies(written: Written, tmp_path: Path):
     splits = open_splits(written.data())
     for table in checked_and_held(written, tmp_path):
         assert not any(table.digests.fault(row, table.read(row)) for row in range(len(table)))
-    pack(splits, tmp_path / "packed", Packing(short_side=written.form.size))
+    pack(splits, tmp_path / "packed", PackOptions(short_side=written.form.size))
     for copy, source in zip(
         open_splits(DataConfig(path=str(tmp_path / "packed"))).values(), splits.values(), strict=True
     ):
@@ -252,7 +252,7 @@ def test_arrays_are_checked_and_not_packed(written: Written, tmp_path: Path):
     splits = open_splits(written.data())
     checked_and_held(written, tmp_path)
     with pytest.raises(InputError, match="arrays in few files already; train on it as it is"):
-        pack(splits, tmp_path / "packed", Packing())
+        pack(splits, tmp_path / "packed", PackOptions())
 
 
 # Files that are no files

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from jaxddp.config import DataConfig
-from jaxddp.curate.pack import Packing, pack
+from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.opening import open_splits
 from support.ilsvrc import IMAGES, synset, write_csv, write_tree
 
@@ -160,7 +160,7 @@ def write_parquet(folder: Path, splits: Splits) -> Path:
 def write_packed(folder: Path, splits: Splits | None = None) -> Path:
     """What `jaxddp data pack` makes, whose images are JPEG."""
     tree = write_solutions(folder.with_name("unpacked"), splits)
-    pack(dict(open_splits(DataConfig(path=str(tree)))), folder, Packing(short_side=SIZE))
+    pack(dict(open_splits(DataConfig(path=str(tree)))), folder, PackOptions(short_side=SIZE))
     return folder
 
 

@@ -31,7 +31,7 @@ _log = logging.getLogger("jaxddp.data")
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ImageManifest:
     """The SHA-256 of each image that could be read, 32 bytes each.
 
     Attributes:
@@ -44,7 +44,7 @@ class Manifest:
     of_pixels: set[bytes] = field(default_factory=set)
 
     @classmethod
-    def read(cls, file: Path) -> "Manifest":
+    def read(cls, file: Path) -> "ImageManifest":
         """Raises `InputError`: the file is missing, or not of `data check`; names the line."""
         manifest, number = cls(file), 1
         missing = ("no such file; give ", Key("data.manifest"), " what `jaxddp data check` wrote")
@@ -102,7 +102,9 @@ def find_manifest(address: str, wanted: str | None) -> Path:
     return found
 
 
-def held_to_manifest(splits: Mapping[str, SourceTable], manifest: Manifest, data: DataConfig) -> dict[str, SourceTable]:
+def held_to_manifest(
+    splits: Mapping[str, SourceTable], manifest: ImageManifest, data: DataConfig
+) -> dict[str, SourceTable]:
     """The splits of a data set with each image held against its manifest: of files as they are read, of arrays now.
 
     Raises: InputError; the manifest does not list an image that no other may substitute, or an array's differs.
@@ -122,14 +124,14 @@ def held_to_manifest(splits: Mapping[str, SourceTable], manifest: Manifest, data
     return held
 
 
-def _check_listed(table: Any, manifest: Manifest) -> None:
+def _check_listed(table: Any, manifest: ImageManifest) -> None:
     if len(missing := table.digests.unlisted):
         name, more = table.name(int(missing[0])), len(missing) - 1
         others = f", nor {counted(more, 'other')}" if more else ""
         raise InputError(f"{name}: {manifest.file} does not list it{others}; run `jaxddp data check` again")
 
 
-def _check_pixels(source: Table, manifest: Manifest) -> None:
+def _check_pixels(source: Table, manifest: ImageManifest) -> None:
     # Rows may be a selection of those that were checked.
     for row in range(len(source)):
         found = hashlib.sha256(source.read(row)).digest()
