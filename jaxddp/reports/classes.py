@@ -11,7 +11,7 @@ from jaxddp.reports.charts import Chart, plain
 from jaxddp.reports.tables import NOTHING, Cell, Column, Table
 from jaxddp.reports.thumbnails import thumbnails
 from jaxddp.reports.validated import Validated
-from jaxddp.training.shown import short
+from jaxddp.training.validation.predicted_images import short
 
 MOST_MISTAKES = 24
 MOST_CONFUSIONS = 20

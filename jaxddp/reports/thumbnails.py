@@ -9,7 +9,7 @@ from PIL import Image
 from jaxddp.config import DataConfig
 from jaxddp.data.chosen import chosen_images
 from jaxddp.data.source import Source
-from jaxddp.training.shown import drawable
+from jaxddp.training.validation.predicted_images import drawable
 
 LONGEST_SIDE = 128
 
