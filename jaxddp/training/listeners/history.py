@@ -23,7 +23,7 @@ Part = Literal["train", "epochs", "val", "val_ema"]
 class History(RowListener):
     """Collects the metrics of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
 
-    `history.val_ema` holds the metrics of averaged parameters. Each is a dict of arrays, empty if nothing is logged; see
+    `history.val_ema` holds the metrics of averaged parameters. Each is a dict of arrays, empty if it has nothing; see
     `jaxddp.training.listeners.metric_rows.Series`. A notebook shows a history as its curves. A resumed run
     continues the history after the restored step; a run from step 0 begins it anew.
     """
