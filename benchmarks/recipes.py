@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from harness import CHILD_SECONDS, Figures, machine
 
-from jaxddp.training.rows import parse, series
+from jaxddp.training.listeners.metric_rows import parse, series
 
 
 def start(

@@ -33,8 +33,8 @@ from jaxddp.engine.initial_state import create_state
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.training.checkpoints import Checkpoints
-from jaxddp.training.manifest import Manifests
+from jaxddp.training.checkpoints.integrity import Integrity
+from jaxddp.training.checkpoints.manager import Checkpoints
 
 TARGET = 1.05
 
@@ -73,7 +73,7 @@ def compare_saves(folder: Path, rounds: int) -> Figures:
         if name == "hashed":
             blocked.append(returned)
             begin = time.perf_counter()
-            assert Manifests(places[name]).check(1) is None
+            assert Integrity(places[name]).check(1) is None
             verified.append(time.perf_counter() - begin)
         return seconds
 
@@ -109,9 +109,9 @@ def without_manifests(without: bool) -> Iterator[None]:
         yield
         return
     with (
-        mock.patch.object(Manifests, "write", lambda self, step: None),
-        mock.patch.object(Manifests, "forget", lambda self, step: None),
-        mock.patch.object(Manifests, "hashing_early", lambda self, step: nullcontext()),
+        mock.patch.object(Integrity, "write", lambda self, step: None),
+        mock.patch.object(Integrity, "forget", lambda self, step: None),
+        mock.patch.object(Integrity, "hashing_early", lambda self, step: nullcontext()),
     ):
         yield
 

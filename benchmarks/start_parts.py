@@ -26,11 +26,11 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
 
     from jaxddp.command_line.parse import parse
     from jaxddp.commands.train import Train
-    from jaxddp.experiment.train import of_file, train
     from jaxddp.recipe_file import read_recipe
     from jaxddp.setup import resources
     from jaxddp.setup.feed import Feed
     from jaxddp.setup.from_file import open_experiment
+    from jaxddp.tasks.run_training import of_file, train
 
     file = read_recipe(name)
     options = parse(Train, Train(file.config, Path(workdir)), "start", overrides)

@@ -54,7 +54,6 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import TrainStep
-from jaxddp.experiment.train import of_file, train
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import AXIS
 from jaxddp.recipe_file import read_recipe
@@ -63,9 +62,10 @@ from jaxddp.setup.from_file import open_experiment
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup
+from jaxddp.tasks.run_training import of_file, train
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, StepRecord
-from jaxddp.training.listeners.display import progress
 from jaxddp.training.loop import fit
+from jaxddp.training.progress.display import progress
 from jaxddp.training.run import Validation
 
 EXAMPLES, VALIDATED, CLASSES, SIZE, WIDTH = 4096, 256, 10, 32, 16

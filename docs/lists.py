@@ -24,7 +24,7 @@ from jaxddp.config import Config
 from jaxddp.core.duration import Duration
 from jaxddp.core.ranges import Range
 from jaxddp.overrides import flatten, plain
-from jaxddp.training.run_identity import FREE
+from jaxddp.training.checkpoints.run_identity import FREE
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/keys.md", "docs/recipes.md", "docs/runs.md", "docs/design.md")

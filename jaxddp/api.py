@@ -30,7 +30,7 @@ from jaxddp.engine.initial_state import Transform
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import Metric
-from jaxddp.experiment.train import train_setup
+from jaxddp.inference.exported_program import export_program
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.job.environment import find_job
 from jaxddp.losses.bce import sigmoid_cross_entropy
@@ -60,17 +60,17 @@ from jaxddp.recipe.given import by_arguments
 from jaxddp.recipe.kinds import check_listeners
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make import make_recipe
-from jaxddp.serving.program import export_program
 from jaxddp.setup.joined import join_job
 from jaxddp.setup.prepare import prepare
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.states import check_setup
-from jaxddp.training.evaluation import Measure
+from jaxddp.tasks.run_training import train_setup
 from jaxddp.training.events import Listener
-from jaxddp.training.listeners.display import progress
 from jaxddp.training.listeners.history import History
-from jaxddp.workdir.identity import told
+from jaxddp.training.progress.display import progress
+from jaxddp.training.validation.evaluator import Measure
+from jaxddp.workdir.digests import told
 
 __all__ = [
     "ArrayTable",

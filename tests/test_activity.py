@@ -13,7 +13,7 @@ import jaxddp.core.phases as phases
 import jaxddp.job.activity as activity
 from jaxddp.cli import main
 from jaxddp.command_line.terminal import StatusLine
-from jaxddp.training.listeners.live import LiveDisplay
+from jaxddp.training.progress.live import LiveDisplay
 
 
 class Told:

@@ -54,10 +54,8 @@ HOUSE = (
     Room(7, "workdir", "jax"),
     Room(8, "setup", "jax optax"),
     Room(9, "inference", "jax"),
-    Room(10, "experiment", "jax"),
     Room(10, "objectives", "jax"),
-    Room(10, "predictions"),
-    Room(10, "serving", "jax"),
+    Room(10, "tasks", "jax"),
     Room(11, "notebook", "jax optax"),
     Room(12, "api __init__", "jax optax"),
     Room(12, "cluster"),
@@ -89,9 +87,9 @@ FILES = {
     "jaxddp/data/stream/tensorflow_cpu.py": "tensorflow",
     "jaxddp/setup/inputs_seen.py": "matplotlib",
     "jaxddp/inference/predictions.py": "pandas",
-    "jaxddp/predictions/formats.py": "pyarrow",
-    "jaxddp/serving/onnx_file.py": "jax2onnx onnxruntime",
-    "jaxddp/training/checkpoints.py": "orbax",
+    "jaxddp/inference/prediction_formats.py": "pyarrow",
+    "jaxddp/inference/onnx_file.py": "jax2onnx onnxruntime",
+    "jaxddp/training/checkpoints/manager.py": "orbax",
     "jaxddp/reports/page.py": "jinja2 plotly",
     "jaxddp/reports/validation_images.py": "PIL",
     "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
@@ -100,7 +98,7 @@ FILES = {
     "jaxddp/training/pictures.py": "matplotlib",
     "jaxddp/training/listeners/parameters.py": "clu",
     "jaxddp/training/listeners/history.py": "pandas",
-    "jaxddp/training/listeners/live.py": "rich IPython",
+    "jaxddp/training/progress/live.py": "rich IPython",
     "jaxddp/training/listeners/mlflow.py": "mlflow",
     "jaxddp/training/listeners/tensorboard.py": "clu",
     "jaxddp/training/listeners/wandb.py": "wandb",
@@ -129,7 +127,7 @@ BARE = (
     *("data.order", "data.arrays", "data.table"),
     *(f"data.formats.{form}" for form in ("ilsvrc", "idx", "cifar", "numpy_files")),
 )
-BARE_RUNTIME = ("training.loop", "training.checkpoints", "setup.run_setup", "api")
+BARE_RUNTIME = ("training.loop", "training.checkpoints.manager", "setup.run_setup", "api")
 
 Rule = Callable[[str, str], list[str]]
 
@@ -284,7 +282,7 @@ LONG_FUNCTION = "def f():\n" + "    x = 1\n" * (FUNCTION_LINES - 1)
 BAD = [
     (floors, "jaxddp/engine/step.py", "from jaxddp.training.loop import fit"),
     (floors, "jaxddp/engine/step.py", "def f():\n    import jaxddp.api"),
-    (floors, "jaxddp/engine/step.py", "from jaxddp import experiment"),
+    (floors, "jaxddp/engine/step.py", "from jaxddp import tasks"),
     (floors, "jaxddp/engine/step.py", "import jaxddp"),
     (floors, "jaxddp/engine/step.py", "from jaxddp import train"),
     (floors, "jaxddp/engine/step.py", "from ..training import loop"),
@@ -330,7 +328,7 @@ BAD = [
     (machine, "jaxddp/api.py", "from jax.distributed import initialize"),
     (machine, "jaxddp/api.py", "import jax.distributed as d"),
     (bare_packages, "jaxddp/data/__init__.py", "from jaxddp.data.batch import Batch"),
-    (bare_packages, "jaxddp/experiment/__init__.py", '"""Run."""\nimport os'),
+    (bare_packages, "jaxddp/tasks/__init__.py", '"""Run."""\nimport os'),
     (sizes, "jaxddp/engine/step.py", "x = 1\n" * MODULE_LINES),
     (sizes, "jaxddp/engine/step.py", LONG_FUNCTION),
     (sizes, "jaxddp/engine/step.py", "class A:\n" + textwrap.indent(LONG_FUNCTION, "    ")),
@@ -359,7 +357,7 @@ GOOD = [
     (hidden_imports, "jaxddp/config.py", "import importlib.util\nimportlib.util.spec_from_file_location('a', 'b')"),
     (machine, "jaxddp/mesh.py", "import jax\njax.devices(), jax.process_index()"),
     (machine, "jaxddp/engine/step.py", "import jax\ndef f(mesh, d: jax.Device):\n    return mesh.devices, jax.numpy"),
-    (bare_packages, "jaxddp/experiment/__init__.py", '"""Run."""'),
+    (bare_packages, "jaxddp/tasks/__init__.py", '"""Run."""'),
     (bare_packages, "jaxddp/__init__.py", "from jaxddp.api import train"),
     (sizes, "jaxddp/engine/step.py", LONG_FUNCTION.removesuffix("    x = 1\n")),
     (sizes, "jaxddp/engine/step.py", "x = 1\n" * (MODULE_LINES - 1)),

@@ -11,8 +11,8 @@ import pytest
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.training.checkpoint_errors import Barrier, restoring, writing
-from jaxddp.training.manifest import Manifests
+from jaxddp.training.checkpoints.integrity import Integrity
+from jaxddp.training.checkpoints.orbax_errors import Barrier, restoring, writing
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BY_TENSORSTORE = ValueError(f"RESOURCE_EXHAUSTED: Error writing [os_error_code='{errno.ENOSPC}' syscall='write']")
@@ -49,7 +49,7 @@ def test_an_error_that_is_not_of_a_file_keeps_its_traceback(absl, caplog):
 def test_of_a_loop_that_has_ended_nothing_is_printed(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(sys, "unraisablehook", seen.append)
-    import jaxddp.training.checkpoint_errors as checkpoint_errors
+    import jaxddp.training.checkpoints.orbax_errors as checkpoint_errors
 
     checkpoint_errors._keep_threads_brief.__wrapped__()
     for text in ("Event loop is closed", "another"):
@@ -79,7 +79,7 @@ def test_a_disk_or_a_server_that_fails_is_no_mistake(tmp_path, number, by_tensor
 def test_what_a_server_that_is_away_holds_is_not_damaged(tmp_path, monkeypatch):
     (tmp_path / "4").mkdir()
     (tmp_path / "4" / "manifest.json").write_text("{}")
-    manifests = Manifests(tmp_path)
+    manifests = Integrity(tmp_path)
     for number, damage in ((errno.ESTALE, None), (errno.EIO, "cannot be read (Input/output error)")):
 
         def away(path, number=number):

@@ -33,7 +33,7 @@ from jaxddp.recipe_file import config_names, read_recipe
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.sections.usual import USUAL
-from jaxddp.training.run_identity import RunIdentity
+from jaxddp.training.checkpoints.run_identity import RunIdentity
 from jaxddp.workdir.claim import Claim, check_measured, claim
 
 HINTS = dict(keys_of(Config))

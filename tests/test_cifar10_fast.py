@@ -20,8 +20,6 @@ from support.runs import Recorder, train
 
 from jaxddp.cli import main
 from jaxddp.core.errors import Preempted
-from jaxddp.experiment.train import of_file
-from jaxddp.experiment.train import train as train_experiment
 from jaxddp.measure.flops import count_flops
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, parameter_groups
@@ -31,7 +29,9 @@ from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.from_file import open_experiment
 from jaxddp.setup.prepare import initialize
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.tasks.run_training import of_file
+from jaxddp.tasks.run_training import train as train_experiment
+from jaxddp.training.checkpoints.manager import Checkpoints
 
 RECIPES = ("cifar10_fast", "cifar10_fast_sgd")
 SMALL = [

@@ -27,7 +27,7 @@ from jaxddp.core.peers import ALONE
 from jaxddp.recipe_file import read_recipe
 from jaxddp.setup.from_file import open_experiment
 from jaxddp.setup.prepare import initialize
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 
 TRAIN = "LOC_train_solution.csv"
 
@@ -90,7 +90,7 @@ def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
 
 @pytest.mark.parametrize("peers", [ALONE, Second()])
 def test_of_the_processes_of_a_job_one_says_what_eval_measured(peers, data, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("jaxddp.experiment.evaluate.evaluate", lambda *given: {"loss": 0.5, "top1": 1.0})
+    monkeypatch.setattr("jaxddp.tasks.run_evaluation.evaluate", lambda *given: {"loss": 0.5, "top1": 1.0})
     monkeypatch.setattr("jaxddp.job.membership.peers", lambda: peers)
     assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
     assert capfd.readouterr().out == ("loss: 0.5\ntop1: 1\n" if peers.is_first else "")
@@ -490,7 +490,7 @@ def test_a_finished_run_started_again_says_what_it_came_to_and_compiles_nothing(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxddp.experiment.train.initialize", never)
+    monkeypatch.setattr("jaxddp.tasks.run_training.initialize", never)
     before = {path: path.read_bytes() for path in finished.glob("*.json*")}
     assert main(train_words(data, finished, "--train.duration", "12 steps")) == 0
     result = json.loads((finished / "result.json").read_text())["val"]

@@ -9,9 +9,9 @@ from support.listeners import TOTAL, drive, evaluation_record, step_record
 
 from jaxddp.core.errors import InputError
 from jaxddp.training import pictures as curves
-from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, RunEnd, StepRecord
 from jaxddp.training.listeners import curves as curves_file
+from jaxddp.training.listeners import metric_rows as rows
 from jaxddp.training.listeners.history import History
 from jaxddp.training.listeners.jsonl import JsonLines
 

@@ -27,7 +27,7 @@ from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
-from jaxddp.workdir.places import with_places
+from jaxddp.workdir.paths import with_places
 
 N, BATCH, BAD = 8, 4, 3
 

@@ -34,7 +34,7 @@ from jaxddp.hooks import HOOKS
 from jaxddp.models.adapt import adapt
 from jaxddp.overrides import flatten
 from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES
-from jaxddp.training.run_identity import FREE
+from jaxddp.training.checkpoints.run_identity import FREE
 
 ROOT = Path(__file__).parent.parent
 _DOCS = (f"docs/{file.name}" for file in ROOT.glob("docs/*.md"))

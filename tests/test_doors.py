@@ -24,7 +24,7 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.storage.catalog import CATALOG_VARIABLE
 from jaxddp.recipe_file import recipe_path
 from jaxddp.workdir.claim import MEASURED, check_measured
-from jaxddp.workdir.places import absolute, saved_places, with_places
+from jaxddp.workdir.paths import absolute, saved_places, with_places
 
 LEAN = ["--parallel.devices", "1", "--log.to", "jsonl"]
 RECIPE = """

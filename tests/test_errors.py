@@ -25,7 +25,7 @@ from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import keys_of
 from jaxddp.registry import MODELS
 from jaxddp.sections.optimizer import OptimizerConfig
-from jaxddp.training.checkpoint_errors import reading
+from jaxddp.training.checkpoints.orbax_errors import reading
 from jaxddp.training.skipped_steps import SkippedSteps
 
 RECIPE = """from jaxddp.config import Config

@@ -14,7 +14,7 @@ from support.recipes import DENSE
 from jaxddp.cli import main
 from jaxddp.command_line.short_forms import words_without
 from jaxddp.core.errors import InputError
-from jaxddp.experiment.rate_range import RateRange, RateTest
+from jaxddp.tasks.rate_range import RateRange, RateTest
 from jaxddp.training.events import StepRecord
 
 HOOK = """

@@ -24,7 +24,7 @@ from jaxddp.layers import Layers
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build
 from jaxddp.models.variables import by_path
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 
 ADAMW = optax.adamw(0.05)
 QUIET = {"parallel": {"self_test": "never"}}

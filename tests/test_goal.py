@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.goal import Goal, by_split, flat
-from jaxddp.training.judgement import Judgement
-from jaxddp.training.manifest import Manifests
-from jaxddp.training.validations import Validations
+from jaxddp.training.checkpoints.integrity import Integrity
+from jaxddp.training.checkpoints.validation_file import ValidationFile
+from jaxddp.training.validation.early_stopping import EarlyStopping
 
 VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1), st.sampled_from((0.25, 0.5))), max_size=12)
 GOALS = st.builds(
@@ -41,7 +41,7 @@ def test_the_best_is_that_of_a_plain_loop(values, goal):
     for step, value in means.items():
         if best is None or value == means[best] or (value < means[best]) == goal.lowest:
             best = step
-    judgement = Judgement(goal)
+    judgement = EarlyStopping(goal)
     for step, value in enumerate(values, start=1):
         judgement = judgement.after(step, {"loss": value, "count": 3})
     if best is None:
@@ -65,7 +65,7 @@ def test_a_run_stops_after_so_many_without_gain_also_if_it_was_interrupted(value
         else:
             count += 1
         stops.append(count >= patience)
-    empty = Judgement(goal, patience, gain)
+    empty = EarlyStopping(goal, patience, gain)
     judgement, cut = empty, data.draw(st.integers(0, len(values)))
     for step, (value, stop) in enumerate(zip(values, stops, strict=True), start=1):
         if step == cut:
@@ -77,15 +77,15 @@ def test_a_run_stops_after_so_many_without_gain_also_if_it_was_interrupted(value
 
 
 def test_another_goal_begins_anew_and_another_patience_goes_on():
-    judgement = Judgement(Goal(), 2)
+    judgement = EarlyStopping(Goal(), 2)
     for step, value in enumerate((0.5, 0.4, 0.4), start=1):
         judgement = judgement.after(step, {"top1": value})
     saved = json.loads(json.dumps(judgement.saved()))
     assert judgement.stops
     assert judgement.reason == "no gain in val top1 in 2 validations since step 1, where it was 50.00%"
-    assert not Judgement(Goal(), 3).restored(saved).stops
-    assert Judgement(Goal(), 3).restored(saved).after(4, {"top1": 0.5}).stops
-    other = Judgement(Goal("loss", lowest=True), 1)
+    assert not EarlyStopping(Goal(), 3).restored(saved).stops
+    assert EarlyStopping(Goal(), 3).restored(saved).after(4, {"top1": 0.5}).stops
+    other = EarlyStopping(Goal("loss", lowest=True), 1)
     assert other.restored(saved) == other.restored(None) == other
 
 
@@ -114,14 +114,14 @@ def test_a_goal_that_says_nothing_is_one_line(name):
 
 def test_an_unknown_metric_names_those_that_there_are():
     with pytest.raises(InputError) as raised:
-        Judgement(Goal("val_ema f1")).check(["loss", "f1", "val_ema loss", "count"])
+        EarlyStopping(Goal("val_ema f1")).check(["loss", "f1", "val_ema loss", "count"])
     assert str(raised.value) == (
         "checkpoint.best='val_ema f1' is not measured; did you mean 'val f1'? there are: val f1, val loss, val_ema loss"
     )
     # The default needs no top-1, unless the run is to stop by it.
-    Judgement().check(["loss"])
+    EarlyStopping().check(["loss"])
     with pytest.raises(InputError, match="checkpoint.best='val top1' is not measured; .* there are: val loss"):
-        Judgement(stop_after=1).check(["loss"])
+        EarlyStopping(stop_after=1).check(["loss"])
 
 
 def test_metrics_of_splits_have_one_name_each():
@@ -132,19 +132,19 @@ def test_metrics_of_splits_have_one_name_each():
 
 
 def test_the_file_says_by_what_the_run_compares(tmp_path):
-    manifests, goal = Manifests(tmp_path), Goal("loss", lowest=True, smoothing=0.5)
-    written = Validations(tmp_path, manifests, goal)
+    manifests, goal = Integrity(tmp_path), Goal("loss", lowest=True, smoothing=0.5)
+    written = ValidationFile(tmp_path, manifests, goal)
     for step, loss in ((2, 1.0), (4, 0.0), (6, 0.4), (8, None)):
         written.put(step, {"loss": math.inf if loss is None else loss, "top1": 1 - step / 10})
-    for read in (Validations(tmp_path, manifests), Validations(tmp_path, None)):
+    for read in (ValidationFile(tmp_path, manifests), ValidationFile(tmp_path, None)):
         assert read.goal == goal and read.steps == [2, 4, 6, 8]
         # Means of 1, 1/3 and 0.371: one low value is no trend.
         assert (read.best([2, 4, 6, 8]), read.best([2, 6]), read.best([8])) == (4, 6, None)
     # Another goal is written down where the run goes on by it, and not before: it may be refused.
-    again = Validations(tmp_path, manifests, Goal())
-    assert again.best([2, 4]) == 2 and Validations(tmp_path, None).goal == goal
+    again = ValidationFile(tmp_path, manifests, Goal())
+    assert again.best([2, 4]) == 2 and ValidationFile(tmp_path, None).goal == goal
     again.resume(8)
     content = json.loads((tmp_path / "validation.json").read_text())
-    assert list(content) == ["2", "4", "6", "8"] and Validations(tmp_path, manifests).goal == Goal()
+    assert list(content) == ["2", "4", "6", "8"] and ValidationFile(tmp_path, manifests).goal == Goal()
     again.resume(4)
-    assert Validations(tmp_path, manifests).steps == [2, 4]
+    assert ValidationFile(tmp_path, manifests).steps == [2, 4]

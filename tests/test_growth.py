@@ -38,9 +38,9 @@ from jaxddp.measure.memory import Needs, bytes_on_a_device
 from jaxddp.mesh import Topology
 from jaxddp.registry import MODELS
 from jaxddp.setup.make_run import make_run
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.events import StepRecord
-from jaxddp.training.rows import step_row
+from jaxddp.training.listeners.metric_rows import step_row
 from jaxddp.workdir.signature import Signature
 
 # --- The side of a step ---

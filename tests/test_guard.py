@@ -28,7 +28,7 @@ from jaxddp.engine.parts.guard import SKIPPED, Guard
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.engine.step_objective import MetricSums
 from jaxddp.setup.suspects import suspects
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
 

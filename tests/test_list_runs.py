@@ -21,10 +21,10 @@ from jaxddp.reports.charts import curves
 from jaxddp.reports.overview import run_table, runs_below
 from jaxddp.reports.run_files import read_runs
 from jaxddp.reports.seeds import SeedGroup, seed_table
+from jaxddp.training.checkpoints.integrity import Integrity
+from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.listeners.jsonl import JsonLines
-from jaxddp.training.listeners.lines import RunLines
-from jaxddp.training.manifest import Manifests
-from jaxddp.training.validations import Validations
+from jaxddp.training.progress.lines import RunLines
 from jaxddp.workdir.lock import LOCK_FILE, is_locked, locked
 
 
@@ -139,7 +139,7 @@ def test_the_best_is_that_of_the_run_s_own_goal_and_of_the_average(tmp_path):
         with (place / "metrics.jsonl").open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in measured[1:])
         (place / "checkpoints").mkdir()
-        validations = Validations(place / "checkpoints", Manifests(place / "checkpoints"), goal)
+        validations = ValidationFile(place / "checkpoints", Integrity(place / "checkpoints"), goal)
         validations.put(10, {"loss": 0.5, "top1": 0.25, "val_ema loss": 0.125, "count": 100})
     runs = read_runs(places)
     first = runs[0]

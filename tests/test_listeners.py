@@ -15,11 +15,12 @@ from support.listeners import TOTAL, drive, evaluation_record, run_start, step_r
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.training import rows
 from jaxddp.training.events import RunEnd, Used
-from jaxddp.training.listeners import lines, tensorboard
+from jaxddp.training.listeners import metric_rows as rows
 from jaxddp.training.listeners import parameters as overview
+from jaxddp.training.listeners import tensorboard
 from jaxddp.training.listeners.jsonl import JsonLines
+from jaxddp.training.progress import lines
 
 
 def strict_json(line: str) -> dict[str, object]:

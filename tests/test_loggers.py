@@ -24,17 +24,17 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.step import make_predict
-from jaxddp.experiment.train import of_file
-from jaxddp.experiment.train import train as run_training
 from jaxddp.recipe_file import read_recipe
 from jaxddp.registry import check_names
 from jaxddp.setup.from_file import open_experiment
 from jaxddp.setup.make_run import make_run
-from jaxddp.training import pictures, provenance
+from jaxddp.tasks.run_training import of_file
+from jaxddp.tasks.run_training import train as run_training
+from jaxddp.training import pictures
 from jaxddp.training.events import RunStart
-from jaxddp.training.listeners.run_id import keep_id, kept_id
-from jaxddp.training.loggers import Dispensable, make_loggers
-from jaxddp.training.shown import Shown
+from jaxddp.training.listeners import tracking
+from jaxddp.training.listeners.notifier import OptionalLogger, make_loggers
+from jaxddp.training.validation.predicted_images import PredictedImages
 
 VAL = random_table(23, seed=1)
 PLAN = {"train": {"duration": "9 steps"}, "log": {"every": "3 steps"}}
@@ -83,7 +83,7 @@ def evaluations(*listeners: Any, val: Any = VAL, devices: int = 2, **more: Any) 
 )
 def test_a_logger_that_fails_is_said_once_and_the_run_ends_as_without_it(moment, step, heard, caplog):
     logger, recorder = Failing(moment, RuntimeError("no\nanswer")), Recorder()
-    _, state = evaluations(Dispensable("mine", logger), recorder)
+    _, state = evaluations(OptionalLogger("mine", logger), recorder)
     _, alone = evaluations(plain := Recorder())
     said = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
     assert said == [f"the logger mine failed at step {step} (RuntimeError: no answer) and is left out from here on"]
@@ -94,7 +94,7 @@ def test_a_logger_that_fails_is_said_once_and_the_run_ends_as_without_it(moment,
 
 def test_what_is_no_failure_of_a_logger_goes_through():
     with pytest.raises(KeyboardInterrupt):
-        evaluations(Dispensable("mine", Failing("step", KeyboardInterrupt())))
+        evaluations(OptionalLogger("mine", Failing("step", KeyboardInterrupt())))
 
 
 def test_a_listener_of_the_users_own_still_ends_the_run():
@@ -155,7 +155,7 @@ def test_what_no_logger_of_the_run_reads_is_refused(check):
 
 def test_loggers_of_a_config_are_dispensable_but_for_the_runs_own_record(tmp_path):
     loggers = make_loggers(Config().replace(log={"to": ("jsonl", "curves", "tensorboard"), "images": 5}), tmp_path)
-    assert [type(logger).__name__ for logger in loggers] == ["JsonLines", "Dispensable", "Dispensable"]
+    assert [type(logger).__name__ for logger in loggers] == ["JsonLines", "OptionalLogger", "OptionalLogger"]
     assert [logger.wants_predictions for logger in loggers] == [0, 0, 5]
 
 
@@ -184,7 +184,7 @@ def test_from_python_loggers_need_a_work_directory(tmp_path):
     assert {"curves.png", "parameters.txt", "metrics.jsonl"} <= {path.name for path in tmp_path.iterdir()}
 
 
-# Shown
+# Predictions to show
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.exhaustive)])
@@ -242,7 +242,7 @@ def test_gray_images_of_16_bits_are_predicted_and_drawn(cache):
 def test_captions_say_the_class_its_probability_and_what_is_right():
     images, names = np.zeros((3, 2, 2, 3), np.uint8), ("tench, Tinca tinca", "shark")
     probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])
-    predictions = Shown.of(images, np.array([0, 0, -1]), probabilities, names)
+    predictions = PredictedImages.of(images, np.array([0, 0, -1]), probabilities, names)
     assert predictions.captions == ["tench 90%", "shark 80%\nis tench", "shark 60%"]
     assert predictions.wrong.tolist() == [False, True, False]
 
@@ -256,34 +256,34 @@ def git(folder: Path, *words: str) -> str:
 
 
 def test_the_commit_of_the_code_and_whether_its_files_differ(tmp_path, monkeypatch):
-    assert provenance.code_version(tmp_path) == {}
+    assert tracking.code_version(tmp_path) == {}
     git(tmp_path, "init", "-q")
-    assert provenance.code_version(tmp_path) == {}
+    assert tracking.code_version(tmp_path) == {}
     (tmp_path / "recipe.py").write_text("a = 1\n")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "one")
     commit = git(tmp_path, "rev-parse", "HEAD").strip()
     (tmp_path / "notes.txt").write_text("untracked")
-    assert provenance.code_version(tmp_path) == {"commit": commit, "dirty": False}
+    assert tracking.code_version(tmp_path) == {"commit": commit, "dirty": False}
     (tmp_path / "recipe.py").write_text("a = 2\n")
-    assert provenance.code_version(tmp_path) == {"commit": commit, "dirty": True}
+    assert tracking.code_version(tmp_path) == {"commit": commit, "dirty": True}
 
 
 def test_a_git_that_does_not_answer_or_is_not_there_leaves_the_commit_out(tmp_path, monkeypatch):
     (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "git").chmod(0o755)
     # How long git may take is private: no user has a reason to choose it.
-    monkeypatch.setattr(provenance, "_GIT_SECONDS", 0.1)
+    monkeypatch.setattr(tracking, "_GIT_SECONDS", 0.1)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert provenance.code_version(tmp_path) == {}
+    assert tracking.code_version(tmp_path) == {}
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert provenance.code_version(tmp_path) == {}
+    assert tracking.code_version(tmp_path) == {}
 
 
 def test_what_a_run_is_made_of_has_dotted_names():
     config = {"seed": 3, "train": {"batch_size": 8}, "recipe": {"file": "a.py", "digest": "d"}}
     params = {"kernel": np.zeros((3, 4)), "bias": np.zeros(4)}
-    found = provenance.provenance(RunStart(0, 10, 8, 100, 4, 2, params=params, config=config))
+    found = tracking.provenance(RunStart(0, 10, 8, 100, 4, 2, params=params, config=config))
     expected = {"seed": 3, "train.batch_size": 8, "recipe.file": "a.py", "recipe.digest": "d"}
     expected |= {"run.devices": 4, "run.processes": 2, "run.parameters": 16, "versions.jax": jax.__version__}
     assert expected.items() <= found.items()
@@ -314,9 +314,9 @@ def test_a_run_tells_its_loggers_what_config_json_says(tmp_path):
 
 def test_an_id_is_kept_for_a_run_that_resumes(tmp_path):
     path, fresh, resumed = tmp_path / "run" / "wandb.json", RunStart(0, 9, 8, 9, 1, 1), RunStart(3, 9, 8, 9, 1, 1)
-    assert kept_id(path, resumed) is None
-    keep_id(path, "abc")
-    assert (kept_id(path, fresh), kept_id(path, resumed)) == (None, "abc")
+    assert tracking.saved_id(path, resumed) is None
+    tracking.save_id(path, "abc")
+    assert (tracking.saved_id(path, fresh), tracking.saved_id(path, resumed)) == (None, "abc")
     path.write_text("[]")
     with pytest.raises(InputError, match="wandb.json: does not say the id of a run; remove it, and the logger begins"):
-        kept_id(path, resumed)
+        tracking.saved_id(path, resumed)

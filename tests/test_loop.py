@@ -21,7 +21,7 @@ from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted
 from jaxddp.engine.state import TrainState
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.clock import Clock
 from jaxddp.workdir.session import resume_step
 
@@ -61,7 +61,7 @@ def uninterrupted():
 def test_moments_come_in_the_order_that_fit_documents(tmp_path, monkeypatch):
     # Listeners hear of every batch of a validation, of which none stands for all.
     # Nothing public says how often it reports.
-    monkeypatch.setattr("jaxddp.training.evaluation._REPORT_SECONDS", -1.0)
+    monkeypatch.setattr("jaxddp.training.validation.evaluator._REPORT_SECONDS", -1.0)
     _, recorder = run(setup_of(), plan_of(8, log="3 steps"), checkpoints=Checkpoints(tmp_path / "c"))
     # An epoch of 50 examples in batches of 8 ends with step 7; the run with step 8; step 4 saves and so has a record.
     assert recorder.moments == [

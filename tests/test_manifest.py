@@ -22,13 +22,13 @@ from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
 from jaxddp.engine.state import TrainState
-from jaxddp.training import rows
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.integrity import Integrity
+from jaxddp.training.checkpoints.manager import Checkpoints
+from jaxddp.training.checkpoints.manifest_format import sealed, sha256
+from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.events import RunEnd, RunStart
+from jaxddp.training.listeners import metric_rows as rows
 from jaxddp.training.listeners.jsonl import JsonLines
-from jaxddp.training.manifest import Manifests
-from jaxddp.training.manifest_files import sealed, sha256
-from jaxddp.training.validations import Validations
 from jaxddp.workdir.claim import Claim, claim
 from jaxddp.workdir.session import session, set_damaged_aside
 
@@ -80,10 +80,10 @@ def test_a_thousand_of_a_thousand_damages_are_found(place, count):
     """Bits, lengths and files of a whole directory of checkpoints, with its manifests and what lies beside them."""
 
     def faults() -> list[str]:
-        manifests = Manifests(place)
+        manifests = Integrity(place)
         found = [fault for step in (2, 4) if (fault := manifests.check(step))] + [manifests.fault or ""]
         try:
-            Validations(place, manifests)
+            ValidationFile(place, manifests)
         except InputError as error:
             found.append(str(error))
         if manifests.expects_validations() and not (place / "validation.json").exists():
@@ -116,9 +116,9 @@ def test_reading_and_restoring_leave_a_checkpoint_as_its_manifest_says(place):
         assert largest_difference(state.params, state_of().params) == 0 and progress == {"epoch_values": 0.5}
     # What a file server or a desktop leaves there is no damage, what could be read as data is.
     (place / "4" / "state" / ".nfs0001").write_text("")
-    assert [Manifests(place).check(step) for step in (2, 4)] == [None, None]
+    assert [Integrity(place).check(step) for step in (2, 4)] == [None, None]
     (place / "4" / "state" / "array_metadatas" / "process_7").write_text("{}")
-    assert Manifests(place).check(4) == "state/array_metadatas/process_7 was not saved with it"
+    assert Integrity(place).check(4) == "state/array_metadatas/process_7 was not saved with it"
 
 
 def test_what_is_damaged_is_not_restored(place):
@@ -134,10 +134,10 @@ def test_what_is_damaged_is_not_restored(place):
 def test_a_quick_check_compares_names_and_sizes(place):
     file = arrays(place / "4")
     flip(file, 5)
-    assert Manifests(place).check(4, quick=True) is None
-    assert Manifests(place).check(4) == f"{file.relative_to(place / '4')} does not hold what was saved"
+    assert Integrity(place).check(4, quick=True) is None
+    assert Integrity(place).check(4) == f"{file.relative_to(place / '4')} does not hold what was saved"
     os.truncate(file, 7)
-    assert "has 7 bytes, and " in (Manifests(place).check(4, quick=True) or "")
+    assert "has 7 bytes, and " in (Integrity(place).check(4, quick=True) or "")
 
 
 def test_every_process_hears_what_is_damaged(place):
@@ -167,7 +167,7 @@ def test_a_checkpoint_of_an_older_release_restores_and_a_line_says_that_it_was_n
         own.checkpoints.restore(4, state_of())
         assert f"{place / '4'}: step 4 has no manifest" in caplog.text
         own.checkpoints.save(6, state_of(), {})
-    manifests = Manifests(place)
+    manifests = Integrity(place)
     assert [manifests.has(step) for step in (4, 6)] == [False, True]
     # Even without one, what no checkpoint lacks is looked for.
     (place / "4" / "state" / "_METADATA").unlink()
@@ -175,7 +175,7 @@ def test_a_checkpoint_of_an_older_release_restores_and_a_line_says_that_it_was_n
 
 
 def test_a_run_that_was_killed_before_the_manifest_resumes_there(saved, place, monkeypatch, caplog):
-    monkeypatch.setattr(Manifests, "write", lambda self, step: None)
+    monkeypatch.setattr(Integrity, "write", lambda self, step: None)
     with Checkpoints(place) as checkpoints:
         checkpoints.save(6, state_of(), {})
     monkeypatch.undo()
@@ -187,15 +187,15 @@ def test_a_run_that_was_killed_before_the_manifest_resumes_there(saved, place, m
 
 def test_a_manifest_that_was_deleted_is_damage(place, caplog):
     (place / "4" / "manifest.json").unlink()
-    assert Manifests(place).check(4) == "manifest.json is missing"
+    assert Integrity(place).check(4) == "manifest.json is missing"
     # Without the index, the other steps tell that this run writes manifests.
     (place / "manifests.json").unlink()
-    assert Manifests(place).check(4) == "manifest.json is missing"
+    assert Integrity(place).check(4) == "manifest.json is missing"
     with session(place.parent) as own:
         assert own.resume_step == 2
         own.checkpoints.save(4, state_of(), {})
     assert "manifests.json: is missing; it is written anew" in caplog.text
-    manifests = Manifests(place)
+    manifests = Integrity(place)
     assert manifests.fault is None and [manifests.check(step) for step in (2, 4)] == [None, None]
 
 
@@ -204,7 +204,7 @@ def test_a_manifest_of_another_run_does_not_stand_for_this_one(place, tmp_path):
         other.save(4, state_of(runs.setup_of(linear_model(), sgd(0.05, momentum=0.9), seed=1)), {})
     shutil.rmtree(place / "4")
     shutil.copytree(tmp_path / "other" / "4", place / "4")
-    assert Manifests(place).check(4) == "manifest.json is not the one that was written"
+    assert Integrity(place).check(4) == "manifest.json is not the one that was written"
 
 
 LISTED = {"step": 4, "files": {}}
@@ -229,7 +229,7 @@ def test_a_manifest_of_another_form_is_damage_however_well_it_is_sealed(content,
     index["steps"]["4"] = sha256(manifest)
     del index["sha256"]
     (place / "manifests.json").write_bytes(sealed(index))
-    assert (Manifests(place).check(4) or "").startswith("manifest.json is damaged (")
+    assert (Integrity(place).check(4) or "").startswith("manifest.json is damaged (")
     assert set_damaged_aside(place) == "4.damaged"
 
 
@@ -249,7 +249,7 @@ def test_an_index_of_another_form_is_written_anew(content, place, caplog):
         assert own.resume_step == 4
         own.checkpoints.save(6, state_of(), {})
     assert "manifests.json: is damaged (" in caplog.text
-    manifests = Manifests(place)
+    manifests = Integrity(place)
     assert manifests.fault is None and [manifests.check(step) for step in (4, 6)] == [None, None]
 
 
@@ -270,25 +270,25 @@ MEASURED = {
 
 @pytest.mark.parametrize("text", MEASURED.values(), ids=MEASURED)
 def test_validations_of_another_form_are_damage_though_the_index_knows_them(text, place):
-    manifests = Manifests(place)
+    manifests = Integrity(place)
     manifests.expect_validations(text.encode())
     (place / "validation.json").write_text(text)
     with pytest.raises(InputError, match=r"validation.json: is damaged \("):
-        Validations(place, Manifests(place))
+        ValidationFile(place, Integrity(place))
 
 
 def test_a_copy_of_a_step_under_another_number_is_set_aside(place):
     for number in ("3", "6"):
         shutil.copytree(place / "4", place / number)
-    assert Manifests(place).check(3) == "its manifest is of step 4"
-    assert set_damaged_aside(place) == "6.damaged" and Manifests(place).check(4) is None
+    assert Integrity(place).check(3) == "its manifest is of step 4"
+    assert set_damaged_aside(place) == "6.damaged" and Integrity(place).check(4) is None
 
 
 def test_a_manifest_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch):
     def full(self, step):
         raise InputError("x: cannot be written (No space left on device)")
 
-    monkeypatch.setattr(Manifests, "write", full)
+    monkeypatch.setattr(Integrity, "write", full)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, state_of(), {})
     with pytest.raises(InputError, match="No space left"):
@@ -303,7 +303,7 @@ def test_a_large_file_is_hashed_early_and_again_if_it_changes(tmp_path):
     growing.parent.mkdir()
     for file in (growing, other):
         file.write_bytes(os.urandom(1 << 21))
-    manifests, give_up = Manifests(tmp_path), time.monotonic() + 20
+    manifests, give_up = Integrity(tmp_path), time.monotonic() + 20
     with manifests.hashing_early(8):
         while len(manifests._early) < 2 and time.monotonic() < give_up:
             time.sleep(0.01)
@@ -317,7 +317,7 @@ def test_a_large_file_is_hashed_early_and_again_if_it_changes(tmp_path):
     assert {name: entry["sha256"] for name, entry in listed.items()} == {
         name: sha256((place / name).read_bytes()) for name in ("d", "other")
     }
-    assert Manifests(tmp_path).check(8) is None
+    assert Integrity(tmp_path).check(8) is None
 
 
 # The doors
@@ -546,7 +546,7 @@ def test_a_reader_never_finds_half_a_file(tmp_path):
     try:
         listener = JsonLines(tmp_path)
         start = RunStart(start_step=0, total_steps=1, batch_size=1, num_examples=1, devices=1, processes=1)
-        validations = Validations(tmp_path, Manifests(tmp_path))
+        validations = ValidationFile(tmp_path, Integrity(tmp_path))
         long = "x" * 200_000
         for number in range(20):
             claim(tmp_path, Claim({"seed": number, "text": long}, {}), resuming=False)

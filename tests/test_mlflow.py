@@ -18,9 +18,9 @@ from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp.config import Config
-from jaxddp.training import rows
 from jaxddp.training.events import RunEnd, RunStart
-from jaxddp.training.listeners.mlflow import MLflow, mlflow_of
+from jaxddp.training.listeners import metric_rows as rows
+from jaxddp.training.listeners.mlflow import MLflow
 
 TRAIN, VAL = random_table(24), random_table(9, seed=1)
 
@@ -144,5 +144,5 @@ def test_a_server_is_told_the_same(server, tmp_path, monkeypatch, capfd):
 
 
 def test_how_many_images_it_shows_is_the_configs_to_say(tmp_path):
-    wanted = [mlflow_of(Config().replace(log={"images": count}), tmp_path).wants_predictions for count in (None, 0, 5)]
+    wanted = [MLflow.of(Config().replace(log={"images": count}), tmp_path).wants_predictions for count in (None, 0, 5)]
     assert wanted == [16, 0, 5]

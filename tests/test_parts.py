@@ -22,7 +22,7 @@ from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.part import Part
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 CHANGES = {

@@ -27,11 +27,11 @@ from jaxddp.data.formats.ilsvrc import TEST_CSV
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.answers import Answers, images_at_once
+from jaxddp.inference.partial_file import Partial
+from jaxddp.inference.prediction_file import write_predictions
+from jaxddp.inference.prediction_stream import BatchPredictions, images_at_once
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
-from jaxddp.predictions.partial import Partial
-from jaxddp.predictions.write import write_predictions
 from jaxddp.workdir.signature import SIGNATURE_FILE
 
 COUNT = 150
@@ -204,7 +204,7 @@ def test_how_many_are_answered_at_once_depends_on_their_number_alone():
     assert [images_at_once(count) for count in (1, 2, 3, 33, 64, 65, 10**6)] == [1, 2, 4, 64, 64, 64, 64]
 
 
-# --- Answers of a stand-in, which computes nothing ---
+# --- Predictions of a stand-in, which computes nothing ---
 
 
 def stand_in(step: int = 6, bad: tuple[int, ...] = ()) -> Any:
@@ -214,7 +214,7 @@ def stand_in(step: int = 6, bad: tuple[int, ...] = ()) -> Any:
         for start in range(0, len(source), at_once):
             rows = range(start, min(start + at_once, len(source)))
             errors = {row: f"row {row} is cut short" for row in rows if row in bad}
-            yield Answers(start, np.full((len(rows), 5), 0.2, np.float32), errors)
+            yield BatchPredictions(start, np.full((len(rows), 5), 0.2, np.float32), errors)
 
     names, state = tuple("abcde"), TrainState(jnp.zeros((), jnp.int32), {}, {}, ())
     known = {

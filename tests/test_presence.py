@@ -1,5 +1,6 @@
 """A work directory that is taken away from under a run: the run ends with one line, and makes no other one there."""
 
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -119,3 +120,22 @@ def test_a_process_that_may_wait_for_what_will_not_come_ends_too(peers, phase, t
         raise TimeoutError
     reason, code = said[0]
     assert code == 2 and reason.startswith(f"{workdir}: was removed, moved or replaced while the run")
+
+
+def test_a_check_looks_at_the_directory_alone_while_its_entries_stay(tmp_path, monkeypatch):
+    workdir = tmp_path / "run"
+    (workdir / "checkpoints").mkdir(parents=True)
+    (workdir / "config.json").touch()
+    known, looked, stat = presence.Presence(workdir), list[Path](), os.stat
+    known.check()
+    monkeypatch.setattr(presence.os, "stat", lambda path: looked.append(Path(path)) or stat(path))
+    known.check()
+    assert looked == [workdir]
+    times = stat(workdir)
+    (workdir / "config.json").unlink()
+    # As on a file system without modification times, where the thread finds the change before the next check.
+    os.utime(workdir, ns=(times.st_atime_ns, times.st_mtime_ns))
+    known.check()
+    assert known.fault() is not None
+    with pytest.raises(InputError, match=r"config\.json: was removed"):
+        known.check()

@@ -31,14 +31,14 @@ USED = {
     "jaxddp/engine/buckets.py": "eqns",
     "jaxddp/engine/program_cache.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
     "jaxddp/engine/extra_arguments.py": "eqns",
-    "jaxddp/workdir/identity.py": "eqns",
+    "jaxddp/workdir/digests.py": "eqns",
     "jaxddp/job/device_exchange.py": "jax.experimental.multihost_utils",
     "jaxddp/job/preemption.py": "jax.experimental.multihost_utils",
     "jaxddp/measure/cost.py": "memory_analysis",
     "jaxddp/measure/flops.py": "eqns",
     "jaxddp/models/fused/blocks.py": "jax.experimental.pallas jax.experimental.pallas.triton",
     "jaxddp/models/fused/kernels.py": "jax.experimental.pallas jax.experimental.pallas.triton",
-    "jaxddp/serving/onnx_file.py": "jax2onnx.plugins.jax.lax.pad",
+    "jaxddp/inference/onnx_file.py": "jax2onnx.plugins.jax.lax.pad",
     "benchmarks/gpu_plugin.py": "jax._src.lib.xla_client _make_compile_only_devices",
     "tests/benchmarks/test_fused_convolution.py": "jax.experimental.pallas.triton",
     "tests/benchmarks/test_gpu_program.py": "jaxlib._hlo",
@@ -252,7 +252,7 @@ def test_onnx_is_written_without_the_private_rule(monkeypatch, lines):
     pytest.importorskip("jax2onnx")
     from jax2onnx.plugins.jax.lax import pad
 
-    from jaxddp.serving import onnx_file
+    from jaxddp.inference import onnx_file
 
     with onnx_file._open_sizes_padded():
         assert type(pad.ir).__name__ == "Named"

@@ -22,10 +22,10 @@ from jaxddp.config import Config, load
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, NonFiniteError
 from jaxddp.measure.profile import STEP_NAME, Profile
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.events import RunStart
-from jaxddp.training.listeners import lines
 from jaxddp.training.plan import Plan
+from jaxddp.training.progress import lines
 
 TABLE = random_table(50)
 

@@ -24,7 +24,7 @@ from jaxddp.engine.checks.replicas import Replicas, array_checksums, checksums
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.setup.make_run import make_run
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.plan import Plan
 from jaxddp.training.run import Keeping
 

@@ -15,7 +15,7 @@ from jaxddp.data.labels import LabelSets, as_members
 from jaxddp.inference.outcome import Outcome
 from jaxddp.inference.predictions import Predictions
 from jaxddp.training.events import RunStart
-from jaxddp.training.shown import Shown
+from jaxddp.training.validation.predicted_images import PredictedImages
 from jaxddp.workdir.signature import Signature
 
 NAMES = tuple(f"class {label}" for label in range(1000))
@@ -65,8 +65,8 @@ def test_results():
     assert repr(Signature(NAMES, NAMES, (8, 8, 3), "uint8", True)) == f"Signature({classes}, uint8[8, 8, 3])"
     outcome = Outcome(np.array([0, 0, 1]), PROBABILITIES, NAMES, 1200)
     assert repr(outcome) == "Outcome(step 1,200: accuracy 66.67% of 3 images, 1,000 classes)"
-    shown = Shown.of(np.zeros((3, 8, 8, 1), np.uint8), np.array([0, 0, 1]), PROBABILITIES, NAMES)
-    assert repr(shown) == "Shown(3 images, 1 wrong)"
+    shown = PredictedImages.of(np.zeros((3, 8, 8, 1), np.uint8), np.array([0, 0, 1]), PROBABILITIES, NAMES)
+    assert repr(shown) == "PredictedImages(3 images, 1 wrong)"
 
 
 def test_nothing_that_a_user_is_given_dumps_arrays(setup):

@@ -33,7 +33,7 @@ from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import Topology
 from jaxddp.setup import feed
 from jaxddp.setup.feed import LONGEST_CHUNK, Feed
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.plan import Plan, cut, full_length
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
@@ -367,7 +367,7 @@ def test_validation_asks_between_two_dispatches_and_can_be_left_there():
         evaluator(made.state, between=stop)
     with pytest.MonkeyPatch.context() as patch:
         # Nothing public says how often it reports.
-        patch.setattr("jaxddp.training.evaluation._REPORT_SECONDS", -1)
+        patch.setattr("jaxddp.training.validation.evaluator._REPORT_SECONDS", -1)
         assert evaluator(made.state, lambda means, count: seen.append(count)) == expected
     assert seen == [184, 368, 552, 560, 561]
 

@@ -16,9 +16,9 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.reports.run_files import read_runs
-from jaxddp.training.manifest import Manifests
-from jaxddp.training.manifest_files import Index, Listing, sha256
-from jaxddp.training.run_identity import RunIdentity
+from jaxddp.training.checkpoints.integrity import Integrity
+from jaxddp.training.checkpoints.manifest_format import Index, Listing, sha256
+from jaxddp.training.checkpoints.run_identity import RunIdentity
 
 TABLE, VAL = random_table(24), random_table(9, seed=1)
 
@@ -131,7 +131,7 @@ def test_a_run_goes_on_from_what_is_its_own(case, run, whole, caplog):
     spoil(own, other)
     assert largest_difference(train(own, 0), whole) == 0
     assert expected.format(**ids) in caplog.text and id_of(own) == ids["own"]
-    manifests = Manifests(own / "checkpoints")
+    manifests = Integrity(own / "checkpoints")
     assert manifests.fault is None and [manifests.check(step) for step in (4, 6)] == [None, None]
     assert {manifests.run_id(step) for step in (4, 6)} == {ids["own"]}
 
@@ -175,10 +175,10 @@ def test_a_config_that_was_changed_behind_a_run_is_not_its_config(run):
     # Where the data lie, and what a resumed run may change, is no such setting.
     moved = content | {"data": content["data"] | {"path": "elsewhere"}}
     (own / "config.json").write_text(json.dumps(moved))
-    assert Manifests(own / "checkpoints").check(3) is None
+    assert Integrity(own / "checkpoints").check(3) is None
     # Another release may compare more.
     (own / "config.json").write_text(json.dumps(content | {"seed": 1, "data": content["data"] | {"new": 0}}))
-    assert Manifests(own / "checkpoints").check(3) is None
+    assert Integrity(own / "checkpoints").check(3) is None
 
 
 def test_a_run_of_an_older_release_goes_on_with_a_line_and_has_an_id_from_there_on(run, whole, caplog):
@@ -199,7 +199,7 @@ def test_a_run_of_an_older_release_goes_on_with_a_line_and_has_an_id_from_there_
     silent = "no config.json beside it names the run"
     assert lines == [f"{place / '3'}: {silent}, so whether step 3 is this run's cannot be compared"]
     assert largest_difference(train(own, 0), whole) == 0
-    manifests = Manifests(place)
+    manifests = Integrity(place)
     assert manifests.run_id(6) == id_of(own)
 
 

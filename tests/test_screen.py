@@ -22,9 +22,9 @@ from jaxddp.job.environment import Job
 from jaxddp.job.messages import LENGTH, Hello, decode, encode
 from jaxddp.job.rendezvous import Roll
 from jaxddp.training.events import RunEnd, Used
-from jaxddp.training.listeners import display as screen
-from jaxddp.training.listeners import lines
-from jaxddp.training.listeners.display import PlainLines
+from jaxddp.training.progress import display as screen
+from jaxddp.training.progress import lines
+from jaxddp.training.progress.display import PlainLines
 
 USED = Used(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
 
@@ -146,7 +146,7 @@ WATCHED = f"""
 import sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
 from support.listeners import drive
-from jaxddp.training.listeners.display import progress
+from jaxddp.training.progress.display import progress
 
 drive(progress(), start=2)
 """
@@ -206,7 +206,7 @@ def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
 def test_the_live_display_shows_how_far_an_evaluation_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    from jaxddp.training.listeners import live as progress
+    from jaxddp.training.progress import live as progress
 
     class Frames:
         def __init__(self) -> None:
@@ -251,8 +251,8 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(screen.progress(Terminal()), PlainLines)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delitem(sys.modules, "jaxddp.training.listeners.live")
-    monkeypatch.delattr("jaxddp.training.listeners.live")
+    monkeypatch.delitem(sys.modules, "jaxddp.training.progress.live")
+    monkeypatch.delattr("jaxddp.training.progress.live")
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert isinstance(screen.progress(Terminal()), PlainLines)
 
@@ -266,7 +266,7 @@ def test_lines_and_files_need_neither_tensorflow_nor_clu(tmp_path: Path) -> None
         from pathlib import Path
         from jaxddp.training.listeners.history import History
         from jaxddp.training.listeners.jsonl import JsonLines
-        from jaxddp.training.listeners.display import progress
+        from jaxddp.training.progress.display import progress
         from jaxddp.training.events import RunStart
         history = History()
         for listener in (history, JsonLines(Path({str(tmp_path)!r})), progress()):

@@ -26,7 +26,7 @@ from jaxddp.engine.checks import self_test
 from jaxddp.engine.checks.self_test import SelfTest
 from jaxddp.mesh import AXIS
 from jaxddp.setup.make_run import make_run
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 
 TABLE = random_table(64)
 ALWAYS = {"parallel": {"self_test": "always"}, "train": {"duration": "1 step"}}

@@ -24,10 +24,10 @@ from jaxddp.cli import main
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder
+from jaxddp.inference import exported_program as program
+from jaxddp.inference.exported_program import export_program, logits_of
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
-from jaxddp.serving import program
-from jaxddp.serving.program import export_program, logits_of
 
 pytestmark = pytest.mark.slow
 

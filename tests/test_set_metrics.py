@@ -27,7 +27,7 @@ from jaxddp.metrics.average_precision import average_precision
 from jaxddp.metrics.calibration import CalibrationError
 from jaxddp.recipe.metrics import with_given
 from jaxddp.registry import LOGGERS, METRICS
-from jaxddp.training.set_sums import SetSums
+from jaxddp.training.validation.set_sums import SetSums
 
 NAMES = ("mean_class_accuracy", "confusion", "ece", "map", "f1")
 VAL = random_table(29, seed=1)

@@ -11,7 +11,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers, Spent
 from jaxddp.training.events import RunStart, StepRecord
 from jaxddp.training.listeners.slow_processes import SlowProcesses
-from jaxddp.training.step_seconds import FILE, StepSeconds
+from jaxddp.training.listeners.step_seconds import FILE, StepSeconds
 
 FAST = {"input": 0.01, "dispatch": 0.001, "device": 0.08, "save": 0.0, "training": 0.001, "listeners": 0.001}
 

@@ -24,7 +24,7 @@ from jaxddp.engine.parts.plateau import Plateau
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.reports.overview import run_table
 from jaxddp.reports.run_files import read_runs
-from jaxddp.training.validations import Validations
+from jaxddp.training.checkpoints.validation_file import ValidationFile
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 
@@ -180,14 +180,14 @@ def test_killed_at_any_moment_and_resumed_it_is_the_run_that_was_not(moment, set
 
             patched.setattr(evaluator, "measure", killed)
         if kind == "put":
-            put = Validations.put
+            put = ValidationFile.put
 
             def unkept(self, at, metrics):
                 if at == step:
                     raise Killed
                 put(self, at, metrics)
 
-            patched.setattr(Validations, "put", unkept)
+            patched.setattr(ValidationFile, "put", unkept)
         with pytest.raises(Killed):
             trained(setup, tmp_path, [KilledAt(kind, step)])
     state, _ = trained(setup, tmp_path)
@@ -374,9 +374,9 @@ def test_what_a_terminal_cannot_mean_is_one_line(terminal, capfd):
 @pytest.mark.slow
 def test_what_a_resumed_run_may_change(stopped, capfd):
     words, workdir = stopped
-    goal, other = Validations(workdir / "checkpoints", None).goal, ["--checkpoint.best", "val loss"]
+    goal, other = ValidationFile(workdir / "checkpoints", None).goal, ["--checkpoint.best", "val loss"]
     assert "--train.ema was 0.9 and is now 0.5" in fails(["train", *words, *other, "--train.ema", "0.5"], capfd)
-    assert Validations(workdir / "checkpoints", None).goal == goal
+    assert ValidationFile(workdir / "checkpoints", None).goal == goal
     # By another metric another checkpoint is the best.
     assert main(["train", *words, "--checkpoint.best", "val top1", "--train.stop-min-gain", "1"]) == 0
-    assert Validations(workdir / "checkpoints", None).goal == Config().checkpoint.goal
+    assert ValidationFile(workdir / "checkpoints", None).goal == Config().checkpoint.goal

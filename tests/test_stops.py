@@ -16,7 +16,7 @@ from support.runs import Records, setup_of, train
 from support.shared import sgd
 
 from jaxddp.core.errors import Preempted
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.listeners.jsonl import JsonLines
 
 TABLE, VAL = random_table(50), random_table(9, seed=1)

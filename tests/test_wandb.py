@@ -8,7 +8,7 @@ from support.logged import alone, offline_runs, wandb_config, wandb_ids, wandb_r
 
 from jaxddp.config import Config
 from jaxddp.training.events import RunEnd, RunStart
-from jaxddp.training.listeners.wandb import WandB, wandb_of
+from jaxddp.training.listeners.wandb import WandB
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +53,7 @@ def test_project_name_and_config_are_those_of_the_run(anew, tmp_path, monkeypatc
     monkeypatch.setenv("WANDB_PROJECT", "others")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     log = {"to": ["wandb"], "project": "flowers", "name": "first", "config": ["fold=3", "note=baseline"]}
-    logger = wandb_of(Config().replace(log=log), tmp_path / "run")
+    logger = WandB.of(Config().replace(log=log), tmp_path / "run")
     logger.start(RunStart(0, 9, 8, 9, 1, 1))
     logger.end(RunEnd("done", 9, 1.0))
     (folder,) = offline_runs(tmp_path)
@@ -72,5 +72,5 @@ def test_without_a_key_there_is_an_error_and_no_question(anew, tmp_path, monkeyp
 
 
 def test_how_many_images_it_shows_is_the_configs_to_say(tmp_path):
-    wanted = [wandb_of(Config().replace(log={"images": images}), tmp_path).wants_predictions for images in (None, 0, 5)]
+    wanted = [WandB.of(Config().replace(log={"images": images}), tmp_path).wants_predictions for images in (None, 0, 5)]
     assert wanted == [16, 0, 5]

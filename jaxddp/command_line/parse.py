@@ -110,7 +110,7 @@ def parse_recipe(
         file = _measured(name, named) if measures and named else read_recipe(name)
     weights = option(rest, "--model.weights") or ("" if file.is_of_run else file.config.model.weights)
     if weights and not measures:
-        from jaxddp.workdir.taken_over import with_settings_of_run
+        from jaxddp.workdir.inherited_settings import with_settings_of_run
 
         file = with_settings_of_run(file, weights, named)
     known = {"config": file.config, "workdir": workdir}
@@ -125,7 +125,7 @@ def parse_recipe(
     file = overridden(file, given_way(options.config, {key for key, _ in said}, file.hooks))
     check_read(file.config, file.hooks, lambda keys: _mended(keys, said, f"{prog} {name}", file.path))
     if file.taken:
-        from jaxddp.workdir.taken_over import told
+        from jaxddp.workdir.inherited_settings import told
 
         file = replace(file, said=told(file, str(weights)))
     return replace(options, config=file.config), file

@@ -29,8 +29,8 @@ def run(arguments: list[str]) -> int:
     if not options.workdir.is_dir():
         raise InputError(f"{options.workdir}: no such work directory; check --workdir")
     with doing(IMPORTING):
-        from jaxddp.experiment.evaluate import evaluate
         from jaxddp.job.membership import peers
+        from jaxddp.tasks.run_evaluation import evaluate
 
     measured = evaluate(file, options.workdir, options.step)
     if peers().is_first:

@@ -46,9 +46,9 @@ def run(arguments: list[str]) -> int:
         print(export_run(options.run, options.step, options.out))
         return 0
     with doing(IMPORTING):
+        from jaxddp.inference.exported_program import export_program
         from jaxddp.inference.trained import restore_run
         from jaxddp.mesh import Topology
-        from jaxddp.serving.program import export_program
 
     # onnxruntime computes few operations in bfloat16 on a CPU.
     precision = "float32" if form == "onnx" else None

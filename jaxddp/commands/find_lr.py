@@ -39,10 +39,10 @@ def run(arguments: list[str]) -> int:
     options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
     with doing(IMPORTING):
         import jaxddp.core.files as files
-        from jaxddp.experiment.rate_range import RateRange, find_rate, of_a_test
         from jaxddp.schedules.peak import batch_factor
         from jaxddp.setup.from_file import open_experiment
         from jaxddp.setup.prepare import initialize
+        from jaxddp.tasks.rate_range import RateRange, find_rate, of_a_test
         from jaxddp.training.pictures import png, rate_figure
 
     out, rates = files.check_out(options.out), RateRange(options.lowest, options.highest, options.steps)

@@ -15,8 +15,8 @@ from jaxddp.command_line.parse import check_run, parse
 from jaxddp.command_line.terminal import Row, print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import figure, on_screen, size
-from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, METADATA, Manifests, steps_in
-from jaxddp.training.validations import VALIDATION_FILE, Validations
+from jaxddp.training.checkpoints.integrity import ASIDE, CHECKPOINTS, INDEX, METADATA, Integrity, steps_in
+from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE, ValidationFile
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ def run(arguments: list[str]) -> int:
     options = parse(ListCheckpoints, ListCheckpoints(), "jaxddp checkpoints", arguments)
     check_run(options.run)
     place = options.run / CHECKPOINTS
-    manifests, beside = Manifests(place), []
+    manifests, beside = Integrity(place), []
     if manifests.fault is not None:
         beside.append(f"{place / INDEX}: {manifests.fault}")
     try:
-        validations = Validations(place, manifests)
+        validations = ValidationFile(place, manifests)
         if manifests.expects_validations() and not (place / VALIDATION_FILE).exists():
             beside.append(f"{place / VALIDATION_FILE}: is missing")
     except InputError as error:
@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
     return int(options.verify and (bool(beside) or any(damaged for damaged, _ in listed)))
 
 
-def _listed(manifests: Manifests, validations: Validations | None, *, quick: bool) -> list[tuple[bool, Row]]:
+def _listed(manifests: Integrity, validations: ValidationFile | None, *, quick: bool) -> list[tuple[bool, Row]]:
     """For each step whether it is damaged, and its row of the table."""
     steps, rows = steps_in(manifests.directory), []
     best = None if validations is None else validations.best(steps)

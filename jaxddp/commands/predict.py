@@ -14,7 +14,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import CpuDevices, Devices, Range
 from jaxddp.core.wording import counted
-from jaxddp.predictions.formats import Format, format_of
+from jaxddp.inference.prediction_formats import Format, format_of
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         from jaxddp.curate.progress_bar import ProgressBar
         from jaxddp.data.inputs import open_inputs
+        from jaxddp.inference.prediction_file import write_predictions
         from jaxddp.inference.trained import restore_run
         from jaxddp.job.environment import find_job
         from jaxddp.mesh import Topology
-        from jaxddp.predictions.write import write_predictions
         from jaxddp.setup.joined import join_job
 
     peers = join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))

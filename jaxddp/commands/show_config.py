@@ -25,7 +25,7 @@ class ShowConfig:
 def run(arguments: list[str]) -> int:
     """Run the command, whose first argument is a config or a run; returns the exit code. Raises: InputError."""
     _, file = parse_recipe(ShowConfig, "jaxddp config", arguments)
-    from jaxddp.workdir.places import saved_places
+    from jaxddp.workdir.paths import saved_places
 
     hidden, origins = unread(file.config, file.hooks), _origins(file, *arguments)
     now = saved_places(resolved(flatten(file.config.to_dict()), file.hooks))

@@ -1,1 +1,1 @@
-"""A trained network is loaded from its run and asked."""
+"""A trained network, loaded from its run: predictions, files of them, exported weights and programs."""

@@ -23,8 +23,8 @@ from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.initial_state import with_weights
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.answers import Answering, images_at_once
 from jaxddp.inference.outcome import Outcome
+from jaxddp.inference.prediction_stream import PredictionStream, images_at_once
 from jaxddp.inference.predictions import Predictions
 from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
@@ -35,7 +35,7 @@ from jaxddp.models.variables import by_path, trees_of
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.make import model_of
 from jaxddp.setup.classifier import Classifier
-from jaxddp.training.shown import MOST_SHOWN, Shown
+from jaxddp.training.validation.predicted_images import MOST_SHOWN, PredictedImages
 from jaxddp.workdir.saved_state import recipe_of_run, restored
 from jaxddp.workdir.signature import Signature
 
@@ -132,7 +132,7 @@ class TrainedRun:
         images = chosen_images(source, self.data_of(source), chosen)
         found = self.predict(images)
         labels = np.asarray(source.labels)[chosen]
-        return prediction_grid(Shown.of(images, labels, found.probabilities, self.class_names))
+        return prediction_grid(PredictedImages.of(images, labels, found.probabilities, self.class_names))
 
     def source(self, images: Images) -> Source:
         """What `predict` is given, as a source. Raises: InputError."""
@@ -149,7 +149,7 @@ class TrainedRun:
         source: Any = images
         return source
 
-    def answers(self, source: Source, at_once: int | None = None) -> Answering:
+    def answers(self, source: Source, at_once: int | None = None) -> PredictionStream:
         """To be iterated: the answers of a source, a batch at a time, with so many images on each device.
 
         Raises:
@@ -161,7 +161,7 @@ class TrainedRun:
         if (dtype := image_dtype(source, data)) != self.signature.dtype:
             raise InputError(f"pixels of {dtype}: the network was trained on {self.signature.dtype}")
         size = at_once or images_at_once(len(source))
-        return Answering(
+        return PredictionStream(
             lambda batch: self._classify(self.state, batch),
             *(source, data, self.topology, len(self.class_ids), size),
         )

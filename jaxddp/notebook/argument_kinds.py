@@ -16,7 +16,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.hooks import check_called
 from jaxddp.recipe.metrics import check_name
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.training.evaluation import Measure
+from jaxddp.training.validation.evaluator import Measure
 
 
 def check_data(data: Any) -> DataConfig | None:

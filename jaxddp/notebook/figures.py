@@ -16,8 +16,8 @@ from jaxddp.setup.inputs_seen import input_figure
 from jaxddp.setup.resources import check_comparable
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.states import check_setup
-from jaxddp.training.predictor import Predictor
-from jaxddp.training.shown import MOST_SHOWN
+from jaxddp.training.validation.image_predictor import ImagePredictor
+from jaxddp.training.validation.predicted_images import MOST_SHOWN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,4 +60,6 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     names = table.class_names or setup.table.class_names
     few = ArrayTable(chosen_images(table, setup.data.of_evaluation, rows), table.labels[rows], names)
     program = setup.classifier.classify()
-    return prediction_grid(Predictor(program, few, rows, setup.data, setup.topology, setup.order.batch_size)(state))
+    return prediction_grid(
+        ImagePredictor(program, few, rows, setup.data, setup.topology, setup.order.batch_size)(state)
+    )

@@ -7,13 +7,13 @@ from typing import Any
 
 from jaxddp.config import Config
 from jaxddp.core.files import check_path
-from jaxddp.experiment.evaluate import evaluate
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import Device, Topology
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked, plain
 from jaxddp.setup.joined import join_job
+from jaxddp.tasks.run_evaluation import evaluate
 from jaxddp.workdir.saved_state import recipe_of_run
 
 

@@ -25,7 +25,7 @@ from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.objective import Temperature
 from jaxddp.setup.image_sizes import refusal_of
 from jaxddp.setup.resources import Resources
-from jaxddp.workdir.identity import checksum
+from jaxddp.workdir.digests import checksum
 from jaxddp.workdir.signature import Signature
 
 _KEY = Key("objective.teacher")

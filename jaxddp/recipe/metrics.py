@@ -16,7 +16,7 @@ from jaxddp.engine.parts.loss_scale import LOSS_SCALE
 from jaxddp.engine.set_metrics import SetMetric, check_set_metric, is_set_metric
 from jaxddp.engine.step_objective import Metric
 from jaxddp.registry import METRICS
-from jaxddp.training.loggers import Dispensable
+from jaxddp.training.listeners.notifier import OptionalLogger
 
 _RESERVED = (
     *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),
@@ -70,7 +70,7 @@ def with_given(
 def check_wanted(listeners: Iterable[Any], labels: LabelKind) -> None:
     """Raises `InputError` where the data do not have the labels of a metric that a listener wants."""
     for listener in listeners:
-        logger = isinstance(listener, Dispensable)
+        logger = isinstance(listener, OptionalLogger)
         where = (Key("log.to"), f": {listener.name}") if logger else type(listener).__name__
         for name in getattr(listener, "wants_metrics", ()):
             _check_takes(name, (where, ": its metric"), "leave it out", labels)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxddp.reports.run_files import RunFiles
 from jaxddp.reports.seeds import SeedGroup, mean_curve
 from jaxddp.reports.text_tables import is_share
-from jaxddp.training.rows import Columns
+from jaxddp.training.listeners.metric_rows import Columns
 
 # Okabe and Ito's, without black and yellow, which are not seen on dark or on white.
 # https://jfly.uni-koeln.de/color/

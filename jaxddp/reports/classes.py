@@ -10,7 +10,7 @@ from jaxddp.inference.outcome import Outcome
 from jaxddp.reports.charts import Chart, plain
 from jaxddp.reports.text_tables import NOTHING, Cell, Column, TextTable
 from jaxddp.reports.validation_images import ValidationImages, thumbnails
-from jaxddp.training.shown import short
+from jaxddp.training.validation.predicted_images import short
 
 MOST_MISTAKES = 24
 MOST_CONFUSIONS = 20

@@ -17,10 +17,10 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import show
 from jaxddp.goal import VAL_EMA, Goal, by_split
 from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS
+from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE, ValidationFile
 from jaxddp.training.listeners.jsonl import METRICS, RESULT
-from jaxddp.training.manifest import CHECKPOINTS
-from jaxddp.training.rows import Columns, Series, parse, series
-from jaxddp.training.validations import VALIDATION_FILE, Validations
+from jaxddp.training.listeners.metric_rows import Columns, Series, parse, series
 from jaxddp.workdir.lock import is_locked
 
 NOT_MEASURED = ("step", "epoch", "count", "seconds")
@@ -228,7 +228,7 @@ def _object(path: Path) -> tuple[dict[str, Any], str | None]:
 def _other_losses(directory: Path, val: Columns) -> str | None:
     """What is wrong where checkpoints were validated with other losses than metrics.jsonl has of their steps."""
     try:
-        known = Validations(directory / CHECKPOINTS, None)
+        known = ValidationFile(directory / CHECKPOINTS, None)
     except InputError:
         return None
     losses = dict(zip(val["step"].tolist(), val["loss"].tolist(), strict=True)) if "loss" in val else {}
@@ -242,7 +242,7 @@ def _other_losses(directory: Path, val: Columns) -> str | None:
 def _goal(directory: Path) -> Goal:
     """By what the run compares its validations, as far as it says so."""
     try:
-        return Validations(directory / CHECKPOINTS, None).goal
+        return ValidationFile(directory / CHECKPOINTS, None).goal
     except InputError:
         return Goal()
 
@@ -258,7 +258,7 @@ def _series(directory: Path) -> tuple[Series, str | None]:
     except InputError as error:
         told = str(error).removeprefix(f"{directory}/") if path.exists() else f"{METRICS} is missing"
     try:
-        known = Validations(directory / CHECKPOINTS, None)
+        known = ValidationFile(directory / CHECKPOINTS, None)
     except InputError:
         return series([]), f"{told}; its curves are left out"
     rows = [

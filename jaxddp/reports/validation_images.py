@@ -17,7 +17,7 @@ from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.inference.outcome import Outcome
 from jaxddp.inference.trained import restore_run
 from jaxddp.mesh import Topology
-from jaxddp.training.shown import drawable
+from jaxddp.training.validation.predicted_images import drawable
 
 LONGEST_SIDE = 128
 

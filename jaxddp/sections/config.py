@@ -26,7 +26,7 @@ class Config:
         InputError: a value of another type than its field's, or out of its range.
     """
 
-    # Whether a resumed run may change a key, `FREE` of jaxddp/training/run_identity.py says.
+    # Whether a resumed run may change a key, `FREE` of jaxddp/training/checkpoints/run_identity.py says.
 
     seed: Seed = 0
     """Of all that is random: the initial parameters, the order of examples, augmentation, dropout."""

@@ -12,7 +12,7 @@ from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.setup.programs import Programs
-from jaxddp.training.evaluation import Evaluator, Measure
+from jaxddp.training.validation.evaluator import Evaluator, Measure
 
 
 @dataclass(frozen=True)

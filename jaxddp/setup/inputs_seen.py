@@ -8,7 +8,7 @@ import numpy as np
 from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.data.batch import Batch
 from jaxddp.setup.feed import Feed
-from jaxddp.training.shown import short
+from jaxddp.training.validation.predicted_images import short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ from jaxddp.job.membership import join
 from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.workdir.places import with_places
+from jaxddp.workdir.paths import with_places
 
 _log = logging.getLogger("jaxddp.experiment")
 

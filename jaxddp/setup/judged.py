@@ -9,10 +9,10 @@ from jaxddp.goal import VAL_EMA
 from jaxddp.recipe.layout import TrainingData
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.experiment import Experiment
-from jaxddp.training.judgement import Judgement
+from jaxddp.training.validation.early_stopping import EarlyStopping
 
 
-def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> Judgement:
+def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> EarlyStopping:
     """What a recipe says of `checkpoint.best` and `train.stop_after`, before the first validation.
 
     Args:
@@ -22,7 +22,7 @@ def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> Judg
         InputError: the metric is none of those that are measured, or something follows validations and there are none.
     """
     recipe, config = experiment.recipe, experiment.config
-    judgement = Judgement(config.checkpoint.goal, config.train.stop_after, config.train.stop_min_gain)
+    judgement = EarlyStopping(config.checkpoint.goal, config.train.stop_after, config.train.stop_min_gain)
     if needs := _needed(experiment):
         if config.train.stop_after is not None:
             raise InputError(Key("train.stop_after", config.train.stop_after), ": nothing is validated", advice=needs)

@@ -13,10 +13,10 @@ from jaxddp.setup.judged import judgement_of
 from jaxddp.setup.resources import tell_unseen
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.suspects import suspects
-from jaxddp.training.evaluation import Evaluator, Measure
 from jaxddp.training.listeners.slow_processes import SlowProcesses
 from jaxddp.training.run import Checks, Run, Stepping, Validation
-from jaxddp.workdir.identity import checksums
+from jaxddp.training.validation.evaluator import Evaluator, Measure
+from jaxddp.workdir.digests import checksums
 from jaxddp.workdir.session import Session
 from jaxddp.workdir.signature import Signature
 

@@ -11,7 +11,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import Objective, supervised
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.experiment import Experiment
-from jaxddp.workdir.identity import described
+from jaxddp.workdir.digests import described
 
 
 def objective_fingerprints(experiment: Experiment) -> dict[str, str]:

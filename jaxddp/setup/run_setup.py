@@ -33,11 +33,11 @@ from jaxddp.setup.feed import LONGEST_CHUNK, Feed, no_larger
 from jaxddp.setup.objective_identity import objective_identity
 from jaxddp.setup.programs import Programs, seeded_step
 from jaxddp.setup.resources import Resources, check_comparable
-from jaxddp.training.evaluation import Evaluator, Measure
 from jaxddp.training.plan import Plan
-from jaxddp.training.predictor import Predictor
 from jaxddp.training.run import Chunk, Chunks
-from jaxddp.workdir.identity import identity
+from jaxddp.training.validation.evaluator import Evaluator, Measure
+from jaxddp.training.validation.image_predictor import ImagePredictor
+from jaxddp.workdir.digests import identity
 
 
 @dataclass(frozen=True)
@@ -222,17 +222,17 @@ class RunSetup:
             batches = lambda: zip(self.feed.eval_batches(source, size))  # noqa: E731
         return self.classifier.evaluator(source, batches, metrics, extra, resident=resident)
 
-    def predictor(self, count: int) -> Predictor | None:
+    def predictor(self, count: int) -> ImagePredictor | None:
         """Predicts `count` images that are validated on, of each class its share; None where there are none."""
         # A picture shows one label and one prediction.
         if self.validated is None or not count or self.layout.data.labels.several:
             return None
         most = self.recipe.config.eval.batch_size
         program, rows = self.classifier.classify(), labels_of(self.validated).share(count)
-        return Predictor(program, self.validated, rows, self.data.of_evaluation, self.topology, most)
+        return ImagePredictor(program, self.validated, rows, self.data.of_evaluation, self.topology, most)
 
     def identity(self) -> dict[str, str]:
-        """What tells the recipe's objects from others; see `jaxddp.workdir.identity`."""
+        """What tells the recipe's objects from others; see `jaxddp.workdir.digests`."""
         found = identity(self.recipe, self.state, self.table.num_classes, self.layout.data.image_shape)
         return found | objective_identity(self.recipe, self.objective, self.state, self.feed.abstract_batch())
 

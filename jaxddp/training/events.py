@@ -8,7 +8,7 @@ from typing import Any, Literal
 from jaxddp.core.errors import Preempted
 from jaxddp.core.own_code import is_ctrl_c, told
 from jaxddp.goal import VAL
-from jaxddp.training.shown import Shown
+from jaxddp.training.validation.predicted_images import PredictedImages
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class EvaluationRecord:
     total: int
     seconds: float
     split: str = VAL
-    predictions: Shown | None = None
+    predictions: PredictedImages | None = None
     sets: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property

@@ -16,14 +16,14 @@ from jaxddp.engine.state import TrainState
 from jaxddp.goal import VAL, VAL_EMA, flat
 from jaxddp.measure.cost import Work
 from jaxddp.measure.profile import Profile
-from jaxddp.training.audience import Audience
 from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Used, reason_of, status_of
-from jaxddp.training.measuring import Measuring
+from jaxddp.training.listeners.notifier import Notifier
 from jaxddp.training.run import Chunk, Run
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
+from jaxddp.training.validation.reported import ReportedEvaluation
 
 
 @phase("training", "")
@@ -58,14 +58,14 @@ def fit(run: Run) -> TrainState:
     loop, state = _Loop(run), run.state
     plan, done, begin = run.plan, loop.step, time.perf_counter()
     try:
-        loop.audience.start(run.start())
+        loop.notifier.start(run.start())
         state = loop.begin(done, state)
         at_step(done)
         with phase("start", "opening the data"):
             stream = run.steps.chunks(done)
         profile = run.keeping.profile if run.topology.peers.is_first else None
         with loop.memory.of_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
-            while done < plan.total_steps and not loop.judgement.stops:
+            while done < plan.total_steps and not loop.early_stopping.stops:
                 chunk = loop.take(stream, state)  # 1
                 with traced.step(done + 1, state):
                     state = loop.dispatch(done, chunk, state)  # 2
@@ -82,12 +82,12 @@ def fit(run: Run) -> TrainState:
     except BaseException as error:
         status = status_of(error)
         seconds = time.perf_counter() - begin
-        loop.audience.fail(loop.ended(status, seconds, reason_of(error), loop.used), error)
+        loop.notifier.fail(loop.ended(status, seconds, reason_of(error), loop.used), error)
         raise
     status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.why_stopped())
     used = run.usage(loop.clock.rate(), loop.work.mean())
     with doing("finishing logs"):
-        loop.audience.tell("end", loop.ended(status, time.perf_counter() - begin, reason, used))
+        loop.notifier.notify("end", loop.ended(status, time.perf_counter() - begin, reason, used))
     return state
 
 
@@ -113,9 +113,9 @@ class _Loop:
         self.memory = Memory(run)
         self.work, self._recent = Work(), Work()
         # What one process prints and writes, all would print and write.
-        self.audience = Audience(run.listeners if self.peers.is_first else ())
-        self.judgement = run.validation.judgement.restored(saved.get("judgement"))
-        self.measure = Measuring(run, self.audience.tell)
+        self.notifier = Notifier(run.listeners if self.peers.is_first else ())
+        self.early_stopping = run.validation.early_stopping.restored(saved.get("judgement"))
+        self.measure = ReportedEvaluation(run, self.notifier.notify)
         self.step, self.used, self.logged = int(run.state.step), UNKNOWN, saved.get("logged")
         self._untested, self._told = run.checks.self_test, False
 
@@ -127,8 +127,8 @@ class _Loop:
     def why_stopped(self) -> str:
         """Why the run ends before its last step, and what goes on."""
         best = None if self.checkpoints is None else self.checkpoints.best()
-        kept = "" if best in (None, self.judgement.step) else f"; the best checkpoint is step {best}"
-        return f"{self.judgement.reason}{kept}; a larger stop_after or another duration goes on"
+        kept = "" if best in (None, self.early_stopping.step) else f"; the best checkpoint is step {best}"
+        return f"{self.early_stopping.reason}{kept}; a larger stop_after or another duration goes on"
 
     def begin(self, step: int, state: TrainState) -> TrainState:
         """The state that the first step takes: of a resumed run, what follows from the validation of its checkpoint."""
@@ -136,8 +136,8 @@ class _Loop:
         if measured is None:
             measured = self.validate(step, state, saved=True)
         state = self.judge(step, state, measured or None)
-        if self.judgement.stops and saved.get("total_steps") not in (None, self.plan.total_steps):
-            self.judgement = self.judgement.patient()
+        if self.early_stopping.stops and saved.get("total_steps") not in (None, self.plan.total_steps):
+            self.early_stopping = self.early_stopping.patient()
         return state
 
     def take(self, stream: Iterator[Chunk], state: TrainState) -> Chunk:
@@ -208,7 +208,7 @@ class _Loop:
         if self.checkpoints:
             told = {"epoch_values": self.sums.values, "epoch_seconds": self.clock.epoch_seconds}
             told["skipped_in_a_row"] = self.skipped.in_a_row
-            told |= {"judgement": self.judgement.saved(), "total_steps": self.plan.total_steps}
+            told |= {"judgement": self.early_stopping.saved(), "total_steps": self.plan.total_steps}
             told["logged"] = self.logged
             with doing(f"saving step {step:,}"):
                 self.checkpoints.save(step, state, told)
@@ -243,7 +243,7 @@ class _Loop:
         record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended, used, side)
         # At the first one listeners open their files, some after an import that takes seconds.
         with nullcontext() if self._told else self.clock.paused():
-            self.audience.tell("step", record)
+            self.notifier.notify("step", record)
         self._told, self.logged = True, {"step": step, "loss": float(metrics["loss"])}
 
     def validate(self, step: int, state: TrainState, *, saved: bool) -> Mapping[str, float | None] | None:
@@ -268,12 +268,12 @@ class _Loop:
         # What users measure may differ from process to process, and all must judge alike.
         told = self.peers.from_first("what validation measured", lambda: json.dumps(measured, default=float))
         metrics = json.loads(told)
-        self.judgement.check(metrics)
-        if self.judgement.after(step, metrics).stops:
+        self.early_stopping.check(metrics)
+        if self.early_stopping.after(step, metrics).stops:
             save()
         records[-1] = replace(records[-1], predictions=self.measure.predictions(state))
         for record in records:
-            self.audience.tell("evaluation", record)
+            self.notifier.notify("evaluation", record)
         if self.checkpoints:
             self.checkpoints.validations.put(step, metrics)
         return metrics
@@ -282,6 +282,6 @@ class _Loop:
         """Point 6: whether the run stops, and the state to go on; the same where nothing was validated."""
         if metrics is None:
             return state
-        self.judgement, following = self.judgement.after(step, metrics), self.run.steps.follow(state, metrics)
+        self.early_stopping, following = self.early_stopping.after(step, metrics), self.run.steps.follow(state, metrics)
         self.clock.resume()
         return following

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from jaxddp.training import rows
-from jaxddp.training.shown import Shown, drawable
+from jaxddp.training.listeners.metric_rows import Columns, Series
+from jaxddp.training.validation.predicted_images import PredictedImages, drawable
 
 # Okabe and Ito's blue, vermilion and green: told apart by readers with any kind of colour vision.
 # https://jfly.uni-koeln.de/color/
@@ -70,7 +70,7 @@ def drawn(draw: Callable[[], T]) -> T:
             gc.enable()
 
 
-def figure(series: rows.Series) -> Picture:
+def figure(series: Series) -> Picture:
     """Loss and top-1 of training (each logged step thin, epochs bold) and validation, above two of SMALL.
 
     The loss has a logarithmic axis where its epochs span more than a factor of 100. Without `top1` its panel is left
@@ -91,7 +91,7 @@ def figure(series: rows.Series) -> Picture:
     return picture
 
 
-def _measure_panel(axes: Axes, series: rows.Series, name: str) -> None:
+def _measure_panel(axes: Axes, series: Series, name: str) -> None:
     percent = name == "top1"
     _style(axes, "top-1 accuracy" if percent else name)
     thin = {"linewidth": 0.8, "alpha": 0.4} if name in series.epochs else {"linewidth": 1.8}
@@ -111,7 +111,7 @@ def _measure_panel(axes: Axes, series: rows.Series, name: str) -> None:
     _label_ends(axes, ends, "{:.1%}" if percent else "{:.3g}")
 
 
-def _small_panel(axes: Axes, train: rows.Columns, name: str, title: str) -> None:
+def _small_panel(axes: Axes, train: Columns, name: str, title: str) -> None:
     _style(axes, title)
     axes.set_xlabel("epoch", color=INK)
     _line(axes, train, name, INK, linewidth=1.2)
@@ -120,7 +120,7 @@ def _small_panel(axes: Axes, train: rows.Columns, name: str, title: str) -> None
     axes.set_yticks([0, peak], ["0", f"{peak:,.0f}" if peak >= 100 else f"{peak:.3g}"])
 
 
-def _spread(*parts: rows.Columns) -> float:
+def _spread(*parts: Columns) -> float:
     """How many times the largest loss is the smallest; 1 where there is none, or one that is not positive."""
     losses = np.concatenate([columns.get("loss", np.zeros(0)) for columns in parts])
     losses = losses[np.isfinite(losses)]
@@ -137,7 +137,7 @@ def _style(axes: Axes, title: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
 
 
-def _line(axes: Axes, columns: rows.Columns, name: str, colour: str, **style: Any) -> tuple[float, float] | None:
+def _line(axes: Axes, columns: Columns, name: str, colour: str, **style: Any) -> tuple[float, float] | None:
     """Draws a metric over epochs and returns its last point; few points are marked, because one alone is no line."""
     if name not in columns:
         return None
@@ -185,10 +185,15 @@ def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray
     return picture
 
 
-def prediction_grid(predictions: Shown) -> Picture:
+def prediction_grid(predictions: PredictedImages) -> Picture:
     """Each image under its predicted class and that class's probability; a wrong one coloured, with the right class."""
     colours = [VAL if wrong else INK for wrong in predictions.wrong]
     return _grid(predictions.images, predictions.captions, colours, columns=6, fontsize=9)
+
+
+def prediction_pixels(predictions: PredictedImages) -> np.ndarray:
+    """`prediction_grid` as uint8 [H, W, 4]."""
+    return drawn(lambda: pixels(prediction_grid(predictions)))
 
 
 def input_grid(images: np.ndarray, titles: Sequence[str]) -> Picture:

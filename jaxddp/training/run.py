@@ -13,12 +13,12 @@ from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program
 from jaxddp.measure.cost import Cost
 from jaxddp.mesh import Topology
-from jaxddp.training.checkpoints import Checkpoints
-from jaxddp.training.evaluation import Evaluator
+from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.events import RunStart, Used
-from jaxddp.training.judgement import Judgement
 from jaxddp.training.plan import Plan
-from jaxddp.training.predictor import Predictor
+from jaxddp.training.validation.early_stopping import EarlyStopping
+from jaxddp.training.validation.evaluator import Evaluator
+from jaxddp.training.validation.image_predictor import ImagePredictor
 
 
 class Chunk(NamedTuple):
@@ -88,12 +88,12 @@ class Validation:
     Attributes:
         evaluator: of the validation set; None validates nothing.
         predictor: of the validation images that the listeners want to show; None where they want none.
-        judgement: of no validation; how they are compared, and when they end the run.
+        early_stopping: before the first validation; which validation is the best, and when they end the run.
     """
 
     evaluator: Evaluator | None = None
-    predictor: Predictor | None = None
-    judgement: Judgement = field(default_factory=Judgement)
+    predictor: ImagePredictor | None = None
+    early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""A work directory: whose it is, what it says of its run, and where a run resumes."""
+"""The work directory of a run: its lock, its config, its checkpoints, and where a run resumes."""

@@ -23,8 +23,8 @@ from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
 from jaxddp.sections.examples import IMAGE_KEYS
 from jaxddp.sections.loss import LossConfig
 from jaxddp.sections.model import NETWORK_KEYS
-from jaxddp.training.run_identity import FREE, MOVED, RunIdentity
-from jaxddp.workdir.places import saved_places
+from jaxddp.training.checkpoints.run_identity import FREE, MOVED, RunIdentity
+from jaxddp.workdir.paths import saved_places
 
 _MEND = ("restore it, or start in another ", Option("workdir"))
 _KEEPS = ("a resumed run keeps its recipe: set it back, or start in another ", Option("workdir"))

@@ -7,7 +7,7 @@ import jaxddp.core.files as files
 from jaxddp.core.peers import Peers
 from jaxddp.goal import VAL
 from jaxddp.training.listeners.jsonl import RESULT
-from jaxddp.training.listeners.lines import shown
+from jaxddp.training.progress.lines import shown
 
 _ENDS = ("done", "stopped")
 

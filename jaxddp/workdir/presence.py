@@ -16,9 +16,9 @@ from jaxddp.core.phases import COMMIT, standing
 from jaxddp.job.membership import abandon
 from jaxddp.job.watch import end_now
 from jaxddp.recipe_file import CONFIG_FILE
-from jaxddp.training.checkpoint_errors import UNFINISHED
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS
+from jaxddp.training.checkpoints.orbax_errors import UNFINISHED
 from jaxddp.training.listeners.jsonl import RESULT
-from jaxddp.training.manifest import CHECKPOINTS
 
 _LOOK_SECONDS = 1.0
 _FAILING_SECONDS = 10.0
@@ -35,16 +35,33 @@ class Presence:
     def __init__(self, directory: Path):
         self._places = (directory, directory / CHECKPOINTS, directory / CONFIG_FILE)
         self._known: dict[Path, tuple[int, int]] = {}
+        self._unchanged: tuple[int, int, int] | None = None
         self._held = contextlib.ExitStack()
         self.fault()
 
     def check(self) -> None:
-        """Raises `InputError` where it has gone, or another one is in its place."""
+        """Raises `InputError` where it has gone, or another one is in its place.
+
+        It comes after each step, so it looks at the directory alone while that is as the last whole look found it: its
+        time of modification changes with the entries in it. Where file systems keep no such time, `_look` finds out.
+        """
+        state = None
+        with contextlib.suppress(OSError):
+            found = os.stat(self._places[0])
+            state = found.st_dev, found.st_ino, found.st_mtime_ns
+            if state == self._unchanged:
+                return
         if (fault := self.fault()) is not None:
             raise InputError(fault)
+        self._unchanged = state
 
     def fault(self) -> str | None:
         """What became of it; None where all is well, or where the server of files does not say."""
+        if (fault := self._fault()) is not None:
+            self._unchanged = None
+        return fault
+
+    def _fault(self) -> str | None:
         for place in self._places:
             try:
                 found = _identity(place)

@@ -10,8 +10,8 @@ from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.models.variables import by_path
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
-from jaxddp.training.checkpoints import Checkpoints
-from jaxddp.training.manifest import CHECKPOINTS
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS
+from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.weights.state_dict import FORMS
 
 _A_RUN = "give a run's work directory"

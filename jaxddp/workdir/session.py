@@ -24,10 +24,10 @@ from jaxddp.goal import Goal
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER
-from jaxddp.training.checkpoints import Checkpoints
-from jaxddp.training.manifest import ASIDE, CHECKPOINTS, INDEX, Manifests, steps_in
+from jaxddp.training.checkpoints.integrity import ASIDE, CHECKPOINTS, INDEX, Integrity, steps_in
+from jaxddp.training.checkpoints.manager import Checkpoints
+from jaxddp.training.checkpoints.run_identity import RunIdentity
 from jaxddp.training.run import Keeping, Run
-from jaxddp.training.run_identity import RunIdentity
 from jaxddp.workdir.lock import LOCK_FILE, locked
 from jaxddp.workdir.presence import staying
 from jaxddp.workdir.signature import SIGNATURE_FILE
@@ -55,11 +55,11 @@ class Session:
     @property
     def run_id(self) -> str | None:
         """Of the run that is resumed, as its checkpoint names it."""
-        return None if self.resume_step is None else self.checkpoints.manifests.run_id(self.resume_step)
+        return None if self.resume_step is None else self.checkpoints.integrity.run_id(self.resume_step)
 
     def belongs_to(self, config: Mapping[str, Any]) -> None:
         """From here on checkpoints are of the run that the content of its config.json says."""
-        self.checkpoints.manifests.belong_to(RunIdentity.of(config))
+        self.checkpoints.integrity.belong_to(RunIdentity.of(config))
 
     def joined(self, run: Run) -> Run:
         """The run in this work directory: it resumes there, saves there, and stops when asked.
@@ -117,11 +117,11 @@ def set_damaged_aside(place: Path) -> str:
     Raises:
         InputError: there are checkpoints, and none is whole; then all stay as they are.
     """
-    manifests, damaged = Manifests(place), {}
-    if manifests.fault is not None:
-        _log.warning(f"{place / INDEX}: {manifests.fault}; it is written anew from the manifests that are whole")
+    integrity, damaged = Integrity(place), {}
+    if integrity.fault is not None:
+        _log.warning(f"{place / INDEX}: {integrity.fault}; it is written anew from the manifests that are whole")
     for step in reversed(steps_in(place)):
-        if (fault := manifests.check(step)) is None:
+        if (fault := integrity.check(step)) is None:
             break
         damaged[step] = fault
     else:

@@ -20,7 +20,7 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.overrides import checked
 from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
-from jaxddp.training.run_identity import RunIdentity
+from jaxddp.training.checkpoints.run_identity import RunIdentity
 
 SIGNATURE_FILE = "signature.json"
 _DECODED = (1, 3, 4)

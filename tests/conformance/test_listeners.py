@@ -46,16 +46,16 @@ from support.logged import (
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.registry import LOGGERS
-from jaxddp.training import rows
 from jaxddp.training.events import RunEnd
 from jaxddp.training.listeners import curves
-from jaxddp.training.listeners.display import PlainLines
+from jaxddp.training.listeners import metric_rows as rows
 from jaxddp.training.listeners.history import History
 from jaxddp.training.listeners.jsonl import JsonLines
-from jaxddp.training.listeners.live import LiveDisplay, TerminalScreen
+from jaxddp.training.listeners.notifier import OptionalLogger
 from jaxddp.training.listeners.tensorboard import TensorBoard
-from jaxddp.training.loggers import Dispensable
-from jaxddp.training.shown import Shown
+from jaxddp.training.progress.display import PlainLines
+from jaxddp.training.progress.live import LiveDisplay, TerminalScreen
+from jaxddp.training.validation.predicted_images import PredictedImages
 
 
 def of_config(name: str, workdir: Path) -> Any:
@@ -278,7 +278,7 @@ def test_a_place_that_it_cannot_write_to_costs_a_logger_and_no_run(
         with pytest.raises(InputError, match="file/run: cannot be written"):
             told(logger)
         return
-    told(Dispensable(name, logger))
+    told(OptionalLogger(name, logger))
     (said,) = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
     assert said.startswith(f"the logger {name} failed at step ") and said.endswith(" and is left out from here on")
     assert "file/run" in said
@@ -296,7 +296,7 @@ def test_tensorboard_adds_a_file_or_begins_anew_and_leaves_the_files_of_others(t
 def test_no_figure_stays_in_memory(tmp_path: Path) -> None:
     """Their parts refer to each other; a collection of all objects comes seldom in a long run."""
     images, probabilities = np.zeros((2, 4, 4, 3), np.uint8), np.full((2, 5), 0.2)
-    shown = Shown.of(images, np.zeros(2, int), probabilities, tuple("abcde"))
+    shown = PredictedImages.of(images, np.zeros(2, int), probabilities, tuple("abcde"))
     written = JsonLines(tmp_path), TensorBoard(tmp_path, 2)
     drive(*written, stop=TOTAL - 1, evaluate=())
     gc.collect()

@@ -20,6 +20,7 @@ from support.shared import interned, sgd
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, load
 from jaxddp.engine.state import TrainState
+from jaxddp.inference.exported_program import export_program
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
@@ -27,7 +28,6 @@ from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.variables import shapes_of
 from jaxddp.recipe_file import config_names
 from jaxddp.registry import MODELS
-from jaxddp.serving.program import export_program
 from jaxddp.setup.initial_weights import initial_weights
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import initialize

@@ -40,7 +40,7 @@ from jaxddp.layers import Layers
 from jaxddp.optimizers.decay import decayed
 from jaxddp.registry import OPTIMIZERS, SCHEDULES
 from jaxddp.schedules.warmup import Steps, make_schedule
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 
 
 @pytest.fixture(autouse=True)

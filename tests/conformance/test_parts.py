@@ -32,7 +32,7 @@ from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.parts.plateau import Plateau
 from jaxddp.engine.state import EVAL_PARAMS
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 
 STEPS, CLIP = 12, 0.25
 # The first pixel of row 7 is one that `spoil` makes NaN, in its batch of each epoch.

@@ -13,7 +13,7 @@ FEW = 3
 SMALL_FILES = """
 import resource, sys
 from jaxddp.cli import main
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.manager import Checkpoints
 
 save = Checkpoints.save
 def limited(*arguments):

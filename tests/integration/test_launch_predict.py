@@ -8,9 +8,9 @@ from PIL import Image
 from support.processes import Launched
 
 from jaxddp.data.inputs import open_inputs
+from jaxddp.inference.prediction_file import write_predictions
 from jaxddp.inference.trained import restore_run
 from jaxddp.mesh import Topology
-from jaxddp.predictions.write import write_predictions
 
 COUNT = 150
 

@@ -17,8 +17,8 @@ from jaxddp.cli import main
 from jaxddp.data.order import EvalOrder
 from jaxddp.mesh import Topology
 from jaxddp.engine.step import Program
-from jaxddp.training.checkpoint_errors import Barrier
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.training.checkpoints.orbax_errors import Barrier
+from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.listeners.jsonl import JsonLines
 
 def in_a_file():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxddp.training import rows
+from jaxddp.training.listeners import metric_rows as rows
 
 Series = dict[str, list[tuple[int, float]]]
 """(step, value) of each scalar, in the order in which they were written."""

@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxddp.training.manifest import INDEX
+from jaxddp.training.checkpoints.integrity import INDEX
 
 REPOSITORY = Path(__file__).parents[2]
 HANGING = 150

@@ -16,9 +16,6 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.data.example_set import labels_of
 from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.example_loss import Loss
-from jaxddp.experiment.evaluate import evaluate
-from jaxddp.experiment.train import of_file
-from jaxddp.experiment.train import train as run_training
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.recipe.layout import Layout, TrainingData
@@ -31,7 +28,10 @@ from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import prepare
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.training.checkpoints import Checkpoints
+from jaxddp.tasks.run_evaluation import evaluate
+from jaxddp.tasks.run_training import of_file
+from jaxddp.tasks.run_training import train as run_training
+from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.loop import fit
 from jaxddp.workdir.session import Session
 from support.data import random_table

@@ -20,7 +20,7 @@ from jaxddp.core.wording import plural
 from jaxddp.job.membership import peers
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.training.step_seconds import FILE
+from jaxddp.training.listeners.step_seconds import FILE
 
 _LONGEST_REASON = 500
 

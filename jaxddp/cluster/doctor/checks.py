@@ -23,7 +23,7 @@ from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.joined import join_job
-from jaxddp.training.step_seconds import FILE, StepSeconds
+from jaxddp.training.listeners.step_seconds import FILE, StepSeconds
 from jaxddp.workdir.session import check_shared
 
 Verdict = Literal["ok", "warn", "fail"]

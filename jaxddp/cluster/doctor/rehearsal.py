@@ -21,7 +21,7 @@ from jaxddp.setup.from_file import open_experiment
 from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.device_memory import needs_of_batch
-from jaxddp.training.listeners.lines import count_parameters
+from jaxddp.training.progress.lines import count_parameters
 
 SAMPLE_IMAGES = 512
 _SAMPLE_BATCH = 16

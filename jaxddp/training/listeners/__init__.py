@@ -1,0 +1,1 @@
+"""Listeners of a run: its history, its files, and tracking services."""

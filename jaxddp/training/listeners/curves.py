@@ -6,9 +6,9 @@ from pathlib import Path
 import jaxddp.core.files as files
 from jaxddp.config import Config
 from jaxddp.registry import LOGGERS
-from jaxddp.training import rows
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd
 from jaxddp.training.listeners.jsonl import METRICS
+from jaxddp.training.listeners.metric_rows import parse, series
 
 CURVES = "curves.png"
 
@@ -46,4 +46,4 @@ def draw(metrics: Path, picture: Path) -> None:
     # The first step need not wait for matplotlib's import.
     from jaxddp.training.pictures import drawn, figure, png
 
-    files.replace(picture, drawn(lambda: png(figure(rows.series(row for _, row in rows.parse(metrics))))))
+    files.replace(picture, drawn(lambda: png(figure(series(row for _, row in parse(metrics))))))

@@ -9,9 +9,10 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, figure, not_installed
 from jaxddp.mesh import Topology
 from jaxddp.overrides import checked
-from jaxddp.training import rows
-from jaxddp.training.events import EvaluationRecord, Listener, RunStart, StepRecord
+from jaxddp.training.events import RunStart
 from jaxddp.training.listeners.jsonl import METRICS
+from jaxddp.training.listeners.metric_rows import Columns, Row, RowListener, parse, series, table
+from jaxddp.training.validation.predicted_images import PredictedImages
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
 Part = Literal["train", "epochs", "val", "val_ema"]
 
 
-class History(Listener):
+class History(RowListener):
     """Collects the metrics of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
 
-    `history.val_ema` is that of averaged parameters. Each is a dict of arrays, empty where there is nothing; see
-    `rows.Series`. A notebook shows a history as its curves. A run that resumes continues it after the restored step; a
-    run from step 0 begins it anew.
+    `history.val_ema` holds the metrics of averaged parameters. Each is a dict of arrays, empty if it has nothing; see
+    `jaxddp.training.listeners.metric_rows.Series`. A notebook shows a history as its curves. A resumed run
+    continues the history after the restored step; a run from step 0 begins it anew.
     """
 
     def __init__(self) -> None:
-        self._rows: list[rows.Row] = []
+        self._rows: list[Row] = []
 
     @classmethod
     def read(cls, workdir: str | Path) -> "History":
@@ -42,28 +43,28 @@ class History(Listener):
         if not path.exists():
             raise InputError(f"{path}: no such file; give the work directory of a run that was logged")
         history = cls()
-        history._rows = [row for _, row in rows.parse(path)]
+        history._rows = [row for _, row in parse(path)]
         return history
 
     @property
-    def train(self) -> rows.Columns:
+    def train(self) -> Columns:
         """The logged steps: an array for each column."""
-        return rows.series(self._rows).train
+        return series(self._rows).train
 
     @property
-    def epochs(self) -> rows.Columns:
+    def epochs(self) -> Columns:
         """The means of each epoch: an array for each column."""
-        return rows.series(self._rows).epochs
+        return series(self._rows).epochs
 
     @property
-    def val(self) -> rows.Columns:
+    def val(self) -> Columns:
         """The validations: an array for each column."""
-        return rows.series(self._rows).val
+        return series(self._rows).val
 
     @property
-    def val_ema(self) -> rows.Columns:
+    def val_ema(self) -> Columns:
         """The validations of averaged parameters: an array for each column."""
-        return rows.series(self._rows).val_ema
+        return series(self._rows).val_ema
 
     def to_frame(self, part: Part | None = None) -> "DataFrame":
         """The metrics as a pandas DataFrame, in the order in which they were logged.
@@ -81,13 +82,13 @@ class History(Listener):
             raise InputError(f"history.to_frame(): {not_installed('pandas', 'pandas')}") from None
         if checked(part, Part | None, "part") is not None:
             return pd.DataFrame(getattr(self, str(part)))
-        return pd.DataFrame(rows.table(self._rows))
+        return pd.DataFrame(table(self._rows))
 
     def plot(self) -> Any:
         """The curves as a matplotlib Figure. Needs matplotlib."""
         from jaxddp.training import pictures
 
-        return pictures.figure(rows.series(self._rows))
+        return pictures.figure(series(self._rows))
 
     def share(self, topology: Topology) -> None:
         """Make this the history of process 0, whose listeners alone are told; all processes must call it alike."""
@@ -97,15 +98,11 @@ class History(Listener):
     def start(self, run: RunStart) -> None:
         self._rows = [row for row in self._rows if row["step"] <= run.start_step] if run.start_step else []
 
-    def step(self, record: StepRecord) -> None:
-        self._rows.append(rows.step_row(record))
-
-    def evaluation(self, record: EvaluationRecord) -> None:
-        if record.final:
-            self._rows.append(rows.evaluation_row(record))
+    def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
+        self._rows.append(row)
 
     def __repr__(self) -> str:
-        steps, epochs, val, _ = rows.series(self._rows)
+        steps, epochs, val, _ = series(self._rows)
         columns = {"logged step": steps, "epoch": epochs, "evaluation": val}
         counts = ", ".join(counted(len(rows.get("step", ())), noun) for noun, rows in columns.items())
         last = [f"{name} {figure(name, val[name][-1])}" for name in ("loss", "top1") if name in val]

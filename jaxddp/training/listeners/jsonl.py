@@ -11,14 +11,15 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.registry import LOGGERS
-from jaxddp.training import rows
-from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import RunEnd, RunStart
+from jaxddp.training.listeners.metric_rows import Row, RowListener, parse
+from jaxddp.training.validation.predicted_images import PredictedImages
 
 METRICS = "metrics.jsonl"
 RESULT = "result.json"
 
 
-class JsonLines(Listener):
+class JsonLines(RowListener):
     """Writes `metrics.jsonl`, one object a line for every logged step and finished evaluation, and `result.json`.
 
     A line is handed to the operating system before the next step. A run that resumes continues the file: lines past
@@ -42,24 +43,19 @@ class JsonLines(Listener):
         kept = _rewind(self._metrics, run)
         self._validations = {row["split"]: row for row in kept if row["split"] != "train"}
 
-    def step(self, record: StepRecord) -> None:
-        self._ended = None
-        files.append(self._metrics, encode(rows.step_row(record)))
-
-    def evaluation(self, record: EvaluationRecord) -> None:
-        if record.final:
-            self._ended = None
-            row, known = rows.evaluation_row(record), self._validations.get(record.split, {})
-            # A run that ended after this line, and before its checkpoint had the metrics, reaches it again.
-            if known.get("step") != record.step:
-                files.append(self._metrics, encode(row))
-            self._validations[record.split] = row
+    def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
+        self._ended, split = None, row["split"]
+        # A run that ended after the line of a validation, and before its checkpoint had the metrics, validates again.
+        if self._validations.get(split, {}).get("step") != row["step"]:
+            files.append(self._metrics, encode(row))
+        if split != "train":
+            self._validations[split] = row
 
     def end(self, run: RunEnd) -> None:
         if self._ended is not None and run.status in ("done", "stopped"):
             files.replace(self._result, self._ended)
             return
-        result: rows.Row = {"status": run.status, "step": run.step}
+        result: Row = {"status": run.status, "step": run.step}
         result |= {"devices": self._run.devices, "processes": self._run.processes, VAL: None}
         for split, validation in ((VAL, run.validation), (VAL_EMA, run.averaged)):
             # A resumed run may end before its next evaluation: its last one then stands in the lines that were kept.
@@ -71,14 +67,14 @@ class JsonLines(Listener):
         files.replace(self._result, encode(result))
 
 
-def _metrics(validation: Mapping[str, Any]) -> rows.Row:
+def _metrics(validation: Mapping[str, Any]) -> Row:
     """Those of a validation, and their count. A line that was kept says null of what was not finite."""
     names = [name for name in validation if name not in ("step", "epoch", "split", "count", "seconds")]
     metrics = {name: None if validation[name] is None else float(validation[name]) for name in names}
     return metrics | {"count": int(validation.get("count") or 0)}
 
 
-def encode(row: rows.Row) -> bytes:
+def encode(row: Row) -> bytes:
     """One line of JSON, newline included; numbers with all their digits, `null` for one that is not finite."""
     return (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
 
@@ -89,12 +85,12 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _rewind(path: Path, run: RunStart) -> list[rows.Row]:
+def _rewind(path: Path, run: RunStart) -> list[Row]:
     """Cuts what lies past the run's first step from the file at `path` and returns the rows that stay."""
     if run.start_step == 0 or not path.exists():
         files.replace(path, b"")
         return []
-    kept = [(line, row) for line, row in rows.parse(path) if row["step"] <= run.start_step]
+    kept = [(line, row) for line, row in parse(path) if row["step"] <= run.start_step]
     _check_own(path, [row for _, row in kept], run.logged)
     content = b"".join(line for line, _ in kept)
     if len(content) != path.stat().st_size:
@@ -102,7 +98,7 @@ def _rewind(path: Path, run: RunStart) -> list[rows.Row]:
     return [row for _, row in kept]
 
 
-def _check_own(path: Path, kept: list[rows.Row], logged: Mapping[str, Any] | None) -> None:
+def _check_own(path: Path, kept: list[Row], logged: Mapping[str, Any] | None) -> None:
     """Raises `InputError` where the rows have another loss of a step than the checkpoint that was saved after it."""
     if logged is None:
         return

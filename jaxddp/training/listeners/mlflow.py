@@ -5,20 +5,15 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from jaxddp.config import Config, LogConfig
 from jaxddp.core.wording import on_screen
 from jaxddp.registry import LOGGERS
-from jaxddp.training import rows
-from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
-from jaxddp.training.extras import need
-from jaxddp.training.listeners.run_id import keep_id, kept_id
-from jaxddp.training.provenance import provenance
-from jaxddp.training.shown import SHOWN, images_to_show
+from jaxddp.training.events import RunEnd
+from jaxddp.training.listeners.metric_rows import Row, scalars
+from jaxddp.training.listeners.tracking import PROJECT, TrackingLogger
+from jaxddp.training.validation.predicted_images import PredictedImages
 
-_FILE = "mlflow.json"
 _STATUSES = {
     **{"done": "FINISHED", "stopped": "FINISHED"},
     **{"failed": "FAILED", "preempted": "KILLED", "interrupted": "KILLED"},
@@ -38,14 +33,7 @@ _UNLESS_SET = {
 }
 
 
-@LOGGERS.add("mlflow")
-def mlflow_of(config: Config, workdir: Path) -> "MLflow":
-    """A run of MLflow. Raises: InputError; its library is not installed."""
-    need("mlflow", "mlflow")
-    return MLflow(workdir, images_to_show(config), config.log)
-
-
-class MLflow(Listener):
+class MLflow(TrackingLogger):
     """Logs the rows of metrics.jsonl as `train/loss`, `val/top1`, …, the config as parameters, predictions as pictures.
 
     The environment says where (`MLFLOW_TRACKING_URI`, …), the config or the environment in which experiment
@@ -53,22 +41,15 @@ class MLflow(Listener):
     and the experiment "jaxddp". The run is named by the config, or after its work directory. A step that a resumed run
     takes again has a second point. MLflow's parameters never change, so what a
     resumed run changes is a tag of that name.
-
-    Args:
-        directory: keeps the id of the run.
-        images: how many validation images to show at each evaluation.
-        log: the experiment, the name, and what is recorded beside the run's own config.
     """
 
-    def __init__(self, directory: Path, images: int = SHOWN, log: LogConfig | None = None):
-        self._directory, self._log = directory, log or LogConfig()
-        self._client: Any = None
-        self._id = ""
-        self._unsent: list[Any] = []
-        self._sent = 0.0
-        self.wants_predictions = images
+    library = "mlflow"
+    _client: Any = None
+    _id = ""
+    _sent = 0.0
 
-    def start(self, run: RunStart) -> None:
+    def open(self, saved_id: str | None, recorded: Mapping[str, Any]) -> str:
+        self._unsent: list[Any] = []
         for name, value in _UNLESS_SET.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
@@ -76,33 +57,30 @@ class MLflow(Listener):
         # Of tries that fail; what comes of them is said here.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         self._client = MlflowClient()
-        kept, made_of = self._directory / _FILE, self._log.recorded | provenance(run)
-        known = kept_id(kept, run)
-        if known is None:
-            known = self._create(made_of.get("code.commit"))
-            keep_id(kept, known)
+        if saved_id is None:
+            self._id = self._create(recorded.get("code.commit"))
         else:
-            self._client.update_run(known, status="RUNNING")
-        self._id = known
+            self._client.update_run(saved_id, status="RUNNING")
+            self._id = saved_id
+        return self._id
+
+    def opened(self, recorded: Mapping[str, Any]) -> None:
         # A URI may hold a password.
-        print(on_screen(f"mlflow: run {known} at {re.sub(r'//[^/]*@', '//', self._client.tracking_uri)}"))
-        self._tell_params({name: str(value) for name, value in made_of.items()})
+        print(on_screen(f"mlflow: run {self._id} at {re.sub(r'//[^/]*@', '//', self._client.tracking_uri)}"))
+        self._log_params({name: str(value) for name, value in recorded.items()})
 
-    def step(self, record: StepRecord) -> None:
-        self._note(rows.step_row(record))
-        if time.monotonic() - self._sent >= _SECONDS_BETWEEN:
+    def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self._unsent += [Metric(name, value, now, row["step"]) for name, value in scalars(row).items()]
+        if row["split"] != "train" or time.monotonic() - self._sent >= _SECONDS_BETWEEN:
             self._send()
+        if predictions is not None:
+            from jaxddp.training.pictures import prediction_pixels
 
-    def evaluation(self, record: EvaluationRecord) -> None:
-        if not record.final:
-            return
-        self._note(rows.evaluation_row(record))
-        self._send()
-        if (predictions := record.predictions) is not None:
-            from jaxddp.training.pictures import drawn, pixels, prediction_grid
-
-            picture = drawn(lambda: pixels(prediction_grid(predictions)))
-            self._client.log_image(self._id, picture, key=f"{record.split}/predictions", step=record.step)
+            picture = prediction_pixels(predictions)
+            self._client.log_image(self._id, picture, key=f"{row['split']}/predictions", step=row["step"])
 
     def end(self, run: RunEnd) -> None:
         self._send()
@@ -111,15 +89,15 @@ class MLflow(Listener):
     def _create(self, commit: str | None) -> str:
         experiment, name = os.environ.get("MLFLOW_EXPERIMENT_ID"), self._log.project
         if name is not None or not experiment:
-            name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "jaxddp"
+            name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
             found = self._client.get_experiment_by_name(name)
             experiment = self._client.create_experiment(name) if found is None else found.experiment_id
         tags = {"mlflow.source.git.commit": commit} if commit else {}
-        run_name = self._log.name or self._directory.absolute().name
+        run_name = self._log.name or self.default_name
         created = self._client.create_run(experiment, run_name=run_name, tags=tags)
         return created.info.run_id
 
-    def _tell_params(self, params: Mapping[str, str]) -> None:
+    def _log_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param, RunTag
 
         # MLflow cuts longer ones, and would not know them again.
@@ -132,12 +110,6 @@ class MLflow(Listener):
         for some in _cut([RunTag(name, params[name]) for name in changed], _MOST_PARAMS):
             self._client.log_batch(self._id, tags=some, synchronous=True)
 
-    def _note(self, row: rows.Row) -> None:
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        self._unsent += [Metric(name, value, now, row["step"]) for name, value in rows.scalars(row).items()]
-
     def _send(self) -> None:
         unsent, self._unsent = self._unsent, []
         for some in _cut(unsent, _MOST_METRICS):
@@ -147,3 +119,6 @@ class MLflow(Listener):
 
 def _cut(entries: list[Any], most: int) -> Iterator[list[Any]]:
     return (entries[at : at + most] for at in range(0, len(entries), most))
+
+
+LOGGERS.add("mlflow")(MLflow.of)

@@ -9,7 +9,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
 from jaxddp.training.events import Listener, RunStart, StepRecord
-from jaxddp.training.step_seconds import FILE, SlowPhase, Spent, StepSeconds
+from jaxddp.training.listeners.step_seconds import FILE, SlowPhase, Spent, StepSeconds
 
 LOOK_SECONDS = 30.0
 """Between two looks: long enough that single slow steps do not matter."""

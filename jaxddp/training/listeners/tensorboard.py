@@ -5,11 +5,12 @@ from typing import Any
 
 import jaxddp.core.files as files
 from jaxddp.registry import LOGGERS
-from jaxddp.training import rows
-from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import RunEnd, RunStart
+from jaxddp.training.listeners.metric_rows import Row, RowListener, scalars
+from jaxddp.training.validation.predicted_images import PredictedImages
 
 
-class TensorBoard(Listener):
+class TensorBoard(RowListener):
     """Writes scalars under `directory`: `train/loss`, `train/learning_rate`, `train/epoch_top1`, `val/top1`, …, and the
     predictions of `images` validation images, or of those that another listener wants, as a picture.
 
@@ -31,28 +32,22 @@ class TensorBoard(Listener):
             for path in self._directory.glob("events.out.tfevents.*"):
                 files.remove(path)
 
-    def step(self, record: StepRecord) -> None:
-        self._write(rows.step_row(record))
+    def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
+        if self._writer is None:
+            self._writer = _open(self._directory)
+        self._writer.write_scalars(row["step"], scalars(row))
+        if predictions is not None:
+            from jaxddp.training.pictures import prediction_pixels
 
-    def evaluation(self, record: EvaluationRecord) -> None:
-        if record.final:
-            self._write(rows.evaluation_row(record))
-            if (predictions := record.predictions) is not None:
-                from jaxddp.training.pictures import drawn, pixels, prediction_grid
-
-                picture = drawn(lambda: pixels(prediction_grid(predictions)))[None, ..., :3]
-                self._writer.write_images(record.step, {f"{record.split}/predictions": picture})
+            picture = prediction_pixels(predictions)[None, ..., :3]
+            self._writer.write_images(row["step"], {f"{row['split']}/predictions": picture})
+        if row["split"] != "train":
             self._writer.flush()
 
     def end(self, run: RunEnd) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-    def _write(self, row: rows.Row) -> None:
-        if self._writer is None:
-            self._writer = _open(self._directory)
-        self._writer.write_scalars(row["step"], rows.scalars(row))
 
 
 def _open(directory: Path) -> Any:

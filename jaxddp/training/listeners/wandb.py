@@ -6,33 +6,22 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxddp.config import Config, LogConfig
 from jaxddp.core.wording import on_screen
 from jaxddp.registry import LOGGERS
-from jaxddp.training import rows
-from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
-from jaxddp.training.extras import need
-from jaxddp.training.listeners.run_id import keep_id, kept_id
-from jaxddp.training.provenance import provenance
-from jaxddp.training.shown import SHOWN, Shown, drawable, images_to_show
+from jaxddp.training.events import RunEnd
+from jaxddp.training.listeners.metric_rows import Row, scalars
+from jaxddp.training.listeners.tracking import PROJECT, TrackingLogger
+from jaxddp.training.validation.predicted_images import PredictedImages, drawable
 
-_FILE = "wandb.json"
 _EXIT_CODES = {"done": 0, "stopped": 0, "failed": 1, "preempted": 75, "interrupted": 130}
 _INIT_SECONDS, _FINISH_SECONDS = 60, 60
 
 
-@LOGGERS.add("wandb")
-def wandb_of(config: Config, workdir: Path) -> "WandB":
-    """A run of Weights & Biases. Raises: InputError; its library is not installed."""
-    need("wandb", "wandb")
-    return WandB(workdir, images_to_show(config), config.log)
-
-
-class WandB(Listener):
+class WandB(TrackingLogger):
     """Logs the rows of metrics.jsonl as `train/loss`, `val/top1`, …, and predictions as images with captions.
 
     The config says where and by which name, else the environment (`WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_MODE`, …).
@@ -41,31 +30,22 @@ class WandB(Listener):
 
     Rows carry the training step as `step`, the axis of all metrics. W&B's own count of rows only grows: it would lose
     what a resumed run measures again, or for the first time, at a step up to which rows were sent.
-
-    Args:
-        directory: keeps the id of the run.
-        images: how many validation images to show at each evaluation.
-        log: the project, the name, and what is recorded beside the run's own config.
     """
 
-    def __init__(self, directory: Path, images: int = SHOWN, log: LogConfig | None = None):
-        self._directory, self._log = directory, log or LogConfig()
-        self._run: Any = None
-        self.wants_predictions = images
+    library = "wandb"
+    _run: Any = None
 
-    def start(self, run: RunStart) -> None:
+    def open(self, saved_id: str | None, recorded: Mapping[str, Any]) -> str:
         import wandb
 
-        kept = self._directory / _FILE
-        own = kept_id(kept, run) or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:16]
+        run_id = saved_id or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:16]
         with _as_before():
             self._run = wandb.init(
-                id=own,
-                resume="allow",
-                config=self._log.recorded | provenance(run),
-                settings=wandb.Settings(**self._settings()),
+                id=run_id, resume="allow", config={**recorded}, settings=wandb.Settings(**self._settings())
             )
-        keep_id(kept, own)
+        return run_id
+
+    def opened(self, recorded: Mapping[str, Any]) -> None:
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
         if self._run.offline:
@@ -73,15 +53,9 @@ class WandB(Listener):
         else:
             print(on_screen(f"wandb: {self._run.url or 'disabled'}"))
 
-    def step(self, record: StepRecord) -> None:
-        row = rows.step_row(record)
-        self._run.log({"step": row["step"], **rows.scalars(row)})
-
-    def evaluation(self, record: EvaluationRecord) -> None:
-        if record.final:
-            row = rows.evaluation_row(record)
-            images = {} if record.predictions is None else {f"{record.split}/predictions": _images(record.predictions)}
-            self._run.log({"step": row["step"], **rows.scalars(row), **images})
+    def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
+        images = {} if predictions is None else {f"{row['split']}/predictions": _images(predictions)}
+        self._run.log({"step": row["step"], **scalars(row), **images})
 
     def end(self, run: RunEnd) -> None:
         if run.status == "preempted":
@@ -91,8 +65,8 @@ class WandB(Listener):
     def _settings(self) -> dict[str, Any]:
         """What the config says, what the environment leaves open, and what is not for it to say."""
         open_to_it = {
-            "WANDB_PROJECT": ("project", "jaxddp"),
-            "WANDB_NAME": ("run_name", self._directory.absolute().name),
+            "WANDB_PROJECT": ("project", PROJECT),
+            "WANDB_NAME": ("run_name", self.default_name),
             "WANDB_DIR": ("root_dir", str(self._directory.absolute())),
             # The library would take the place of standard output and error, also of a live display.
             "WANDB_CONSOLE": ("console", "off"),
@@ -124,8 +98,11 @@ def _as_before() -> Iterator[None]:
         sys.excepthook, sys.exit = before
 
 
-def _images(predictions: Shown) -> list[Any]:
+def _images(predictions: PredictedImages) -> list[Any]:
     import wandb
 
     pairs = zip(predictions.images, predictions.captions, strict=True)
     return [wandb.Image(drawable(image), caption=caption) for image, caption in pairs]
+
+
+LOGGERS.add("wandb")(WandB.of)

@@ -10,7 +10,7 @@ from typing import Any
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.goal import Goal
-from jaxddp.training.manifest import Manifests
+from jaxddp.training.checkpoints.integrity import Integrity
 
 VALIDATION_FILE = "validation.json"
 _GOAL = "goal"
@@ -20,21 +20,21 @@ _log = logging.getLogger("jaxddp.training")
 Metrics = dict[str, float | None]
 
 
-class Validations:
+class ValidationFile:
     """The metrics of each step that was validated, `flat` ones, and the goal by which the run compares them.
 
     Args:
         goal: of the run that writes here; None reads the one that is there, the default's where none is.
-        manifests: what knows whether the file is the one that was written; None for a process that is not the first,
+        integrity: knows whether the file is the one that was written; None for a process that is not the first,
             which only reads, and may be shown an older one by a network file system.
 
     Raises:
         InputError: the file cannot be read, or holds something else.
     """
 
-    def __init__(self, directory: Path, manifests: Manifests | None, goal: Goal | None = None):
+    def __init__(self, directory: Path, integrity: Integrity | None, goal: Goal | None = None):
         self._path = directory / VALIDATION_FILE
-        self._manifests = manifests
+        self._integrity = integrity
         self._known, self._written_goal = self._read()
         self.goal = goal or self._written_goal
 
@@ -79,10 +79,10 @@ class Validations:
         return there[goal.best([values[step] for step in there])] if there else None
 
     def _write(self) -> None:
-        if self._manifests is not None:
+        if self._integrity is not None:
             goal = {} if self.goal == Goal() else {_GOAL: self.goal.plain()}
             content = json.dumps({**goal, **self._known}, indent=2).encode()
-            self._manifests.expect_validations(content)
+            self._integrity.expect_validations(content)
             files.replace(self._path, content)
             self._written_goal = self.goal
 
@@ -90,7 +90,7 @@ class Validations:
         try:
             content = files.read(self._path)
         except FileNotFoundError:
-            if self._manifests is not None and self._manifests.expects_validations():
+            if self._integrity is not None and self._integrity.expects_validations():
                 _log.warning(f"{self._path}: is missing; which checkpoint is the best of those before is not known")
             return {}, Goal()
         except OSError as error:
@@ -101,7 +101,7 @@ class Validations:
             known = {_step(name): _checked(metrics) for name, metrics in told.items()}
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise InputError(f"{self._path}: is damaged ({error}); {_MEND}") from None
-        if self._manifests is not None and (fault := self._manifests.fault_of_validations(content)) is not None:
+        if self._integrity is not None and (fault := self._integrity.fault_of_validations(content)) is not None:
             raise InputError(f"{self._path}: is damaged ({fault}); {_MEND}")
         return known, goal
 

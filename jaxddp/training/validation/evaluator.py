@@ -12,7 +12,7 @@ from jaxddp.core.phases import doing, moved, phase
 from jaxddp.engine.set_metrics import finished
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums
-from jaxddp.training.set_sums import SetSums
+from jaxddp.training.validation.set_sums import SetSums
 
 # A display that asks more often than this would make the devices wait for it.
 _REPORT_SECONDS = 0.5

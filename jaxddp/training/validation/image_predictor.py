@@ -15,11 +15,11 @@ from jaxddp.data.selection.chosen import ChosenOrder
 from jaxddp.data.source import Source
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
-from jaxddp.training.shown import Shown
+from jaxddp.training.validation.predicted_images import PredictedImages
 
 
 @dataclass(frozen=True)
-class Predictor:
+class ImagePredictor:
     """Predicts a few images of a source by a state. All processes call it together, and each gets all of it.
 
     The images are read once, at the first call, as evaluation reads them.
@@ -37,13 +37,13 @@ class Predictor:
     topology: Topology
     most: int
 
-    def __call__(self, state: TrainState) -> Shown:
+    def __call__(self, state: TrainState) -> PredictedImages:
         """The predictions of a state. Raises: InputError; an image cannot be used."""
         count, own = len(self.rows), Shard(self.topology.process_index, self.topology.process_count)
         placed = (self.topology.place(jax.tree.map(own.of, batch)) for batch in self._batches)
         found = np.concatenate([np.asarray(self.program(state, batch)[0]) for batch in placed])[:count]
         images = np.concatenate([batch.image for batch in self._batches])[:count]
-        return Shown.of(images, self.source.labels[self.rows], found, self.source.class_names)
+        return PredictedImages.of(images, self.source.labels[self.rows], found, self.source.class_names)
 
     @cached_property
     def _batches(self) -> list[Batch]:

@@ -11,15 +11,15 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import as_text, counted
 from jaxddp.data.table import ExampleTable
-from jaxddp.inference.answers import images_at_once
+from jaxddp.inference import prediction_formats
+from jaxddp.inference.partial_file import Partial
+from jaxddp.inference.prediction_stream import images_at_once
 from jaxddp.inference.predictions import Predictions, Row, column_names
 from jaxddp.inference.trained import TrainedRun
-from jaxddp.predictions import formats
-from jaxddp.predictions.partial import Partial
-from jaxddp.workdir.identity import checksums
+from jaxddp.workdir.digests import checksums
 
 
-class Predicted(NamedTuple):
+class PredictionCounts(NamedTuple):
     """What was written."""
 
     images: int
@@ -31,12 +31,12 @@ def write_predictions(
     run: TrainedRun,
     table: ExampleTable,
     out: Path,
-    form: formats.Format,
+    form: prediction_formats.Format,
     top: int = 5,
     progress: Callable[[int, int], None] = lambda done, errors: None,
     *,
     guard_formulas: bool = False,
-) -> Predicted:
+) -> PredictionCounts:
     """Write the `top` classes of every image, or all classes if there are fewer; go on where a killed one stopped.
 
     The file is the same, byte for byte, on any number of devices and processes, and it is there when it is whole.
@@ -48,7 +48,7 @@ def write_predictions(
     Raises:
         InputError: the file cannot be written, or the processes differ in what they are asked.
     """
-    formats.check(form)
+    prediction_formats.check(form)
     peers = run.topology.peers
     peers.agree({"--out": str(out), "--top": str(top), "--format": form, "--guard-formulas": str(guard_formulas)})
     # The first process writes it.
@@ -78,9 +78,9 @@ def write_predictions(
             rows = _all(partial.rows(), count, partial.path)
             if guard_formulas:
                 rows = ({column: as_text(cell) for column, cell in row.items()} for row in rows)
-            files.replace(place, formats.content(form, column_names(top), rows, table))
+            files.replace(place, prediction_formats.content(form, column_names(top), rows, table))
             partial.remove()
-    return Predicted(count, errors)
+    return PredictionCounts(count, errors)
 
 
 def _all(rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:

@@ -12,15 +12,15 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import first_line
 from jaxddp.engine.parts.part import measured_states
 from jaxddp.engine.state import TrainState
-from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.events import EvaluationRecord
 from jaxddp.training.run import Run
-from jaxddp.training.shown import Shown
+from jaxddp.training.validation.evaluator import Evaluator
+from jaxddp.training.validation.predicted_images import PredictedImages
 
 _log = logging.getLogger("jaxddp.training")
 
 
-class Measuring:
+class ReportedEvaluation:
     """Measures the trained parameters, and beside them what a part averages; `tell` is told of evaluations that go on.
 
     Attributes:
@@ -56,7 +56,7 @@ class Measuring:
         finished = record({name: value for name, value in means.items() if name != "count"}, total)
         return means, replace(finished, sets=sets)
 
-    def predictions(self, state: TrainState) -> Shown | None:
+    def predictions(self, state: TrainState) -> PredictedImages | None:
         """Of the images that listeners want to show, by the parameters that predict. None after the first failure,
         which is said in one line, as with loggers."""
         predictor = self._predictor

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxddp.core.wording import show
 from jaxddp.recipe_file import RUN_ID
-from jaxddp.training.run_identity import RunIdentity
+from jaxddp.training.checkpoints.run_identity import RunIdentity
 
 _SEAL = "sha256"
 

@@ -27,10 +27,10 @@ from jaxddp.setup.image_sizes import check_eval_size
 from jaxddp.setup.joined import joined
 from jaxddp.setup.programs import settings
 from jaxddp.setup.resources import open_validation
-from jaxddp.training.checkpoints import Checkpoints
-from jaxddp.training.evaluation import Evaluator
-from jaxddp.training.manifest import CHECKPOINTS
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS
+from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.plan import Plan
+from jaxddp.training.validation.evaluator import Evaluator
 from jaxddp.workdir.claim import check_measured
 from jaxddp.workdir.saved_state import agreed_step, restored
 from jaxddp.workdir.signature import Signature

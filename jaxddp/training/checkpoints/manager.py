@@ -22,9 +22,9 @@ from jaxddp.core.ranges import Range, whole
 from jaxddp.engine.state import TrainState, first_difference, is_sound
 from jaxddp.goal import Goal
 from jaxddp.recipe_file import CONFIG_FILE
-from jaxddp.training.checkpoint_errors import Barrier, reading, restoring, writing
-from jaxddp.training.manifest import MANIFEST, METADATA, Manifests, steps_in
-from jaxddp.training.validations import Validations
+from jaxddp.training.checkpoints.integrity import MANIFEST, METADATA, Integrity, steps_in
+from jaxddp.training.checkpoints.orbax_errors import Barrier, reading, restoring, writing
+from jaxddp.training.checkpoints.validation_file import ValidationFile
 
 _STEPS = Range(0, 2**63 - 1)
 _DELETING_SECONDS = 0.3
@@ -48,7 +48,7 @@ class Checkpoints:
 
     Attributes:
         peers: as given.
-        manifests: what their files should hold.
+        integrity: their manifests.
         validations: what was measured of them, which decides which one is best.
 
     Raises:
@@ -65,8 +65,8 @@ class Checkpoints:
         read_only: bool = False,
     ):
         self.directory, self.peers = Path(directory).resolve(), peers
-        self.manifests = Manifests(self.directory, Path(directory).parent)
-        self.validations = Validations(self.directory, self.manifests if peers.is_first else None, goal)
+        self.integrity = Integrity(self.directory, Path(directory).parent)
+        self.validations = ValidationFile(self.directory, self.integrity if peers.is_first else None, goal)
         self._read_only = read_only
         self._writer = ThreadPoolExecutor(1, "manifest")
         self._manifest: Future[None] | None = None
@@ -129,7 +129,7 @@ class Checkpoints:
         # One of that step may have been there before, and been removed.
         self.validations.forget(step)
         if self.peers.is_first:
-            self.manifests.forget(step)
+            self.integrity.forget(step)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
         with writing(self.directory):
             self._manager.save(step, args=items, force=True)
@@ -148,21 +148,21 @@ class Checkpoints:
             return
         place = self.directory / str(step)
         try:
-            fault = self.manifests.check(step)
+            fault = self.integrity.check(step)
             if fault is not None and self._read_only:
                 # A run that goes on may be removing it at this moment.
                 time.sleep(_DELETING_SECONDS)
-                fault = self.manifests.check(step)
+                fault = self.integrity.check(step)
         except FileNotFoundError:
             raise InputError(f"{place}: is no longer there; a run goes on, so try again") from None
         if fault is not None:
             sound = [str(each) for each in self.steps() if each != step and self._is_sound(each)]
             others = f"steps {', '.join(sound)} are whole" if sound else "no other step is whole"
             raise InputError(f"{place}: step {step} is damaged: {fault}; {others}")
-        if not self.manifests.has(step):
+        if not self.integrity.has(step):
             _say_once(f"{place}: step {step} has no manifest, so its files cannot be verified")
-        elif self.manifests.run is None or self.manifests.run_id(step) is None:
-            silent = f"no {CONFIG_FILE} beside it" if self.manifests.run is None else f"its {MANIFEST} does not"
+        elif self.integrity.run is None or self.integrity.run_id(step) is None:
+            silent = f"no {CONFIG_FILE} beside it" if self.integrity.run is None else f"its {MANIFEST} does not"
             _say_once(f"{place}: {silent} names the run, so whether step {step} is this run's cannot be compared")
 
     @phase("restore")
@@ -223,11 +223,11 @@ class Checkpoints:
     def _write_manifest(self, step: int) -> None:
         """Once the checkpoint is complete, in a thread of its own: the loop goes on."""
         try:
-            with self.manifests.hashing_early(step):
+            with self.integrity.hashing_early(step):
                 self._manager.wait_until_finished()
         except Exception:
             return  # Orbax raises it once more for whoever waits in the loop's thread.
-        self.manifests.write(step)
+        self.integrity.write(step)
 
     def _finish_manifest(self) -> None:
         """Wait until the manifest of what was saved last is there. Raises: InputError; it cannot be written."""
@@ -237,7 +237,7 @@ class Checkpoints:
 
     def _is_sound(self, step: int) -> bool:
         try:
-            return self.manifests.check(step) is None
+            return self.integrity.check(step) is None
         except FileNotFoundError:
             return False
 
@@ -277,7 +277,7 @@ class _Manager(ocp.CheckpointManager):
 class _Best(keep_policy.PreservationPolicy):
     """Keeps the best of the checkpoints by what is known of them when another is saved."""
 
-    def __init__(self, validations: Validations):
+    def __init__(self, validations: ValidationFile):
         self.validations = validations
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:

@@ -23,7 +23,7 @@ _MOST_AT_ONCE = 64
 _AHEAD = 2
 
 
-class Answers(NamedTuple):
+class BatchPredictions(NamedTuple):
     """Those of consecutive images."""
 
     start: int
@@ -34,7 +34,7 @@ class Answers(NamedTuple):
     """Why an image cannot be used, by its row in the source."""
 
     def __repr__(self) -> str:
-        return f"Answers({counted(len(self.probabilities), 'image')} from row {self.start:,})"
+        return f"BatchPredictions({counted(len(self.probabilities), 'image')} from row {self.start:,})"
 
 
 def images_at_once(num_examples: int) -> int:
@@ -43,7 +43,7 @@ def images_at_once(num_examples: int) -> int:
 
 
 @dataclass(frozen=True)
-class Answering:
+class PredictionStream:
     """A source and what classifies it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Answering:
     num_classes: int
     at_once: int
 
-    def __iter__(self) -> Iterator[Answers]:
+    def __iter__(self) -> Iterator[BatchPredictions]:
         """All answers, in the order of the source. Raises: InputError; the processes ask about different images."""
         self.topology.peers.agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
         self.topology.connect()
@@ -92,7 +92,7 @@ class Answering:
     def _order(self) -> EvalOrder:
         return EvalOrder(len(self.source), self.at_once * self.topology.num_devices)
 
-    def _answers(self, batches: Iterable[Batch], omissions: Omissions | None) -> Iterator[Answers]:
+    def _answers(self, batches: Iterable[Batch], omissions: Omissions | None) -> Iterator[BatchPredictions]:
         waiting: deque[tuple[int, Any, Any]] = deque()
         for step, batch in enumerate(batches):
             # The first one compiles.
@@ -104,14 +104,14 @@ class Answering:
         while waiting:
             yield self._answer(*waiting.popleft(), omissions)
 
-    def _nothing(self, omissions: Omissions) -> Answers:
+    def _nothing(self, omissions: Omissions) -> BatchPredictions:
         """The answers where no image can be used, which the first process has found."""
         told = self.topology.peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
         faults = json.loads(told)
         nothing = np.full((len(self.source), self.num_classes), np.nan, np.float32)
-        return Answers(0, nothing, dict(sorted((int(row), fault) for row, fault in faults.items())))
+        return BatchPredictions(0, nothing, dict(sorted((int(row), fault) for row, fault in faults.items())))
 
-    def _answer(self, start: int, probabilities: Any, replaced: Any, omissions: Omissions | None) -> Answers:
+    def _answer(self, start: int, probabilities: Any, replaced: Any, omissions: Omissions | None) -> BatchPredictions:
         """The answers of one batch, waited for: the images that were `replaced` by others, float[B], have errors."""
         count = min(len(probabilities), len(self.source) - start)
         found, errors = np.array(probabilities[:count]), dict[int, str]()
@@ -120,4 +120,4 @@ class Answering:
             for others in self.topology.peers.exchange("images that cannot be used", json.dumps(own)):
                 errors |= {int(row): fault for row, fault in json.loads(others).items()}
             found[bad] = np.nan
-        return Answers(start, found, dict(sorted(errors.items())))
+        return BatchPredictions(start, found, dict(sorted(errors.items())))

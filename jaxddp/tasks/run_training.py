@@ -23,16 +23,16 @@ from jaxddp.setup.objective_identity import objective_fingerprints
 from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.states import check_start
-from jaxddp.training.evaluation import Measure
-from jaxddp.training.loggers import make_loggers
+from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.loop import fit
+from jaxddp.training.validation.evaluator import Measure
 from jaxddp.workdir.claim import Claim, claim
 from jaxddp.workdir.ended import how_it_ended
 from jaxddp.workdir.session import Resume, session
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingTask:
     """What is trained, and what its two doors do differently.
 
     Attributes:
@@ -50,7 +50,7 @@ class Training:
     again: bool = True
 
 
-def of_file(experiment: Experiment) -> Training:
+def of_file(experiment: Experiment) -> TrainingTask:
     """Of a recipe file, which is initialized once the work directory is known to be its own."""
     file, peers = experiment.file, experiment.topology.peers
 
@@ -66,7 +66,7 @@ def of_file(experiment: Experiment) -> Training:
         return setup
 
     claimed = Claim(experiment.config.to_dict(), _fingerprints(experiment), file)
-    return Training(experiment, claimed, begin, listeners, again=False)
+    return TrainingTask(experiment, claimed, begin, listeners, again=False)
 
 
 def train_setup(
@@ -82,7 +82,7 @@ def train_setup(
         # The step consumes what it is given.
         return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
-    training = Training(setup.experiment, claimed, begin)
+    training = TrainingTask(setup.experiment, claimed, begin)
     state = train(training, directory, listeners=listeners, evaluators=evaluators)
     assert state is not None  # A run that has ended is restored.
     return state
@@ -91,7 +91,7 @@ def train_setup(
 @at_work()
 @phase("start")
 def train(
-    training: Training,
+    training: TrainingTask,
     directory: Path | None,
     *,
     resume: Resume = "auto",

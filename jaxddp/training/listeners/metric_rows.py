@@ -10,7 +10,8 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.goal import VAL, VAL_EMA
-from jaxddp.training.events import EvaluationRecord, StepRecord
+from jaxddp.training.events import EvaluationRecord, Listener, StepRecord
+from jaxddp.training.validation.predicted_images import PredictedImages
 
 Row = dict[str, Any]
 Columns = dict[str, np.ndarray]
@@ -29,6 +30,21 @@ class Series(NamedTuple):
     """Finished evaluations: `step`, `epoch`, `loss`, `top1`, …; `count` (examples), `seconds`."""
     val_ema: Columns
     """The same of averaged parameters."""
+
+
+class RowListener(Listener):
+    """A listener that takes a row for each logged step and each finished evaluation."""
+
+    def step(self, record: StepRecord) -> None:
+        self.log(step_row(record))
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        if record.final:
+            self.log(evaluation_row(record), record.predictions)
+
+    def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
+        """Take a row, and with that of an evaluation the predictions to show, if there are any."""
+        raise NotImplementedError
 
 
 def step_row(record: StepRecord) -> Row:

@@ -18,9 +18,9 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.wording import choices, first_line, show, size
 from jaxddp.data.batch import Batch
+from jaxddp.inference import onnx_file
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.overrides import checked
-from jaxddp.serving import onnx_file
 from jaxddp.workdir.signature import Signature
 
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -10,7 +10,7 @@ from jaxddp.goal import Goal, Mean
 
 
 @dataclass(frozen=True)
-class Judgement:
+class EarlyStopping:
     """A fold over the validations of a run, in their order: a pure function of them.
 
     Attributes:
@@ -30,7 +30,7 @@ class Judgement:
     without_gain: int = 0
     mean: Mean = field(default_factory=Mean)
 
-    def after(self, step: int, metrics: Mapping[str, float | None]) -> "Judgement":
+    def after(self, step: int, metrics: Mapping[str, float | None]) -> "EarlyStopping":
         """What it is after the validation of a step, of `flat` metrics. One that is not finite is no gain."""
         if self.goal.metric not in metrics:
             return self
@@ -65,7 +65,7 @@ class Judgement:
         best = figure(self.goal.metric, self.best)
         return f"no gain in {smoothed}{self.goal.name} in {count} since step {self.step}, where it was {best}"
 
-    def patient(self) -> "Judgement":
+    def patient(self) -> "EarlyStopping":
         """The same, as if the last validation had brought a gain."""
         return replace(self, without_gain=0)
 
@@ -74,7 +74,7 @@ class Judgement:
         told = {"best": self.best, "step": self.step, "without_gain": self.without_gain, "mean": [*self.mean]}
         return {"goal": self.goal.plain(), **told}
 
-    def restored(self, saved: Mapping[str, Any] | None) -> "Judgement":
+    def restored(self, saved: Mapping[str, Any] | None) -> "EarlyStopping":
         """This one where it was saved. What was saved by another goal, or by an older release, begins anew."""
         if saved is None or saved["goal"] != self.goal.plain():
             return self

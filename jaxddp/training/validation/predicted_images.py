@@ -20,7 +20,7 @@ def images_to_show(config: Config) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class PredictedImages:
     """Images with the class that the network gives each of them.
 
     Attributes:
@@ -40,12 +40,12 @@ class Shown:
     @classmethod
     def of(
         cls, images: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]
-    ) -> "Shown":
+    ) -> "PredictedImages":
         """Those of the probabilities of all classes, float[N, K]."""
         return cls(images, labels, probabilities.argmax(-1), probabilities.max(-1), class_names)
 
     def __repr__(self) -> str:
-        return f"Shown({counted(len(self.images), 'image')}, {self.wrong.sum():,} wrong)"
+        return f"PredictedImages({counted(len(self.images), 'image')}, {self.wrong.sum():,} wrong)"
 
     @property
     def wrong(self) -> np.ndarray:

@@ -18,8 +18,8 @@ from pathlib import Path
 import jaxddp.core.files as files
 from jaxddp.core.phases import doing
 from jaxddp.recipe_file import CONFIG_FILE
-from jaxddp.training.manifest_files import Index, Listing, sha256
-from jaxddp.training.run_identity import RunIdentity
+from jaxddp.training.checkpoints.manifest_format import Index, Listing, sha256
+from jaxddp.training.checkpoints.run_identity import RunIdentity
 
 CHECKPOINTS = "checkpoints"
 """The folder of a work directory that holds them."""
@@ -40,7 +40,7 @@ Written = tuple[int, int, int, int]
 """What stays of a file that is renamed, and changes with its content: device, inode, size and time of change."""
 
 
-class Manifests:
+class Integrity:
     """The manifests of one directory of checkpoints.
 
     One process writes them. What cannot be read counts as damage; writing raises InputError.

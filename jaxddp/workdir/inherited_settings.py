@@ -13,7 +13,7 @@ from jaxddp.overrides import flatten, plain
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RecipeFile, read_config
 from jaxddp.sections.examples import IMAGE_KEYS
 from jaxddp.sections.model import NETWORK_KEYS
-from jaxddp.workdir.places import absolute
+from jaxddp.workdir.paths import absolute
 from jaxddp.workdir.signature import Signature
 
 

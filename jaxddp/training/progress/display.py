@@ -5,14 +5,14 @@ import sys
 from typing import TextIO
 
 from jaxddp.training.events import Listener, StepRecord
-from jaxddp.training.listeners import lines
+from jaxddp.training.progress import lines
 
 
 def progress(stream: TextIO | None = None) -> Listener:
     """A live display in a terminal or a notebook where rich is installed; plain lines everywhere else."""
     shown = stream or sys.stdout
     try:
-        from jaxddp.training.listeners import live
+        from jaxddp.training.progress import live
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "rich":
             raise

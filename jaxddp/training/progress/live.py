@@ -14,7 +14,7 @@ from rich.text import Text
 from jaxddp.core.phases import told_to
 from jaxddp.core.wording import duration
 from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
-from jaxddp.training.listeners import lines
+from jaxddp.training.progress import lines
 
 SECONDS_BETWEEN_FRAMES = 0.1
 # Those of the curves, to be told apart on light and on dark.

@@ -1,1 +1,0 @@
-"""The only training, the only evaluation of a run, and the test of learning rates; both doors call them."""

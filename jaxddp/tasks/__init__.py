@@ -1,0 +1,1 @@
+"""Training, evaluation and the learning-rate range test, for the command line and the Python API."""

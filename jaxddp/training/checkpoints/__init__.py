@@ -1,0 +1,1 @@
+"""Checkpoints: saved and restored through Orbax, and verified by manifests."""

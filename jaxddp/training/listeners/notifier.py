@@ -1,0 +1,104 @@
+"""Calls the listeners of a run in order; but for metrics.jsonl, a logger that fails does not end the run."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from jaxddp.config import Config
+from jaxddp.core.errors import THEN, JaxddpError
+from jaxddp.core.own_code import is_ctrl_c
+from jaxddp.core.phases import phase
+from jaxddp.registry import LOGGERS
+from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.training.listeners.jsonl import JsonLines
+
+_LONGEST_REASON = 300
+_log = logging.getLogger("jaxddp.training")
+
+
+def make_loggers(config: Config, workdir: Path) -> list[Listener]:
+    """Returns the loggers of `log.to`; they write nothing before the run starts.
+
+    Raises:
+        InputError: a name is unknown, the library of a logger is not installed, or as `LogConfig.check`.
+    """
+    config.log.check()
+    loggers = {name: LOGGERS.get(name)(config, workdir) for name in config.log.to}
+    # A resumed run reads metrics.jsonl.
+    return [each if isinstance(each, JsonLines) else OptionalLogger(name, each) for name, each in loggers.items()]
+
+
+class Notifier:
+    """Calls listeners; after `start` only those whose `start` returned. See `jaxddp.training.events.Listener`."""
+
+    def __init__(self, listeners: Sequence[Any]):
+        self._listeners, self._started = listeners, list[Any]()
+
+    def start(self, record: RunStart) -> None:
+        with phase("listeners", "opening logs"):
+            for listener in self._listeners:
+                _call(listener, "start", record)
+                self._started.append(listener)
+
+    def notify(self, method: str, record: Any) -> None:
+        """Call a method of each listener with a record."""
+        with phase("listeners"):
+            for listener in self._started:
+                _call(listener, method, record)
+
+    def fail(self, record: RunEnd, error: BaseException) -> None:
+        """Call `end` of each listener; if one raises, a note about it is added to the error that ended the run."""
+        with phase("listeners"):
+            for listener in self._started:
+                try:
+                    _call(listener, "end", record)
+                except BaseException as another:
+                    if is_ctrl_c(another):
+                        raise
+                    error.add_note(f"{THEN} {type(listener).__name__}.end failed: {another}")
+
+
+class OptionalLogger(Listener):
+    """A logger whose failure does not end the run: the first one is logged in one line, and the logger is left out."""
+
+    def __init__(self, name: str, logger: Any):
+        self.name, self._logger = name, logger
+        self._step, self._failed = 0, None
+        self.wants_predictions = getattr(logger, "wants_predictions", 0)
+        self.wants_metrics = getattr(logger, "wants_metrics", ())
+
+    def start(self, run: RunStart) -> None:
+        self._step = run.start_step
+        self._try("start", run)
+
+    def step(self, record: StepRecord) -> None:
+        self._step = record.step
+        self._try("step", record)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        self._try("evaluation", record)
+
+    def end(self, run: RunEnd) -> None:
+        failed = self._failed
+        self._try("end", run)
+        # Otherwise a service would show the run as still going on. A second failure is not logged.
+        with suppress(Exception):
+            _call(failed, "end", run)
+
+    def _try(self, method: str, record: Any) -> None:
+        try:
+            _call(self._logger, method, record)
+        # Some libraries end the process where they find no server.
+        except (Exception, SystemExit) as error:
+            self._failed, self._logger = self._logger, None
+            kind = "" if isinstance(error, JaxddpError) else f"{type(error).__name__}: "
+            reason = " ".join(f"{kind}{error}".split())[:_LONGEST_REASON]
+            _log.warning(f"the logger {self.name} failed at step {self._step} ({reason}) and is left out from here on")
+
+
+def _call(listener: Any, method: str, record: Any) -> None:
+    """Call a method of a listener, if it has one."""
+    if (function := getattr(listener, method, None)) is not None:
+        function(record)

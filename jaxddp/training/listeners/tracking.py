@@ -1,0 +1,134 @@
+"""What the loggers of experiment-tracking services share: the id of the run, and its config, versions and commit."""
+
+import importlib.util
+import json
+import os
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import jaxddp.core.files as files
+from jaxddp.config import Config, LogConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.versions import installed_version
+from jaxddp.core.wording import not_installed
+from jaxddp.overrides import flatten
+from jaxddp.training.events import RunStart
+from jaxddp.training.listeners.metric_rows import RowListener
+from jaxddp.training.progress.lines import count_parameters
+from jaxddp.training.validation.predicted_images import SHOWN, images_to_show
+
+PROJECT = "jaxddp"
+"""The project, or experiment, of a run for which neither the config nor the environment names one."""
+_PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax")
+_GIT_SECONDS = 5
+"""A repository on a network file system may take long to answer, and a run should not wait for it."""
+
+
+class TrackingLogger(RowListener, ABC):
+    """A logger of a service that keeps one run for all processes; a resumed run continues it.
+
+    Args:
+        directory: the work directory; `LIBRARY.json` in it holds the id of the run.
+        images: how many validation images to show at each evaluation.
+        log: the project, the name, and what is recorded beside the run's own config.
+    """
+
+    library: ClassVar[str]
+    """The name of the logger, of its library, and of the package's extra that installs it."""
+
+    def __init__(self, directory: Path, images: int = SHOWN, log: LogConfig | None = None):
+        self._directory, self._log = directory, log or LogConfig()
+        self.wants_predictions = images
+
+    @classmethod
+    def of(cls, config: Config, workdir: Path) -> Self:
+        """The logger of a config. Raises: InputError; its library is not installed."""
+        if importlib.util.find_spec(cls.library) is None:
+            missing = not_installed(cls.library, cls.library)
+            raise InputError(Key.plain("log.to", cls.library), f": the package {missing}")
+        return cls(workdir, images_to_show(config), config.log)
+
+    def start(self, run: RunStart) -> None:
+        file, recorded = self._directory / f"{self.library}.json", self._log.recorded | provenance(run)
+        run_id = self.open(saved_id(file, run), recorded)
+        save_id(file, run_id)
+        self.opened(recorded)
+
+    @abstractmethod
+    def open(self, saved_id: str | None, recorded: Mapping[str, Any]) -> str:
+        """Open the service's run with a saved id, or create one where it is None, and return its id."""
+
+    @abstractmethod
+    def opened(self, recorded: Mapping[str, Any]) -> None:
+        """Print where the run is, and do what is left, once its id is saved."""
+
+    @property
+    def default_name(self) -> str:
+        """The name of a run for which neither the config nor the environment has one: its work directory's."""
+        return self._directory.absolute().name
+
+
+def saved_id(path: Path, run: RunStart) -> str | None:
+    """Returns the id in the file at `path`; None for a run from step 0, and where there is no such file.
+
+    Raises: InputError; the file holds something else.
+    """
+    if run.start_step == 0 or not path.exists():
+        return None
+    advice = "remove it, and the logger begins another run"
+    with files.reading(path, advice):
+        content = files.read(path)
+    try:
+        return str(json.loads(content)["id"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{path}: does not say the id of a run; {advice}") from None
+
+
+def save_id(path: Path, run_id: str) -> None:
+    """Save the id of a run for when it is resumed. Raises: InputError; the file cannot be written."""
+    files.create(path.parent)
+    files.replace(path, (json.dumps({"id": run_id}) + "\n").encode())
+
+
+def provenance(run: RunStart, folder: Path | None = None) -> dict[str, Any]:
+    """Returns the config by dotted names, and beside it `run.…`, `versions.…` and `code.…`.
+
+    The code is that of the repository around `folder`, which is the current one where absent.
+    """
+    sections = {
+        "run": {
+            "devices": run.devices,
+            "device_kind": run.device_kind,
+            "processes": run.processes,
+            "parameters": None if run.params is None else count_parameters(run.params),
+            "examples": run.num_examples,
+            "steps": run.total_steps,
+        },
+        "versions": {package: installed_version(package) for package in _PACKAGES},
+        "code": code_version(folder or Path.cwd()),
+    }
+    return flatten({**run.config, **sections})
+
+
+def code_version(folder: Path) -> dict[str, Any]:
+    """Returns the `commit` of the repository around a folder, and whether its files are `dirty` (differ from it).
+
+    The result is empty where there is no git, no repository or no answer within seconds.
+    """
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        return {"commit": commit, "dirty": _git(folder, "status", "--porcelain", "--untracked-files=no") != ""}
+    except (OSError, subprocess.SubprocessError):
+        return {}
+
+
+def _git(folder: Path, *words: str) -> str:
+    # Reading must not take the lock of a repository in which somebody works.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    command = ["git", "-C", str(folder), *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    return done.stdout.strip()

@@ -1,0 +1,1 @@
+"""The progress of a run on the screen."""
