@@ -12,6 +12,7 @@ import inspect
 import itertools
 import re
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -141,7 +142,8 @@ def resume() -> str:
     every = flatten(Config().to_dict()).keys()
     free, kept = sorted(FREE & every), [key for key in every - FREE if key.startswith("parallel.")]
     shown = [f"`{key}`" for key in free if not key.startswith("parallel.")]
-    return ", ".join([*shown, f"and `parallel.*` except {', '.join(f'`{key}`' for key in sorted(kept))}."]) + "\n"
+    text = ", ".join([*shown, f"and `parallel.*` except {', '.join(f'`{key}`' for key in sorted(kept))}."])
+    return textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
 
 
 def private_names() -> str:

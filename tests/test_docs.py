@@ -42,7 +42,7 @@ PAGES = (
     *("README.md", "CONTRIBUTING.md", "BUILD_NOTES.md", "CHANGELOG.md", "configs/README.md", "benchmarks/RESULTS.md"),
     *_DOCS,
 )
-FOLDERS = ("jaxddp", "launch", "configs", "tests", "benchmarks", "notebooks", "docs", ".ci")
+FOLDERS = ("jaxddp", "launch", "configs", "tests", "benchmarks", "notebooks", "docs", "website", ".ci")
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
 KEYS = flatten(Config().to_dict())
 
