@@ -158,7 +158,31 @@ def private_names() -> str:
     return "\n".join(["| file | private names |", "|---|---|", *rows, ""])
 
 
+def packages() -> str:
+    """Every folder and module of the package with its first sentence, by its floor in tests/test_architecture.py."""
+    rows = []
+    for floor, place in sorted(_floors(), reverse=True):
+        folders = sorted(ROOT.glob(f"jaxddp/{place}/**/__init__.py"))
+        for file in folders or [*ROOT.glob(f"jaxddp/{place}.py")]:
+            path = file.parent if folders else file
+            docstring = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0]
+            shown = f"{path.relative_to(ROOT)}{'/' if folders else ''}"
+            rows.append(f"| {floor} | `{shown}` | {' '.join(docstring.split())} |")
+    return "\n".join(["| floor | place | what it is for |", "|---|---|---|", *rows, ""])
+
+
+def _floors() -> Iterator[tuple[int, str]]:
+    """(floor, place) of each folder and module."""
+    for node in ast.walk(ast.parse((ROOT / "tests/test_architecture.py").read_text())):
+        match node:
+            case ast.Call(
+                func=ast.Name(id="Room"), args=[ast.Constant(value=int(floor)), ast.Constant(value=str(places)), *_]
+            ):
+                yield from ((floor, place) for place in places.split() if place not in ("configs", "__init__"))
+
+
 LISTS: dict[str, Callable[[], str]] = {
+    "packages": packages,
     "keys": keys,
     "choices": choices,
     "resume": resume,
