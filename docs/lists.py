@@ -23,7 +23,9 @@ import jaxddp.registry as registry
 from jaxddp.choices import KINDS
 from jaxddp.config import Config
 from jaxddp.core.duration import Duration
+from jaxddp.core.message import typed
 from jaxddp.core.ranges import Range
+from jaxddp.keys import SHORT
 from jaxddp.overrides import flatten, plain
 from jaxddp.training.checkpoints.run_identity import FREE
 
@@ -181,10 +183,17 @@ def _floors() -> Iterator[tuple[int, str]]:
                 yield from ((floor, place) for place in places.split() if place not in ("configs", "__init__"))
 
 
+def short_forms() -> str:
+    """The short forms of options."""
+    rows = [f"| `{typed(short)}` | `{key}` |" for short, key in sorted(SHORT.items())]
+    return "\n".join(["| short form | key |", "|---|---|", *rows, ""])
+
+
 LISTS: dict[str, Callable[[], str]] = {
     "packages": packages,
     "keys": keys,
     "choices": choices,
+    "short_forms": short_forms,
     "resume": resume,
     "private_names": private_names,
 }
