@@ -27,10 +27,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from chaos_faults import FAULTS, NEED_ROOT, Fault
-from chaos_outcome import Outcome
-from chaos_scenario import Scenario, draw, is_root, play, undisturbed
-from harness import Figures, machine
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.common.harness import Figures, machine
+from benchmarks.faults.outcomes import Outcome
+from benchmarks.faults.promises import FAULTS, NEED_ROOT, Fault
+from benchmarks.faults.scenario import Scenario, draw, is_root, play, undisturbed
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from support.ilsvrc import write_tree  # pyright: ignore[reportMissingImports]: the line above

@@ -8,7 +8,7 @@ runs everything on a CPU with tiny networks, as a rehearsal; its numbers mean no
 An hour with a GPU, in commands of at most ten minutes. First, where the data lie (CIFAR-10 as JPEG makes 18 MB, which
 the GPU's machine decodes once, to 185 MB):
 
-    python benchmarks/gpu_data.py pack DATA cifar10.packed.npz
+    python benchmarks/rivals/gpu_data.py pack DATA cifar10.packed.npz
 
 then there, the same command until it says that nothing is left to do:
 
@@ -49,16 +49,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-sys.path.insert(1, str(Path(__file__).parent.parent))
-from gpu_call import Call
-from gpu_children import Children, has_torch, probed
-from gpu_data import is_packed
-from gpu_parts import RIVAL, Cifar, Plan
-from gpu_results import Refused, Table
-from gpu_scale import GPU, MODES, SMALL, Scale, made_cifar
-from gpu_table import render
-from harness import machine
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.common.harness import machine
+from benchmarks.rivals.gpu_call import Call
+from benchmarks.rivals.gpu_children import Children, has_torch, probed
+from benchmarks.rivals.gpu_data import is_packed
+from benchmarks.rivals.gpu_parts import RIVAL, Cifar, Plan
+from benchmarks.rivals.gpu_results import Refused, Table
+from benchmarks.rivals.gpu_scale import GPU, MODES, SMALL, Scale, made_cifar
+from benchmarks.rivals.gpu_table import render
 from jaxddp.core.cache_folder import cache_folder
 
 PARTS = ("gate", "batches", "rounds", "levers", "trace", "cifar")

@@ -23,33 +23,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import numpy as np
 import tyro
-from gpu_counts import count, table
-from gpu_kernels import read_schedule
-from gpu_plugin import compiler_options, described_devices
-from harness import Figures, machine
-from roofline import predict
 
-from jaxddp.augment.preprocess import Preprocess
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.common.harness import Figures, machine
+from benchmarks.programs.config_step import Data, compile_step
+from benchmarks.programs.counts import count, table
+from benchmarks.programs.gpu_plugin import compiler_options, described_devices
+from benchmarks.programs.roofline import predict
+from benchmarks.programs.schedule import read_schedule
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.data.batch import Batch
-from jaxddp.data.labels import LabelKind
-from jaxddp.engine.compiler_options import step_options
-from jaxddp.engine.initial_state import make_init
-from jaxddp.engine.resident_steps import make_resident_steps
-from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Topology
-from jaxddp.models.adapt import for_platform
-from jaxddp.recipe.given import by_hooks
-from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.make import make_recipe
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.setup.feed import LONGEST_CHUNK
-from jaxddp.setup.prepare import completed
 
 TOPOLOGIES = ("1x1x1", "1x1x8", "1x2x8")
 
@@ -87,15 +75,6 @@ def main() -> None:
     print(f"{table(found)}\n\nresults: {options.out}")
 
 
-@dataclass(frozen=True)
-class Data:
-    """What the program has to know of a data set."""
-
-    examples: int
-    classes: int
-    channels: int = 3
-
-
 def program_figures(file: RecipeFile, topology: str, batch: int | None, data: Data) -> Figures:
     """All figures of one program. Raises: InputError; the config's, or a topology that XLA does not take."""
     devices = found_devices(topology)
@@ -103,7 +82,9 @@ def program_figures(file: RecipeFile, topology: str, batch: int | None, data: Da
     config = file.config.replace(train={"batch_size": images * len(devices)})
     if config.train.precision is None:
         config = config.replace(train={"precision": "bfloat16"})
-    compiled, steps = compile_step(file, config, Topology.create(devices), data)
+    compiled, steps = compile_step(
+        file, config, Topology.create(devices), data, platform="gpu", compiler_options=compiler_options()
+    )
     (module,) = compiled.runtime_executable().hlo_modules()
     schedule = read_schedule(module.as_serialized_hlo_module_proto(), steps_in_a_loop=steps > 1)
     memory = compiled.memory_analysis()
@@ -126,55 +107,6 @@ def found_devices(topology: str) -> list[Any]:
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"--topology {topology}: {reason}; give one such as {', '.join(TOPOLOGIES)}") from None
-
-
-def compile_step(file: RecipeFile, config: Config, topology: Topology, data: Data) -> tuple[Any, int]:
-    """The compiled program that a run of a config takes its steps by, and how many it takes at once."""
-    shape = (config.data.image_size, config.data.image_size, data.channels)
-    counts = np.full(data.classes, data.examples // data.classes)
-    images = lambda count: np.zeros((count, *shape), np.uint8)  # noqa: E731
-    known = TrainingData(data.examples, LabelKind(data.classes), counts, images, shape, shape, np.dtype(np.uint8))
-    layout = Layout.of(config, topology, known)
-    recipe, _ = completed(make_recipe(config, layout, topology, by_hooks(file.hooks)), layout, topology.peers)
-    model = for_platform(recipe.model, "gpu")
-    init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
-    data_config = config.data
-    preprocess = Preprocess.of(config, data_config.augment, recipe.augmentation)
-    objective = Objective(model, recipe.loss, preprocess, recipe.metrics)
-    local_step = make_local_step(
-        recipe.objective(objective),
-        recipe.optimizer,
-        topology,
-        schedule=recipe.schedule,
-        parts=recipe.parts,
-        gradients=layout.gradients,
-    )
-    rows, length = config.train.batch_size, 1
-    if data_config.cache == "none":
-        feed: tuple[Any, ...] = (abstract_batch((rows,), shape, topology),)
-        step: Any = make_train_step(local_step, topology)
-    else:
-        length = LONGEST_CHUNK
-        images = jax.ShapeDtypeStruct((data.examples, *shape), np.uint8, sharding=topology.replicated)
-        feed = (images, abstract_batch((rows, length), None, topology))
-        step = make_resident_steps(local_step, topology)
-    key = jax.eval_shape(jax.random.key, 0)
-    state, key = shapes((jax.eval_shape(init, key), key), topology.replicated)
-    options = {**compiler_options(), **step_options(config, topology)}
-    compiled = step.trace(state, *feed, key).lower().compile(compiler_options=options)
-    return compiled, length
-
-
-def abstract_batch(rows: tuple[int, ...], shape: tuple[int, ...] | None, topology: Topology) -> Batch:
-    """The shapes of a placed batch; without images where they lie on the devices."""
-    types = {"label": np.int32, "mask": np.float32, "row": np.int32, "epoch": np.int32}
-    columns = {name: jax.ShapeDtypeStruct(rows, dtype) for name, dtype in types.items()}
-    image = None if shape is None else jax.ShapeDtypeStruct((*rows, *shape), np.uint8)
-    return shapes(Batch(image=image, **columns), topology.sharded)
-
-
-def shapes(tree: Any, sharding: Any) -> Any:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def _pytest(tree: Path, words: Sequence[str], printed: str) -> None:
     with open(printed, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    for name in [name for name in sys.modules if name.split(".")[0] in ("conftest", "support", "jaxddp")]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("conftest", "support", "jaxddp", "benchmarks")]:
         del sys.modules[name]
     sys.path[:0] = [str(tree)]
     os.environ["PYTHONPATH"] = str(tree)

@@ -25,7 +25,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from harness import CHILD_SECONDS, Figures, alternate, machine
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.common.harness import CHILD_SECONDS, Figures, alternate, machine
 
 TARGET = 0.5
 PARTS = ("interpreter", "imports", "TensorFlow", "data set", "trace", "compile or load", "the rest")
@@ -111,7 +114,7 @@ def compare_starts(folder: Path, words: list[str], rounds: int) -> Figures:
 def start(kept: Path, folder: Path, words: list[str]) -> Figures:
     """Train to the first step in a process, with its programs in a folder; returns what `start_parts.py` prints."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    script, begin = Path(__file__).with_name("start_parts.py"), time.monotonic()
+    script, begin = Path(__file__).parent / "whole_runs" / "start_parts.py", time.monotonic()
     with tempfile.TemporaryDirectory(dir=folder) as workdir:
         done = subprocess.run(
             [sys.executable, str(script), str(begin), words[0], workdir, *words[1:], *SMALL],

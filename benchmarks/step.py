@@ -32,8 +32,12 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from against import CASES, compare_rival
-from harness import (
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.common.harness import (
     Figures,
     alternate,
     check_losses,
@@ -46,9 +50,7 @@ from harness import (
     take_steps,
     time_steps,
 )
-from jax import lax
-from jax.sharding import PartitionSpec as P
-
+from benchmarks.rivals.against import CASES, compare_rival
 from jaxddp.api import prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch

@@ -123,9 +123,9 @@ def main() -> int:
     parser.add_argument("arguments", nargs="*", help="pytest's, after --")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {FOLDER: folder, "PYTHONPATH": str(ROOT / "benchmarks")}
+        environment = os.environ | {FOLDER: folder, "PYTHONPATH": str(ROOT)}
         began = time.perf_counter()
-        command = [sys.executable, "-m", "pytest", "-p", "suite", *asked.arguments]
+        command = [sys.executable, "-m", "pytest", "-p", "benchmarks.suite", *asked.arguments]
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         wall = time.perf_counter() - began
         rows = [json.loads(line) for file in Path(folder).iterdir() for line in file.read_text().splitlines()]

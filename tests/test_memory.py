@@ -469,7 +469,7 @@ def in_memory(key: str) -> int:
 @LINUX
 @pytest.mark.parametrize(("devices", "accumulate"), [(1, 1), (2, 1), (1, 2)])
 def test_what_a_step_is_said_to_need_on_a_cpu_is_by_what_the_process_grows(devices, accumulate):
-    """`benchmarks/memory.py` has the real networks."""
+    """`benchmarks/step_costs/memory.py` has the real networks."""
     config = Config().replace(train={"accumulate": accumulate}, parallel={"self_test": "never"})
     table = random_table(64, image=64)
     setup = small_setup(devices, a_wide_network(), table=table, config=config, batch_size=64)

@@ -218,7 +218,7 @@ def test_processes_that_are_at_different_places_are_named():
 
 
 def test_a_hundred_processes_meet_agree_and_lose_one_in_one_thread():
-    """`benchmarks/meeting.py` has thousands."""
+    """`benchmarks/processes/meeting.py` has thousands."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         coordinator = "{}:{}".format(*probe.getsockname())

@@ -1,16 +1,13 @@
 """The parts of `benchmarks/chaos.py` that start no process: what is drawn, what counts as kept, what as identical."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import chaos
-from chaos_faults import FAULTS, Promise
-from chaos_outcome import difference, without_times
-from chaos_scenario import draw
+from benchmarks import chaos
+from benchmarks.faults.outcomes import difference, without_times
+from benchmarks.faults.promises import FAULTS, Promise
+from benchmarks.faults.scenario import draw
 
 
 def test_a_seed_repeats_its_faults() -> None:

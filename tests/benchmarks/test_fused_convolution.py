@@ -3,7 +3,6 @@
 import functools
 import itertools
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,15 +16,13 @@ from jax import lax
 from jax.experimental.pallas import triton
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.fused import pointwise
+from benchmarks.fused.convolution import Form, convolve_between_norms
+from benchmarks.fused.kernels import Incoming, Norm, NormGradient, convolve, image_gradient, kernel_gradient
+from benchmarks.programs import gpu_plugin
 from jaxddp.api import resnet
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.fused.convolution import Form, convolve_between_norms
-from jaxddp.models.fused.kernels import Incoming, Norm, NormGradient, convolve, image_gradient, kernel_gradient
 from jaxddp.models.ops.batch_norm import BatchNorm
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import gpu_plugin
-import gpu_pointwise
 
 ROOT = Path(__file__).parents[2]
 
@@ -261,7 +258,8 @@ def test_what_lies_past_the_end_is_neither_read_nor_written(sizes, is_exact, mon
 
 
 needs_plugin = pytest.mark.skipif(
-    not gpu_plugin.is_present(), reason=f"{gpu_plugin.plugin_folder()} is not there: python benchmarks/gpu_plugin.py"
+    not gpu_plugin.is_present(),
+    reason=f"{gpu_plugin.plugin_folder()} is not there: python benchmarks/programs/gpu_plugin.py",
 )
 uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 
@@ -326,9 +324,9 @@ def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype)
 def test_a_block_s_last_convolution_moves_fewer_bytes():
     """Counted from below: what must be read and written, [M, F] four times the size of [M, K]."""
     batch, side, depth, features = 8, 14, 256, 1024
-    convolution = gpu_pointwise.Pointwise("last", side, depth, features)
-    ahead, back = gpu_pointwise.moved(gpu_pointwise.fused, convolution, batch)
-    plain_ahead, plain_back = gpu_pointwise.moved(gpu_pointwise.plain, convolution, batch)
+    convolution = pointwise.Pointwise("last", side, depth, features)
+    ahead, back = pointwise.moved(pointwise.fused, convolution, batch)
+    plain_ahead, plain_back = pointwise.moved(pointwise.plain, convolution, batch)
     assert ahead < plain_ahead and back < plain_back
     unit = 2 * side**2 * depth
     # Statistics, convolution, normalization with the addition: (1) + (1 + 4) + (4 + 4 + 4).
@@ -346,7 +344,7 @@ def test_the_convolutions_that_are_counted_are_the_network_s():
     }
     strided = [(f"layer{stage}_0", "downsample_conv") for stage in (2, 3, 4)]
     expected = Counter(size for place, size in sizes.items() if place not in strided)
-    assert len(sizes) == 36 and Counter(tuple(each)[2:] for each in gpu_pointwise.convolutions()) == expected
+    assert len(sizes) == 36 and Counter(tuple(each)[2:] for each in pointwise.convolutions()) == expected
 
 
 def test_without_a_gpu_it_is_an_error_of_jax():

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -16,21 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.networks import largest_difference
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks/contenders"))
-import gpu
-import gpu_data
-import gpu_gate
-import jax_levers
-import outcome
-import trace_summary
-from gpu_call import Call
-from gpu_children import Children, CutOff
-from gpu_parts import Cifar, Measurement, NotRun, Plan
-from gpu_results import Refused, Table
-from gpu_scale import GPU
-from gpu_table import render
-
+from benchmarks import gpu
+from benchmarks.rivals import gpu_data, gpu_gate
+from benchmarks.rivals.contenders import jax_levers, outcome, trace_summary
+from benchmarks.rivals.gpu_call import Call
+from benchmarks.rivals.gpu_children import Children, CutOff
+from benchmarks.rivals.gpu_parts import Cifar, Measurement, NotRun, Plan
+from benchmarks.rivals.gpu_results import Refused, Table
+from benchmarks.rivals.gpu_scale import GPU
+from benchmarks.rivals.gpu_table import render
 from jaxddp.core.errors import InputError
 from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.models.ops.cpu_convolution import convolve

@@ -12,14 +12,11 @@ import jax.numpy as jnp
 import pytest
 from jaxlib import _hlo
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import gpu_plugin
-import gpu_program
-import roofline
-from gpu_counts import communication, count, total_bytes
-from gpu_kernels import COLLECTIVE, KERNEL_GRADIENT, Kernel, Schedule, read_schedule
-from projection import ring
-
+from benchmarks import gpu_program
+from benchmarks.programs import gpu_plugin, roofline
+from benchmarks.programs.counts import communication, count, total_bytes
+from benchmarks.programs.projection import ring
+from benchmarks.programs.schedule import COLLECTIVE, KERNEL_GRADIENT, Kernel, Schedule, read_schedule
 from jaxddp.api import resnet
 from jaxddp.engine.buckets import GPU_BUCKETS
 from jaxddp.models.adapt import adapt
@@ -191,7 +188,8 @@ def test_a_mistake_is_one_line():
 
 
 needs_plugin = pytest.mark.skipif(
-    not gpu_plugin.is_present(), reason=f"{gpu_plugin.plugin_folder()} is not there: python benchmarks/gpu_plugin.py"
+    not gpu_plugin.is_present(),
+    reason=f"{gpu_plugin.plugin_folder()} is not there: python benchmarks/programs/gpu_plugin.py",
 )
 # Such programs cannot be kept between runs.
 uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")

@@ -61,8 +61,8 @@ def comes_true(condition, seconds=60.0):
 def test_nothing_is_left_of_a_child_when_the_benchmark_is_killed(tmp_path):
     grandchild = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     program = (
-        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
-        "from pathlib import Path; from gpu_children import Children\n"
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS.parent)!r})\n"
+        "from pathlib import Path; from benchmarks.rivals.gpu_children import Children\n"
         f"folder = Path({str(tmp_path)!r})\n"
         f"Children(folder, folder, {{}}).run('key', [sys.executable, '-c', {grandchild!r}], 600, {{}}, print)"
     )

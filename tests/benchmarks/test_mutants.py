@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import mutants
+from benchmarks import mutants
 
 ROOMS = sorted(file.stem for file in mutants.LISTS.glob("*.toml"))
 

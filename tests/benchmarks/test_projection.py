@@ -1,16 +1,23 @@
 """The projection to many GPUs keeps the laws of its model."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import scale
-from projection import DGX_A100, Link, Machine, Message, Projection, fit_link, project, project_schedule, ring
+from benchmarks.processes import scale
+from benchmarks.programs.projection import (
+    DGX_A100,
+    Link,
+    Machine,
+    Message,
+    Projection,
+    fit_link,
+    project,
+    project_schedule,
+    ring,
+)
 
 links = st.builds(Link, bandwidth=st.floats(1e6, 1e12), latency=st.floats(0, 1e-2))
 machines = st.builds(Machine, gpus=st.sampled_from([1, 2, 4, 8]), inside=links, outside=links)

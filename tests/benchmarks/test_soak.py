@@ -1,14 +1,12 @@
-"""What `benchmarks/soak.py` says of samples, and what it reads of a process and of a work directory."""
+"""What `benchmarks/whole_runs/soak.py` says of samples, and what it reads of a process and of a work directory."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import process_samples
-import soak
+from benchmarks.common import process_samples
+from benchmarks.whole_runs import soak
 
 STEPS = 1000
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import suite
+from benchmarks import suite
 
 TESTS = """
 import subprocess

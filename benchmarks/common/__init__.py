@@ -1,0 +1,1 @@
+"""Timing, made-up photographs and samples of processes, which several benchmarks share."""

@@ -1,0 +1,1 @@
+"""The jobs, faults and promises of `benchmarks/chaos.py`."""

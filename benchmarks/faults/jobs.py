@@ -1,0 +1,195 @@
+"""The jobs of `benchmarks/chaos.py`: launchers on one host or on two, what they write, and their end."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.common.process_samples import children, last_step, rank_of
+
+REPOSITORY = Path(__file__).parents[2]
+RECIPE = REPOSITORY / "tests" / "recipes" / "small_recipe.py"
+MARK = "JAXDDP_CHAOS"
+"""In the environment of all that a job starts, so that what it left is found and ended by its number."""
+HEARTBEAT, START_TIMEOUT, STALL = 3, 12, 8
+STEPS, EVERY = 60, 10
+_POLL = 0.003
+
+
+class TookTooLong(Exception):
+    """What was waited for did not come about."""
+
+
+class Job:
+    """One start of the same command on each host of a job.
+
+    Args:
+        hosts: the names of network namespaces; one that is empty is this machine itself.
+        folder: for what the launchers and the processes say.
+        words: the launcher's command, the same on each host.
+        options: the launcher's options, beside the host's own.
+        processes: of each host.
+        cache: where compiled programs are kept.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        folder: Path,
+        words: Sequence[str],
+        options: Sequence[str],
+        processes: int,
+        cache: Path,
+    ):
+        folder.mkdir(parents=True)
+        self.folder, self.hosts, self.processes = folder, hosts, processes
+        self._words, self._options = words, options
+        self.mark = uuid.uuid4().hex
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "JAXDDP_"))}
+        environ |= {"PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""}
+        self._environ = environ | {"JAXDDP_CACHE": str(cache), MARK: self.mark}
+        self.launchers = [self._launched(number) for number in range(len(hosts))]
+
+    def _launched(self, number: int) -> subprocess.Popen[bytes]:
+        several, host = len(self.hosts) > 1, self.hosts[number]
+        inside = ["ip", "netns", "exec", host] if host else []
+        own = ["--processes", str(self.processes), "--logs", str(self.folder / "logs"), "--grace", "2"]
+        own += ["--nodes", str(len(self.hosts)), "--nr", str(number)] if several else []
+        command = [*inside, sys.executable, "-m", "jaxddp", "launch", *own, *self._options, "--", *self._words]
+        with (self.folder / f"launcher-{number}.log").open("ab") as said:
+            return subprocess.Popen(
+                command, env=self._environ, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
+            )
+
+    def launch_again(self, number: int) -> None:
+        """Start the launcher of a host once more, when the one before has ended."""
+        self.launchers[number].wait(10)
+        self.launchers[number] = self._launched(number)
+
+    @property
+    def is_over(self) -> bool:
+        return all(launcher.poll() is not None for launcher in self.launchers)
+
+    @property
+    def codes(self) -> list[int | None]:
+        """The exit code of each launcher; None while it runs."""
+        return [launcher.poll() for launcher in self.launchers]
+
+    @property
+    def said(self) -> str:
+        """All that the launchers and their processes have said."""
+        found = [*self.folder.glob("*.log"), *self.folder.glob("logs/*.log")]
+        return "\n".join(file.read_text(errors="replace") for file in sorted(found))
+
+    def host_of(self, rank: int) -> int:
+        return rank // self.processes
+
+    def worker(self, rank: int) -> int:
+        """The pid of a process of the job. Raises: ProcessLookupError; it does not run (yet)."""
+        with contextlib.suppress(OSError):
+            # `ip netns exec` becomes the launcher: their pids are one.
+            for child in children(self.launchers[self.host_of(rank)].pid):
+                if rank_of(child) == rank:
+                    return child
+        raise ProcessLookupError(f"process {rank} does not run")
+
+    def keeper(self, rank: int) -> int:
+        """The pid of what keeps a process's connection with JAX's coordinator. Raises: as `worker`."""
+        with contextlib.suppress(OSError):
+            for child in children(self.worker(rank)):
+                if b"keeper.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return child
+        raise ProcessLookupError(f"process {rank} has no keeper")
+
+    def of_host(self, number: int) -> list[int]:
+        """The launcher of a host, and all that it has started."""
+        found, unseen = [], [self.launchers[number].pid]
+        while unseen:
+            found.append(unseen.pop())
+            with contextlib.suppress(OSError):
+                unseen += children(found[-1])
+        return found
+
+    def left(self) -> list[int]:
+        """The pids of all processes of the job that run, whoever their parent is now."""
+        found, mark = [], f"{MARK}={self.mark}".encode()
+        for place in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if place.name.isdecimal() and mark in (place / "environ").read_bytes():
+                    found.append(int(place.name))
+        return found
+
+    def wait_until(self, condition: Callable[[], object], seconds: float) -> bool:
+        """Whether it came about before the job was over. Raises: TookTooLong."""
+        give_up = time.monotonic() + seconds
+        while not condition():
+            if self.is_over:
+                return False
+            if time.monotonic() > give_up:
+                raise TookTooLong(f"did not come about in {seconds:g} s")
+            time.sleep(_POLL)
+        return True
+
+    def wait_for_end(self, seconds: float, words: str = "") -> float | None:
+        """Wait until no process of the job is left; after how many seconds something like the words was said.
+
+        Raises: TookTooLong.
+        """
+        began, told = time.monotonic(), None
+        while not self.is_over or self.left():
+            if told is None and words and re.search(words, self.said):
+                told = time.monotonic() - began
+            if time.monotonic() > began + seconds:
+                raise TookTooLong(f"not over after {seconds:g} s: {self.codes}, pids {self.left()}")
+            time.sleep(0.02)
+        return told
+
+    def close(self) -> None:
+        """End what is left of it."""
+        for pid in self.left():
+            send(pid, signal.SIGKILL)
+        for launcher in self.launchers:
+            launcher.wait(30)
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def train(data: str, workdir: Path, *more: str) -> list[str]:
+    """A short training whose checkpoints and validations come often."""
+    every = [word for key in ("eval", "checkpoint") for word in (f"--{key}.every", f"{EVERY} steps")]
+    timeouts = {"heartbeat": HEARTBEAT, "start": START_TIMEOUT, "shutdown": START_TIMEOUT, "stall": STALL}
+    bounds = [word for name, value in timeouts.items() for word in (f"--parallel.{name}-timeout", str(value))]
+    length = ["--train.duration", f"{STEPS} steps", "--log.to", "jsonl"]
+    return ["train", str(RECIPE), "--data.path", data, "--workdir", str(workdir), *length, *every, *bounds, *more]
+
+
+def is_done(workdir: Path) -> bool:
+    """Whether the run has come to its end, as it says itself."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((workdir / "result.json").read_bytes())["status"] == "done"
+    return False
+
+
+def being_saved(workdir: Path) -> set[int]:
+    """The steps of checkpoints that are in the making."""
+    with contextlib.suppress(OSError):
+        names = os.listdir(workdir / "checkpoints")
+        return {int(name.split(".")[0]) for name in names if ".orbax-checkpoint-tmp" in name}
+    return set()
+
+
+def step_of(workdir: Path) -> int:
+    """The last step that metrics.jsonl knows."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return last_step(workdir)
+    return 0

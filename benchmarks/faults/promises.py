@@ -1,0 +1,142 @@
+"""The faults of `benchmarks/chaos.py`, and what a job promises of each: a line and an end in time, or to go on."""
+
+import re
+import signal
+from dataclasses import dataclass
+
+from benchmarks.faults.jobs import HEARTBEAT, STALL, START_TIMEOUT
+from benchmarks.faults.strikes import (
+    Strike,
+    asked,
+    fill_disk,
+    kill_host,
+    kill_keeper,
+    kill_launcher,
+    kill_process,
+    loose_cable,
+    paused,
+    pull_cable,
+    silence_store,
+    start_host_again,
+    start_launcher_again,
+    stop_process,
+    stop_store,
+    to_workdir,
+)
+from benchmarks.faults.work_directory import covered, moved, read_only, removed, replaced
+
+GRACE = 2.0
+SLACK = 15.0
+"""Seconds that a busy machine may add: the launcher's and the processes' own grace, and what they still write."""
+FIXED = ("start", "compile", "step", "save", "evaluation", "end", "restart", "restart, step")
+JOINED = tuple(moment for moment in FIXED if moment not in ("start", "restart"))
+"""All moments at which the processes of a job have met, or nearly so."""
+
+LOST = "(of \\d )?(was lost|gave no sign of life for|did not|has not|no answer|not come|could not reach|ended: )"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """How a job ends after a fault: the codes that its launchers may have, words that are said, the longest time."""
+
+    codes: frozenset[int]
+    words: str = ""
+    seconds: float = HEARTBEAT + SLACK
+
+    def broken_by(self, codes: list[int | None], said: str) -> str:
+        """What of it was not kept; "" where all was."""
+        unexpected = [code for code in codes if code not in self.codes]
+        if unexpected:
+            return f"exit codes {codes}, expected each among {sorted(self.codes)}"
+        # A launcher that was killed itself has a negative code.
+        failed = any(code is not None and code > 0 for code in codes)
+        if self.words and failed and not re.search(self.words, said):
+            return f"nothing said like {self.words!r}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault by its name.
+
+    Attributes:
+        strike: makes it; what it undoes at its end is undone once the job is over, or, where it `passes`, before.
+        places: the topologies in which it can be made.
+        passes: it is over by itself, and the job is to go on.
+        options: of the launchers, beside their own.
+    """
+
+    strike: Strike
+    promise: Promise
+    places: tuple[str, ...] = ("two", "hosts")
+    moments: tuple[str, ...] = FIXED
+    passes: bool = False
+    options: tuple[str, ...] = ()
+
+
+GOES_ON = Promise(frozenset({0}), seconds=120)
+
+
+def _codes(*codes: int) -> frozenset[int]:
+    # Where the fault comes too late, or before the job could be hurt by it, the run is done.
+    return frozenset({0, *codes})
+
+
+ONCE = tuple(moment for moment in FIXED if not moment.startswith("restart"))
+RESTARTS = ("--restarts", "3")
+KILLED, ASKED = 128 + signal.SIGKILL, 75
+BEFORE_IT_LISTENS = 128 + signal.SIGTERM, 128 + signal.SIGINT
+MEETING = START_TIMEOUT + SLACK
+STOPPED = f"process \\d {LOST}|no answer in \\d+ s; is it process \\d"
+GONE = Promise(_codes(2), "was removed, moved or replaced|cannot be written")
+
+FAULTS: dict[str, Fault] = {
+    "process killed": Fault(kill_process, Promise(_codes(KILLED, 1), r"process \d: killed by SIGKILL", MEETING)),
+    "keeper killed": Fault(kill_keeper, Promise(_codes(134, 1), f"process 1.*({LOST}|killed)"), moments=JOINED),
+    "launcher killed": Fault(kill_launcher, Promise(_codes(-9, 1), "", MEETING)),
+    "machine gone": Fault(kill_host, Promise(_codes(-9, 1), f"process \\d {LOST}", MEETING), places=("hosts",)),
+    # On another host its launcher does not hear of the loss: the stopped process itself cannot end.
+    "process stopped": Fault(stop_process, Promise(_codes(KILLED, 1), STOPPED, MEETING), places=("two",)),
+    "cable pulled": Fault(pull_cable, Promise(_codes(1), f"process \\d {LOST}", MEETING), places=("hosts",)),
+    "disk full": Fault(fill_disk, Promise(_codes(2), "No space left on device"), places=("two",)),
+    # A job that only starts makes another one, and begins anew.
+    "work directory removed": Fault(to_workdir(removed, gone=True), GONE, moments=JOINED),
+    "work directory moved": Fault(to_workdir(moved, gone=True), GONE, moments=JOINED),
+    "work directory replaced": Fault(to_workdir(replaced), GONE, moments=JOINED),
+    "work directory covered": Fault(to_workdir(covered), GONE, places=("two",), moments=JOINED),
+    "work directory read-only": Fault(
+        to_workdir(read_only), Promise(_codes(2), "Read-only file system"), places=("two",)
+    ),
+    "launcher asked to stop": Fault(
+        asked(signal.SIGTERM, "launcher"), Promise(_codes(ASKED, *BEFORE_IT_LISTENS, -15, 1)), places=("two",)
+    ),
+    "Ctrl-C": Fault(
+        asked(signal.SIGINT, "launcher"), Promise(_codes(ASKED, *BEFORE_IT_LISTENS, -2, 1)), places=("two",)
+    ),
+    "process asked to stop": Fault(
+        asked(signal.SIGTERM, "process"),
+        Promise(_codes(ASKED, *BEFORE_IT_LISTENS, 1), "asked to stop|SIGTERM", MEETING),
+    ),
+    "process paused": Fault(paused("process", HEARTBEAT / 2), GOES_ON, passes=True),
+    "launcher paused": Fault(paused("launcher", 2 * HEARTBEAT), GOES_ON, passes=True),
+    "cable loose": Fault(loose_cable, GOES_ON, places=("hosts",), passes=True),
+    "process killed, restarts": Fault(kill_process, GOES_ON, moments=ONCE, passes=True, options=RESTARTS),
+    "process stopped, restarts": Fault(stop_process, GOES_ON, moments=ONCE, passes=True, options=RESTARTS),
+    # At the end the other one may be done.
+    "launcher started again, restarts": Fault(
+        start_launcher_again, GOES_ON, ("hosts",), ONCE[:-1], passes=True, options=RESTARTS
+    ),
+    "machine started again, restarts": Fault(
+        start_host_again, GOES_ON, ("hosts",), ONCE[:-1], passes=True, options=RESTARTS
+    ),
+    # What it has read already may be all that it needs.
+    "store silent": Fault(
+        silence_store,
+        Promise(_codes(1), r"process \d made no progress for|minute|no byte came", 6 * STALL + SLACK),
+        places=("store",),
+        moments=("compile", "step", "save", "evaluation"),
+    ),
+    "store away": Fault(stop_store, GOES_ON, places=("store",), passes=True),
+}
+_MOUNTED = ("disk full", "work directory covered", "work directory read-only")
+NEED_ROOT = tuple(name for name, fault in FAULTS.items() if fault.places == ("hosts",) or name in _MOUNTED)

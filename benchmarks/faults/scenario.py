@@ -1,0 +1,164 @@
+"""One scenario of `benchmarks/chaos.py`: a run is struck, comes to its end, and is compared."""
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common.harness import Figures
+from benchmarks.faults.hosts import Cable, Store, small_disk
+from benchmarks.faults.jobs import Job, TookTooLong, is_done, step_of, train
+from benchmarks.faults.moments import LONGEST, MOMENTS, is_of_a_restart
+from benchmarks.faults.outcomes import Outcome, difference, outcome
+from benchmarks.faults.promises import FAULTS, SLACK, Fault
+from benchmarks.faults.strikes import Struck, kill_process
+
+DISK_MEGABYTES = 4
+COORDINATOR_PORT = 7077
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A fault, a moment and a place: "two" processes on this machine, two "hosts", or two that read from a "store"."""
+
+    number: int
+    seed: int
+    fault: str
+    moment: str
+    place: str
+
+    @property
+    def chance(self) -> random.Random:
+        """The same for the same seed and number."""
+        return random.Random(f"{self.seed} {self.number}")
+
+    def __str__(self) -> str:
+        return f"{self.number:>3}  {self.fault}, {self.moment}, {self.place}"
+
+
+def draw(seed: int, count: int, faults: Mapping[str, Fault]) -> list[Scenario]:
+    """All faults in turn, in an order, at moments and in topologies that the seed decides."""
+    chance, drawn = random.Random(seed), list[Scenario]()
+    while len(drawn) < count:
+        for name in chance.sample(list(faults), len(faults)):
+            moment, place = chance.choice(faults[name].moments), chance.choice(faults[name].places)
+            drawn.append(Scenario(len(drawn), seed, name, moment, place))
+    return drawn[:count]
+
+
+class Stage:
+    """Where the jobs of one scenario run: starts them, one after the other, in the same work directory.
+
+    Args:
+        data: an .npz file, and a folder of images for a store, by "arrays" and "tree".
+    """
+
+    def __init__(self, place: str, folder: Path, data: Mapping[str, Path], cache: Path, disk: Path | None):
+        self.folder, self.cache, self.disk = folder, cache, disk
+        self.cable = Cable() if place == "hosts" else None
+        self.store = Store(data["tree"]) if place == "store" else None
+        self.data = str(data["arrays"]) if self.store is None else self.store.url
+        self.workdir = (disk or folder) / "run"
+        self.jobs: list[Job] = []
+
+    def start(self, *more: str) -> Job:
+        words = train(self.data, self.workdir)
+        folder = self.folder / f"start-{len(self.jobs)}"
+        options = [*more]
+        hosts, processes = [""], 2
+        if self.cable is not None:
+            hosts, processes = self.cable.hosts, 1
+            options += ["--coordinator", f"{self.cable.addresses[0]}:{COORDINATOR_PORT}"]
+        self.jobs.append(Job(hosts, folder, words, options, processes, self.cache))
+        return self.jobs[-1]
+
+    def until_done(self) -> None:
+        """Start again, as a user would, unless the last start came to the end. Raises: TookTooLong, RuntimeError."""
+        # What was done may have been taken away after it.
+        if self.jobs and not any(self.jobs[-1].codes) and self.workdir.exists():
+            return
+        job = self.start()
+        job.wait_for_end(2 * LONGEST)
+        if any(job.codes) or not is_done(self.workdir):
+            raise RuntimeError(f"started again, it ended with {job.codes}: {job.folder}")
+
+    def struck(self, job: Job, chance: random.Random) -> Struck:
+        return Struck(job, chance, self.workdir, self.cable, self.store, self.disk)
+
+
+@contextlib.contextmanager
+def staged(place: str, folder: Path, data: Mapping[str, Path], cache: Path, *, small: bool = False) -> Iterator[Stage]:
+    """A stage, of which nothing is left afterwards but the files."""
+    with contextlib.ExitStack() as stack:
+        disk = stack.enter_context(small_disk(folder / "disk", DISK_MEGABYTES)) if small else None
+        stage = Stage(place, folder, data, cache, disk)
+        if stage.store is not None:
+            stack.callback(stage.store.stop)
+        if stage.cable is not None:
+            stack.enter_context(stage.cable)
+        try:
+            yield stage
+        finally:
+            for job in stage.jobs:
+                job.close()
+
+
+def undisturbed(place: str, folder: Path, data: Mapping[str, Path], cache: Path) -> Outcome:
+    """What a run comes to that nothing happens to."""
+    with staged(place, folder, data, cache) as stage:
+        stage.until_done()
+        return outcome(stage.workdir)
+
+
+def play(scenario: Scenario, folder: Path, data: Mapping[str, Path], cache: Path, expected: Outcome) -> Figures:
+    """What came of a scenario: the seconds to the end of all, and which promise was not kept, if one was not."""
+    fault, chance = FAULTS[scenario.fault], scenario.chance
+    if scenario.moment == "compile":
+        # Otherwise the programs of the runs before are loaded.
+        cache = folder / "programs"
+    found: Figures = {"fault": scenario.fault, "moment": scenario.moment, "place": scenario.place, "broken": ""}
+    with staged(scenario.place, folder, data, cache, small=scenario.fault == "disk full") as stage:
+        try:
+            if is_of_a_restart(scenario.moment):
+                kill_once(stage, chance)
+            found |= strike(stage, fault, scenario.moment, chance)
+            stage.until_done()
+            found["differs"] = difference(outcome(stage.workdir), expected)
+        except (TookTooLong, RuntimeError, OSError, ValueError) as error:
+            found["broken"] = found["broken"] or f"{type(error).__name__}: {error}"
+    return found
+
+
+def kill_once(stage: Stage, chance: random.Random) -> None:
+    """The run that is to be struck is one that goes on from a checkpoint."""
+    job = stage.start()
+    if MOMENTS["step"](job, stage.workdir, chance):
+        with kill_process(stage.struck(job, chance)):
+            job.wait_for_end(SLACK + LONGEST)
+
+
+def strike(stage: Stage, fault: Fault, moment: str, chance: random.Random) -> Figures:
+    """Start, wait for the moment, strike, and wait for the end."""
+    job = stage.start(*fault.options)
+    came = MOMENTS[moment](job, stage.workdir, chance)
+    found: Figures = {"came": came, "step": step_of(stage.workdir), "broken": ""}
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        if came:
+            try:
+                stack.enter_context(fault.strike(stage.struck(job, chance)))
+            except ProcessLookupError as error:
+                # Not started yet, or over already.
+                found["came"], found["missed"] = False, str(error)
+        limit = fault.promise.seconds if found["came"] and not fault.passes else 2 * LONGEST
+        told = job.wait_for_end(limit, fault.promise.words)
+    found |= {"told": told, "seconds": time.monotonic() - began, "codes": job.codes}
+    found["broken"] = fault.promise.broken_by(job.codes, job.said) if found["came"] else ""
+    return found
+
+
+def is_root() -> bool:
+    return os.geteuid() == 0

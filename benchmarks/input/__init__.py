@@ -1,0 +1,1 @@
+"""The speed of reading, decoding and verifying images."""

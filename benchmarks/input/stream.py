@@ -1,0 +1,199 @@
+"""Speed of the input: the training stream beside a bare tf.data map and torch's data loader, on the same photographs.
+
+    python benchmarks/input/stream.py DIR
+
+DIR holds solution files (Kaggle's archive, or a part of it). Every contender reads the training images in random order,
+draws a crop of random area (8 to 100 percent) and aspect (3:4 to 4:3) and resizes it to 224 pixels, on two threads or
+in two workers. Ours and the bare maps give uint8, which is normalized on the device. One bare map resizes as tf.image
+does by default, without antialiasing; the other as ours does, which shows what the stream costs beside its images.
+"evaluation" is the stream of evaluation over the same images, short side 256, its middle 224 pixels.
+torch's loaders give what their usual recipes give. `--torch PYTHON` names a Python with torch, and torchvision where
+its two recipes are wanted; what cannot run is named. Turns alternate; medians. The crops' mean area is printed too,
+since small crops are quick.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.harness import Figures, alternate, compare, machine, table
+from benchmarks.input.crops import AREA, BATCH, SIZE, WORKERS
+from jaxddp.config import DataConfig
+from jaxddp.curate.pack import PackOptions, pack
+from jaxddp.data.formats.ilsvrc import train_solutions
+from jaxddp.data.formats.packed_records import read_packed
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.stream.tensorflow_cpu import tf
+from jaxddp.data.stream.windows import example_keys, random_area_window, resize
+from jaxddp.data.table import ExampleTable
+
+TORCH_LOADER = Path(__file__).with_name("torch_loader.py")
+# Of the stream's speed: that of the other, times this.
+TARGETS = {
+    "bare map": 0.9,
+    "bare map, our resizing": 0.9,
+    "torch pil": 2.5,
+    "torch v2": 1.0,
+    "torch io": 1.5,
+    "first read": 1.0,
+}
+PACKED_TARGET = 1.5
+EPOCHS = 8
+
+
+class Contenders:
+    """One turn of each takes `batches` batches, after a first one that is not timed, and returns its seconds."""
+
+    def __init__(self, photographs: ExampleTable, batches: int):
+        self.photographs, self.batches = photographs, batches
+        # One pass over it takes a turn; which of its rows were verified is remembered for this table alone.
+        count = (batches + 1) * BATCH
+        repeated = {name: np.resize(getattr(photographs, name), count) for name in ("id", "path", "labels")}
+        self.repeated = dataclasses.replace(photographs, **repeated)
+        self.areas: dict[str, list[float]] = {}
+        self.turns = 0
+
+    def ours(self, images: ExampleTable) -> float:
+        self.turns += 1
+        order = SampleOrder(len(images), BATCH, seed=self.turns)
+        data, steps = DataConfig(image_size=SIZE, crop_area=AREA), range(self.batches + 1)
+        return self._on_some_cores(lambda: images.train_batches(order, data, steps))
+
+    def evaluation(self) -> float:
+        order, data = EvalOrder(len(self.repeated), BATCH), DataConfig(image_size=SIZE)
+        return self._on_some_cores(lambda: self.repeated.eval_batches(order, data))
+
+    def first_read(self) -> float:
+        """The same for files that this process has not read yet, each of which is read to its last pixel once."""
+        return self.ours(dataclasses.replace(self.photographs))
+
+    def bare_map(self, resized: Callable[[Any, int], Any]) -> float:
+        """Read, decode a crop drawn as ours are, resize."""
+        self.turns += 1
+        count = (self.batches + 1) * BATCH
+        rows = np.random.default_rng(self.turns).integers(0, len(self.photographs), count, np.int32)
+        keys = example_keys(self.turns, np.zeros(count, np.int32), rows)
+        paths = [self.photographs.name(row) for row in rows.tolist()]
+
+        def load(path: Any, key: Any) -> Any:
+            data = tf.io.read_file(path)
+            window = random_area_window(tf.image.extract_jpeg_shape(data)[:2], key, AREA)
+            image = tf.image.decode_and_crop_jpeg(data, window, channels=3)
+            return resized(image, SIZE)
+
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = WORKERS
+        options.threading.max_intra_op_parallelism = 1
+        dataset = tf.data.Dataset.from_tensor_slices((paths, keys)).map(load, 2 * WORKERS).batch(BATCH).prefetch(2)
+        return self._timed(dataset.with_options(options).as_numpy_iterator())
+
+    def torch(self, python: str, kind: str) -> float:
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as names:
+            names.write("\n".join(self.photographs.name(row) for row in range(len(self.photographs))))
+            names.flush()
+            command = [python, str(TORCH_LOADER), kind, names.name, str(self.batches)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode:
+            raise RuntimeError((done.stderr.strip() or "no output").splitlines()[-1])
+        found = json.loads(done.stdout.splitlines()[-1])
+        self.areas.setdefault(f"torch {kind}", []).append(found["area"])
+        return found["seconds"]
+
+    def _on_some_cores(self, stream: Callable[[], Any]) -> float:
+        cores = os.sched_getaffinity(0)
+        # A stream has a thread for each core that it may use.
+        os.sched_setaffinity(0, sorted(cores)[:WORKERS])
+        try:
+            return self._timed(stream())
+        finally:
+            os.sched_setaffinity(0, cores)
+
+    def _timed(self, batches: Any) -> float:
+        iterator = iter(batches)
+        next(iterator)
+        begin = time.perf_counter()
+        assert sum(1 for _ in iterator) == self.batches
+        return time.perf_counter() - begin
+
+
+def aliased(image: Any, image_size: int) -> Any:
+    """Bilinear without antialiasing, cut off to uint8."""
+    return tf.cast(tf.image.resize(image, [image_size, image_size]), tf.uint8)
+
+
+def mean_area(photographs: ExampleTable) -> float:
+    """The mean area, in pixels, of the crops that the stream draws in some epochs."""
+    rows = np.tile(np.arange(len(photographs), dtype=np.int32), EPOCHS)
+    keys = example_keys(0, np.repeat(np.arange(EPOCHS, dtype=np.int32), len(photographs)), rows)
+    sizes = [tf.image.extract_jpeg_shape(photographs.read(row))[:2] for row in rows.tolist()]
+    windows = [random_area_window(size, key, AREA).numpy() for size, key in zip(sizes, keys, strict=True)]
+    return float(np.mean([height * width for _, _, height, width in windows]))
+
+
+def contenders(benchmark: Contenders, python: str, packed: ExampleTable) -> dict[str, Callable[[], float]]:
+    """All that can run here; a first turn of each warms the file cache, and shows which cannot run."""
+    every: dict[str, Callable[[], float]] = {
+        "ours": lambda: benchmark.ours(benchmark.photographs),
+        "evaluation": benchmark.evaluation,
+        "first read": benchmark.first_read,
+        "packed": lambda: benchmark.ours(packed),
+        "bare map": lambda: benchmark.bare_map(aliased),
+        "bare map, our resizing": lambda: benchmark.bare_map(resize),
+        **{f"torch {kind}": partial(benchmark.torch, python, kind) for kind in ("pil", "v2", "io")},
+    }
+    able = {}
+    for name, turn in every.items():
+        try:
+            turn()
+            able[name] = turn
+        except RuntimeError as error:
+            print(f"{name}: not run ({error})", file=sys.stderr)
+    return able
+
+
+def figures(seconds: dict[str, list[float]], images: int) -> dict[str, Figures]:
+    """Ours against each of the others, and the packed copy against ours."""
+    ours = seconds.pop("ours")
+    packed = {"packed": seconds.pop("packed"), "ours": ours}
+    pairs = {name: {"ours": ours, name: turns} for name, turns in seconds.items()}
+    compared = {name: compare(pair, images, TARGETS.get(name)) for name, pair in pairs.items()}
+    return compared | {"packed": compare(packed, images, PACKED_TARGET)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path, metavar="DIR")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=20, help=f"of {BATCH} images, in each turn")
+    parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="a Python that has torch")
+    parser.add_argument("--json", type=Path, help="also write the results there")
+    options = parser.parse_args()
+    benchmark = Contenders(train_solutions(options.root), options.batches)
+    with tempfile.TemporaryDirectory() as folder:
+        pack({"train": benchmark.photographs}, Path(folder) / "packed", PackOptions())
+        able = contenders(benchmark, options.torch, read_packed(Path(folder) / "packed", "train"))
+        seconds = alternate(able, options.rounds)
+    found = figures(seconds, options.batches * BATCH)
+    areas = {name: float(np.mean(areas)) for name, areas in benchmark.areas.items()}
+    areas = {"ours": mean_area(benchmark.photographs), **areas}
+    print(table(found))
+    print("mean area of a crop, pixels: " + ", ".join(f"{name} {area:,.0f}" for name, area in areas.items()))
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), "areas": areas, **found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""How images are verified: what it takes, what sound files leave over, and which damage is found.
+
+    python benchmarks/input/verify.py DIR [--files 200] [--times 3]
+
+DIR holds solution files (Kaggle's archive, or a part of it). All its JPEG files are verified, and what is left over
+behind their last pixel is counted; so are the longest run of zeros in their data, and the least that is left over where
+a header names one row of blocks less. Then some of the files are damaged in every way of `tests/support/damage.py`. The
+stream is timed over training images that nobody verified, that this process verified, and that an earlier run did, and
+over those held against a manifest besides (`data.verify`), in turns; medians. So is reading a manifest of a million.
+"""
+
+import argparse
+import dataclasses
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.harness import machine
+from jaxddp.config import DataConfig
+from jaxddp.core.cache_folder import CACHE_VARIABLE
+from jaxddp.core.errors import InputError
+from jaxddp.curate.check_report import CheckedSplit, CheckReport
+from jaxddp.curate.look import look_at
+from jaxddp.curate.manifest_writer import write_manifest
+from jaxddp.data.formats.ilsvrc import train_solutions
+from jaxddp.data.images.header import SOS, essence, segments
+from jaxddp.data.images.jpeg import bytes_left_over
+from jaxddp.data.images.verify import verify
+from jaxddp.data.order import SampleOrder
+from jaxddp.data.soundness.image_manifest import ImageManifest
+from jaxddp.data.table import ExampleTable
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+from support.damage import HEADERS, SMALL, STRETCHES, of, other_size  # pyright: ignore[reportMissingImports]: the line above
+
+TURNS, MANY = 7, 1_000_000
+DATA = DataConfig()
+
+
+def is_sound(data: bytes) -> bool:
+    try:
+        verify(data)
+    except InputError:
+        return False
+    return True
+
+
+def sound_files(files: list[Path]) -> None:
+    left, zeros, rows = Counter[int](), 0, []
+    for file in files:
+        data = file.read_bytes()
+        left[verify(data).left_over] += 1
+        scan = of(data, SOS)
+        assert scan is not None
+        zeros = max([zeros, *map(len, re.findall(rb"\0+", data[scan.end :]))])
+        if (shorter := other_size(-1, 0)(data, random.Random())) != data:
+            rows.append(bytes_left_over(*essence(shorter, [*segments(shorter)])))
+    print(f"{len(files)} files accepted; bytes left over, and in how many: {dict(left)}; longest run of zeros {zeros}")
+    print(f"least left over with one row of blocks less, in {len(rows)} files: {sorted(rows)[:3]}")
+
+
+def damages(data: list[bytes], times: int) -> None:
+    chance = random.Random(5)
+    for kinds in (HEADERS, STRETCHES, SMALL):
+        for kind, damage in kinds.items():
+            tried = [one for whole in times * data if (one := damage(whole, chance)) != whole]
+            found = sum(not is_sound(one) for one in tried)
+            print(f"{kind:34} {found:6} of {len(tried):6} found" if tried else f"{kind:34} not tried")
+
+
+def read(table: ExampleTable) -> float:
+    """Images a second of one epoch, without its first batch. The next epoch follows, so that the work does not end."""
+    steps = len(table) // 32
+    batches = iter(table.train_batches(SampleOrder(len(table), 32, seed=0), DATA, range(2 * steps)))
+    next(batches)
+    begin = time.perf_counter()
+    count = sum(len(batch.image) for batch in islice(batches, steps - 1))
+    return count / (time.perf_counter() - begin)
+
+
+def streams(root: Path, manifest: ImageManifest) -> None:
+    def opened(*, known: bool, held: bool) -> ExampleTable:
+        table = train_solutions(root).take(1600)
+        if known:
+            table.check(DATA)
+        return dataclasses.replace(table, digests=manifest.digests(table)) if held else table
+
+    speeds: dict[str, list[float]] = defaultdict(list)
+    read(here := opened(known=True, held=False))
+    for _ in range(TURNS):
+        for name, table in {
+            "not verified": opened(known=False, held=False),
+            "not verified, against a manifest": opened(known=False, held=True),
+            "verified by this process": here,
+            "by an earlier run": opened(known=True, held=False),
+            "by an earlier run, against a manifest": opened(known=True, held=True),
+        }.items():
+            speeds[name].append(read(table))
+    for name, speed in speeds.items():
+        ratio = median(one / other for one, other in zip(speed, speeds["verified by this process"], strict=True))
+        print(f"stream, {name}: {median(speed):.0f} images/s; {ratio:.2f} of those verified by this process")
+
+
+def checked(root: Path, file: Path) -> ImageManifest:
+    """The manifest of the training images, and the time to read one of a million."""
+    table = train_solutions(root)
+    split = CheckedSplit("train", table)
+    for row in range(len(table)):
+        split.add(row, look_at(table, row))
+    write_manifest(CheckReport([split]), file)
+    head, *images = file.read_text().splitlines(keepends=True)
+    large = file.with_name("large.jsonl")
+    with large.open("w") as lines:
+        lines.write(head)
+        for number in range(MANY // len(images) + 1):
+            lines.writelines(line.replace('"path": "', f'"path": "{number}/') for line in images)
+    begin = time.process_time()
+    count = len(ImageManifest.read(large).of_files)
+    seconds = time.process_time() - begin
+    print(f"reading a manifest of {count:,} images, {large.stat().st_size / 1e6:.0f} MB: {seconds:.1f} s, CPU time")
+    return ImageManifest.read(file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dir", type=Path)
+    parser.add_argument("--files", type=int, default=200)
+    parser.add_argument("--times", type=int, default=3)
+    options = parser.parse_args()
+    print(machine())
+    files = sorted(options.dir.rglob("*.JPEG"))
+    sound_files(files)
+    data = [file.read_bytes() for file in random.Random(0).sample(files, min(options.files, len(files)))]
+    spent = []
+    for _ in range(TURNS):
+        begin = time.process_time()
+        for one in data:
+            verify(one)
+        spent.append((time.process_time() - begin) / len(data))
+    print(f"verify: {1e6 * min(spent):.1f} us an image, CPU time, the best of {TURNS} turns")
+    damages(data, options.times)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ[CACHE_VARIABLE] = cache
+        streams(options.dir, checked(options.dir, Path(cache) / "train.jsonl"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How jobs of several processes scale, and how they meet."""

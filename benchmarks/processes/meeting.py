@@ -1,0 +1,144 @@
+"""A job of very many processes on one machine: process 0 is real, the others are simulated by one process.
+
+    python benchmarks/processes/meeting.py --processes 1000 --out FILE.json
+
+All meet, compare a value, compare one that differs, and lose one. It prints how long each takes until the last process
+knows, and what process 0 needs for it: threads, open files, resident memory. JAX is not started.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.harness import CHILD_SECONDS, Figures, machine
+from jaxddp.job.environment import Job
+from jaxddp.job.link import Link
+from jaxddp.job.member import Member
+from jaxddp.job.messages import Value
+from jaxddp.job.watch import Loss, Waits
+
+SECONDS = 120.0
+FACTS = {"Python": "3", "jax's version": "0"}
+VALUES = ["the same", "another"]
+
+
+def first(address: str, processes: int) -> None:
+    """Process 0; prints its figures as JSON."""
+    before, lost = used(), threading.Event()
+    begin = time.perf_counter()
+    link = Link.meet(job(address, processes, 0), FACTS, SECONDS, end=lambda loss: lost.set())
+    figures: Figures = {"meet": time.perf_counter() - begin}
+    for name in VALUES:
+        begin = time.perf_counter()
+        link.decide(name, "0", verdict, SECONDS)
+        figures[name] = time.perf_counter() - begin
+    figures |= {f"{name} of process 0": value for name, value in used().items()}
+    figures["resident MB before"] = before["resident MB"]
+    if not lost.wait(SECONDS):
+        sys.exit("process 0 did not notice that a process was lost")
+    # The others are told meanwhile.
+    time.sleep(5)
+    print(json.dumps(figures))
+
+
+async def others(address: str, processes: int) -> None:
+    """All other processes; the last one breaks off. Prints how long it takes until all know, as JSON."""
+    raise_file_limit()
+    all_lost, losses = asyncio.Event(), list[Loss]()
+
+    def end(loss: Loss) -> None:
+        losses.append(loss)
+        if len(losses) == processes - 2:
+            all_lost.set()
+
+    members = [Member(job(address, processes, process), FACTS) for process in range(1, processes)]
+    await asyncio.gather(*(member.meet(SECONDS, Waits(), end) for member in members))
+    for number, name in enumerate(VALUES):
+        for process, member in enumerate(members, 1):
+            member.tell(Value(number, name, "1" if name == VALUES[1] and process == processes // 2 else "0"))
+        answers = await asyncio.gather(*(member.answer(number, name, SECONDS) for member in members))
+        assert {answer.text for answer in answers} == {str(number * (processes // 2))}, answers[0]
+    begin = time.perf_counter()
+    assert members[-1].watch is not None
+    members[-1].watch.close()
+    for connection in members[-1].tell(Value(len(VALUES), "the last", "0")):
+        connection.writer.transport.abort()
+    async with asyncio.timeout(SECONDS):
+        await all_lost.wait()
+    assert {loss.process for loss in losses} == {processes - 1}
+    print(json.dumps({"lose one": time.perf_counter() - begin}))
+
+
+def verdict(texts: list[str]) -> str:
+    """Which process has another text than process 0; 0 where none has."""
+    return str(next((process for process, text in enumerate(texts) if text != texts[0]), 0))
+
+
+def job(address: str, processes: int, process: int) -> Job:
+    return Job(address, processes, process, run_id="measured", key="of this benchmark")
+
+
+def used() -> dict[str, float]:
+    """What this process uses now."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {
+        "threads": int(status["Threads"]),
+        "files": len(os.listdir("/proc/self/fd")),
+        "resident MB": int(status["VmRSS"].split()[0]) / 1024,
+    }
+
+
+def raise_file_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def measured(processes: int) -> Figures:
+    """The figures of one job."""
+    address = f"127.0.0.1:{20000 + os.getpid() % 10000}"
+    command = [sys.executable, __file__, "--processes", str(processes), "--address", address, "--part"]
+    parts = [subprocess.Popen([*command, part], stdout=subprocess.PIPE, text=True) for part in ("first", "others")]
+    figures: Figures = {"processes": processes}
+    try:
+        for part in parts:
+            said, _ = part.communicate(timeout=CHILD_SECONDS)
+            if part.returncode:
+                sys.exit(f"a part of the job ended with exit code {part.returncode}")
+            figures |= json.loads(said)
+    finally:
+        for part in parts:
+            part.kill()
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1000], help="3 or more")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=("first", "others"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part == "first":
+        return first(options.address, options.processes[0])
+    if options.part == "others":
+        return asyncio.run(others(options.address, options.processes[0]))
+    found = []
+    for processes in options.processes:
+        found.append(measured(processes))
+        print("\n".join(f"{name:<28}{value:,.3f}" for name, value in found[-1].items()), flush=True)
+    if options.out:
+        options.out.write_text(json.dumps({**machine(), "found": found}, indent=2) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()

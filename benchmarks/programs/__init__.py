@@ -1,0 +1,1 @@
+"""What compiled training steps are made of, counted without the device that would run them."""

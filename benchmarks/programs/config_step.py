@@ -1,0 +1,101 @@
+"""The training step of a config, compiled for devices that may be described only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.config import Config
+from jaxddp.data.batch import Batch
+from jaxddp.data.labels import LabelKind
+from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.initial_state import make_init
+from jaxddp.engine.resident_steps import make_resident_steps
+from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step_objective import Objective
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import for_platform
+from jaxddp.recipe.given import by_hooks
+from jaxddp.recipe.layout import Layout, TrainingData
+from jaxddp.recipe.make import make_recipe
+from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.feed import LONGEST_CHUNK
+from jaxddp.setup.prepare import completed
+
+
+@dataclass(frozen=True)
+class Data:
+    """The properties of a data set on which the compiled step depends."""
+
+    examples: int
+    classes: int
+    channels: int = 3
+
+
+def compile_step(
+    file: RecipeFile,
+    config: Config,
+    topology: Topology,
+    data: Data,
+    *,
+    platform: str,
+    compiler_options: Mapping[str, str],
+) -> tuple[Any, int]:
+    """Compile the training step of a config.
+
+    Args:
+        topology: The devices, which may be described only.
+        platform: The JAX platform of these devices.
+        compiler_options: Options that a compilation for them needs, beside those of the config.
+
+    Returns:
+        The compiled program, and how many steps one call of it takes.
+    """
+    shape = (config.data.image_size, config.data.image_size, data.channels)
+    counts = np.full(data.classes, data.examples // data.classes)
+    images = lambda count: np.zeros((count, *shape), np.uint8)  # noqa: E731
+    known = TrainingData(data.examples, LabelKind(data.classes), counts, images, shape, shape, np.dtype(np.uint8))
+    layout = Layout.of(config, topology, known)
+    recipe, _ = completed(make_recipe(config, layout, topology, by_hooks(file.hooks)), layout, topology.peers)
+    model = for_platform(recipe.model, platform)
+    init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
+    data_config = config.data
+    preprocess = Preprocess.of(config, data_config.augment, recipe.augmentation)
+    objective = Objective(model, recipe.loss, preprocess, recipe.metrics)
+    local_step = make_local_step(
+        recipe.objective(objective),
+        recipe.optimizer,
+        topology,
+        schedule=recipe.schedule,
+        parts=recipe.parts,
+        gradients=layout.gradients,
+    )
+    rows, length = config.train.batch_size, 1
+    if data_config.cache == "none":
+        feed: tuple[Any, ...] = (abstract_batch((rows,), shape, topology),)
+        step: Any = make_train_step(local_step, topology)
+    else:
+        length = LONGEST_CHUNK
+        images = jax.ShapeDtypeStruct((data.examples, *shape), np.uint8, sharding=topology.replicated)
+        feed = (images, abstract_batch((rows, length), None, topology))
+        step = make_resident_steps(local_step, topology)
+    key = jax.eval_shape(jax.random.key, 0)
+    state, key = shapes((jax.eval_shape(init, key), key), topology.replicated)
+    options = {**compiler_options, **step_options(config, topology)}
+    compiled = step.trace(state, *feed, key).lower().compile(compiler_options=options)
+    return compiled, length
+
+
+def abstract_batch(rows: tuple[int, ...], shape: tuple[int, ...] | None, topology: Topology) -> Batch:
+    """The shapes of a placed batch; without images where they lie on the devices."""
+    types = {"label": np.int32, "mask": np.float32, "row": np.int32, "epoch": np.int32}
+    columns = {name: jax.ShapeDtypeStruct(rows, dtype) for name, dtype in types.items()}
+    image = None if shape is None else jax.ShapeDtypeStruct((*rows, *shape), np.uint8)
+    return shapes(Batch(image=image, **columns), topology.sharded)
+
+
+def shapes(tree: Any, sharding: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)

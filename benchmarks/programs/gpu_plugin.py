@@ -1,0 +1,104 @@
+"""XLA's CUDA compiler on a machine without a GPU: it compiles for an H200 that is only described.
+
+    python benchmarks/programs/gpu_plugin.py
+
+fetches the two wheels that this needs, 215 MB, once, into the cache folder or into the one that JAXDDP_GPU_PLUGIN
+names: JAX's CUDA plugin of the installed JAX, and NVIDIA's `ptxas`. They stay outside of the environment, so that JAX
+itself computes on the CPU as before. Neither a driver nor cuDNN is needed: the autotuner, which would time kernels, is
+off.
+"""
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+
+from jaxddp.core.cache_folder import cache_folder
+
+FOLDER_VARIABLE = "JAXDDP_GPU_PLUGIN"
+ASSEMBLER = "nvidia-cuda-nvcc-cu12==12.9.86"
+FETCH_SECONDS = 600
+
+# NVIDIA's data sheet of the H200 (SXM), and what compute capability 9.0 has (CUDA C++ Programming Guide, appendix
+# "Compute Capabilities").
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
+  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000 l2_cache_size: 62914560 clock_rate_ghz: 1.98 device_memory_size: 150110011392
+  cuda_compute_capability { major: 9 } registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0" dnn_version: "9.14.0"
+  name: "NVIDIA H200"
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 14 patch: 0 } device_description_str: "NVIDIA H200"
+"""
+
+
+def plugin_folder() -> Path:
+    """Where the wheels' files lie, or would lie."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or cache_folder() / "gpu-plugin") / jax.__version__
+
+
+def is_present() -> bool:
+    return plugin_folder().is_dir()
+
+
+def fetch() -> None:
+    """Download what is missing. Raises: SystemExit; it cannot be had."""
+    folder = plugin_folder()
+    if is_present():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        whole = Path(scratch) / "whole"
+        # An environment that uv made has no pip.
+        pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["uv", "pip"]
+        wheels = [f"jax-cuda12-pjrt=={jax.__version__}", ASSEMBLER]
+        command = [*pip, "install", "--quiet", "--no-deps", "--target", str(whole), *wheels]
+        try:
+            subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = [*str(getattr(error, "stderr", None) or error).strip().splitlines(), ""][0]
+            sys.exit(f"gpu_plugin.py: {' and '.join(wheels)} cannot be installed ({said}); try again with a network")
+        with suppress(OSError):  # another process was quicker
+            whole.rename(folder)
+
+
+@functools.cache
+def _plugin() -> Any:
+    """The plugin, once in a process. No device of it runs anything."""
+    fetch()
+    (library,) = plugin_folder().glob("jax_plugins/*/xla_cuda_plugin.so")
+    os.environ["PATH"] = os.pathsep.join([str(_toolkit() / "bin"), os.environ["PATH"]])
+    plugin = xla_client.load_pjrt_plugin_dynamically("cuda", str(library))
+    xla_client.initialize_pjrt_plugin("cuda")
+    return plugin
+
+
+def _toolkit() -> Path:
+    return plugin_folder() / "nvidia/cuda_nvcc"
+
+
+def described_devices(topology: str) -> list[Any]:
+    """H200s that can be compiled for: "1x2x8" is one partition of 2 hosts with 8 GPUs each."""
+    made = xla_client.make_c_api_device_topology(_plugin(), "", topology=topology, target_config=H200)
+    return made._make_compile_only_devices()
+
+
+def compiler_options() -> dict[str, str]:
+    """What a compilation for such devices needs."""
+    return {"xla_gpu_autotune_level": "0", "xla_gpu_cuda_data_dir": str(_toolkit())}
+
+
+if __name__ == "__main__":
+    fetch()

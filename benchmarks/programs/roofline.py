@@ -1,0 +1,62 @@
+"""How long a scheduled GPU program would take at the limits of an H200: a model, no measurement.
+
+A kernel takes as long as its bytes at the memory's speed, or its multiplications at the tensor cores', whichever is
+longer, and a launch takes time of its own. Collectives run beside what is launched between their start and the wait
+for them, and cost what is left over; how long they take is `projection.py`'s model of a ring.
+
+The constants:
+- 4.8 TB/s and 989.5 TFLOP/s in bfloat16, NVIDIA's data sheet of the H200. Of the one 90%, of the other 60% are counted
+  on: assumptions, until a GPU has said better.
+- 1.5 us a launch, of a kernel in a CUDA graph or behind a full queue: an assumption.
+- NVLink 4, 900 GB/s a GPU in both directions, and an adapter of 400 Gb/s for each GPU ("NVIDIA DGX H200" data sheet);
+  80% of either and the latencies as in `projection.py`.
+"""
+
+from collections.abc import Sequence
+
+from benchmarks.common.harness import Figures
+from benchmarks.programs.counts import between, payload
+from benchmarks.programs.projection import EFFICIENCY_OF_LINKS, Link, Machine
+from benchmarks.programs.schedule import COLLECTIVE, Kernel, Schedule
+from jaxddp.measure.data_sheets import peak
+
+DEVICE = "NVIDIA H200"
+BYTES_A_SECOND = 0.9 * 4.8e12
+SHARE_OF_PEAK = 0.6
+LAUNCH_SECONDS = 1.5e-6
+DGX_H200 = Machine(
+    gpus=8,
+    inside=Link(EFFICIENCY_OF_LINKS * 450e9, 3.4e-6),
+    outside=Link(EFFICIENCY_OF_LINKS * 50e9, 14e-6),
+)
+
+
+def predict(schedule: Schedule, images: int, num_gpus: int, precision: str) -> Figures:
+    """Seconds of a step, and images per second of all GPUs.
+
+    Args:
+        images: of one GPU.
+        precision: of the multiplications, "bfloat16" or "float32".
+    """
+    peak_flops = peak(DEVICE, precision)
+    assert peak_flops is not None, precision
+    flops_a_second = SHARE_OF_PEAK * peak_flops
+    kernels = schedule.kernels
+
+    def seconds(some: Sequence[Kernel]) -> float:
+        own = (kernel for kernel in some if kernel.kind != COLLECTIVE)
+        return sum(max(k.num_bytes / BYTES_A_SECOND, k.flops / flops_a_second) + LAUNCH_SECONDS for k in own)
+
+    compute = seconds(kernels)
+    collectives = [place for place, kernel in enumerate(kernels) if kernel.kind == COLLECTIVE]
+    needed = {place: DGX_H200.communication(payload(kernels[place]), num_gpus) for place in collectives}
+    exposed = sum(max(0.0, needed[place] - seconds(between(kernels, place))) for place in collectives)
+    communication = sum(needed.values())
+    return {
+        "compute_seconds": compute,
+        "launch_seconds": LAUNCH_SECONDS * (len(kernels) - len(collectives)),
+        "communication_seconds": communication,
+        "exposed_seconds": exposed,
+        "overlap": 1 - exposed / communication if communication else 0.0,
+        "images_per_second": num_gpus * images / (compute + exposed),
+    }

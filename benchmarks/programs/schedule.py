@@ -1,0 +1,269 @@
+"""The kernels of a compiled GPU program in the order of its schedule, with the bytes that each moves.
+
+The program is XLA's own (`HloModuleProto`), which TensorFlow's package can read. A kernel is what an instruction of the
+schedule launches: a fusion, a call of a library, a copy or a collective. Its bytes are those of its operands and of its
+result, as though no cache held anything; of an operand that a fusion only slices or gathers from, those that it takes.
+"""
+
+import importlib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.programs.shapes import dtype_of, leaves, num_bytes, size
+
+KERNEL_GRADIENT, COLLECTIVE = "kernel gradient", "collective"
+_CONVOLUTIONS = {
+    "__cudnn$convForward": "convolution",
+    "__cudnn$convBiasActivationForward": "convolution",
+    "__cudnn$convBackwardInput": "image gradient",
+    "__cudnn$convBackwardFilter": KERNEL_GRADIENT,
+}
+# In the name of what a transposition of the forward pass computes.
+_BACKWARD = "transpose(jvp"
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+# They launch nothing: names for memory, and what the host knows.
+_FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "opt-barrier"}
+_FREE |= {"after-all", "partition-id", "replica-id"}
+# What only moves values within a fusion; what is left beside these says what it computes.
+_PLAIN = _FREE | {"reshape", "broadcast", "iota"}
+_PARTIAL = {"slice", "dynamic-slice", "gather"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch.
+
+    Attributes:
+        kind: "convolution", "image gradient", "kernel gradient", "matrix product", "reduction", "elementwise",
+            "transpose", "convert", "copy", "collective", "other".
+        operation: JAX's name of what it computes, or of one of the things.
+        source: the line of code that it stems from.
+        flops: of convolutions and products of matrices; 0 of others.
+        done: how many kernels are launched before this one, a collective, is waited for.
+    """
+
+    name: str
+    kind: str
+    operation: str
+    source: str
+    num_bytes: int
+    flops: int
+    dtype: str
+    done: int | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The kernels of a program in order; of a loop those of one turn.
+
+    Attributes:
+        conditionals: in the whole program.
+        trip_counts: how many turns each loop takes; None where the compiler does not know.
+    """
+
+    kernels: tuple[Kernel, ...]
+    conditionals: int
+    trip_counts: tuple[int | None, ...]
+
+
+def read_schedule(program: bytes, *, steps_in_a_loop: bool = False) -> Schedule:
+    """The schedule of a serialized `HloModuleProto`; where steps are taken in a loop, the kernels of its body alone."""
+    messages = importlib.import_module("tensorflow.compiler.xla.service.hlo_pb2")
+    return _Reader(messages.HloModuleProto.FromString(program)).schedule(steps_in_a_loop)
+
+
+class _Reader:
+    """Walks the scheduled computations of a module."""
+
+    def __init__(self, module: Any):
+        self._module = module
+        self._computations = {each.id: each for each in module.computations}
+        self._instructions = {i.id: i for each in module.computations for i in each.instructions}
+        self._sources = _Sources(module.stack_frame_index)
+
+    def schedule(self, steps_in_a_loop: bool) -> Schedule:
+        walked = launched = list(self._walk(self._module.entry_computation_id))
+        if steps_in_a_loop:
+            loop = next(instruction for instruction in walked if instruction.opcode == "while")
+            launched = self._walk(loop.called_computation_ids[0])
+        return Schedule(
+            tuple(self._kernels(launched)),
+            sum(instruction.opcode == "conditional" for instruction in walked),
+            tuple(_trip_count(instruction) for instruction in walked if instruction.opcode == "while"),
+        )
+
+    def _kernels(self, instructions: Iterable[Any]) -> list[Kernel]:
+        kernels: list[Kernel] = []
+        started: dict[int, int] = {}
+        for instruction in instructions:
+            if instruction.opcode.endswith("-done"):
+                place = started[instruction.operand_ids[0]]
+                kernels[place] = replace(kernels[place], done=len(kernels))
+            elif instruction.opcode not in _FREE | {"while", "conditional"}:
+                started[instruction.id] = len(kernels)
+                kernels.append(self._kernel(instruction))
+        return kernels
+
+    def _walk(self, computation: int) -> Iterator[Any]:
+        """The instructions of a computation and of what it calls, in order; of a loop those of its body."""
+        for number in self._module.schedule.sequences[computation].instruction_ids:
+            instruction = self._instructions[number]
+            called = list(instruction.called_computation_ids)
+            if instruction.opcode != "call":
+                yield instruction
+            if instruction.opcode == "while":
+                called = called[:1]
+            if instruction.opcode in ("call", "while", "conditional"):
+                for each in called:
+                    yield from self._walk(each)
+
+    def _kernel(self, instruction: Any) -> Kernel:
+        operands = [self._instructions[number] for number in instruction.operand_ids]
+        fused = self._fused(instruction)
+        return Kernel(
+            name=instruction.name,
+            kind=self._kind(instruction, fused),
+            operation=instruction.metadata.op_name,
+            source=self._sources.line(instruction.metadata.stack_frame_id),
+            num_bytes=self._bytes_read(instruction, fused) + self._bytes_written(instruction, fused),
+            flops=self._flops(instruction, operands, fused),
+            dtype=dtype_of(operands[0] if operands else instruction),
+        )
+
+    def _fused(self, instruction: Any) -> list[Any]:
+        """The instructions inside of a fusion, its root last; none of another instruction."""
+        if instruction.opcode != "fusion":
+            return []
+        return list(self._computations[instruction.called_computation_ids[0]].instructions)
+
+    def _bytes_read(self, instruction: Any, fused: list[Any]) -> int:
+        operands = [self._instructions[number] for number in instruction.operand_ids]
+        if not fused:
+            return sum(num_bytes(operand.shape) for operand in operands)
+        needed = self._elements_needed(fused)
+        parameters = ((i, needed[i.id]) for i in fused if i.opcode == "parameter")
+        sizes = ((operands[parameter.parameter_number].shape, count) for parameter, count in parameters)
+        return sum(num_bytes(shape) * count // max(1, size(shape)) for shape, count in sizes)
+
+    def _elements_needed(self, fused: list[Any]) -> dict[int, int]:
+        """How many elements of each value, by id, a fusion takes for its root."""
+        needed = {each.id: 0 for each in fused} | {fused[-1].id: size(fused[-1].shape)}
+        # Operands stand before what uses them.
+        for user in reversed(fused):
+            for place, number in enumerate(user.operand_ids):
+                value = self._instructions[number]
+                taken = _taken(user, place, value, needed[user.id])
+                needed[number] = min(size(value.shape), needed[number] + taken)
+        return needed
+
+    def _bytes_written(self, instruction: Any, fused: list[Any]) -> int:
+        if instruction.opcode.endswith("-start"):
+            # Its shape names the operands too.
+            return sum(num_bytes(self._instructions[number].shape) for number in instruction.operand_ids)
+        updates = [i for i in fused if i.opcode == "dynamic-update-slice"]
+        in_place = sum(num_bytes(i.shape) - num_bytes(self._instructions[i.operand_ids[1]].shape) for i in updates)
+        return num_bytes(instruction.shape) - in_place
+
+    def _kind(self, instruction: Any, fused: list[Any]) -> str:
+        opcode, target = instruction.opcode, instruction.custom_call_target
+        if opcode.startswith(_COLLECTIVES):
+            return COLLECTIVE
+        if opcode == "custom-call":
+            kind = _CONVOLUTIONS.get(target, "matrix product" if _multiplies(target) else "other")
+            # Many gradients of images are convolutions forward, with a flipped kernel.
+            backward = kind == "convolution" and _BACKWARD in instruction.metadata.op_name
+            return "image gradient" if backward else kind
+        inside = {i.opcode for i in fused} - _PLAIN if fused else {opcode}
+        if inside & {"dot", "scaled-dot"}:
+            return "matrix product"
+        if inside & {"convolution"}:
+            return "convolution"
+        if inside & {"reduce", "reduce-window", "select-and-scatter", "scatter"}:
+            return "reduction"
+        if inside == {"convert"}:
+            return "convert"
+        if inside <= {"copy"}:
+            return "copy"
+        if inside <= {"copy", "convert", "transpose"}:
+            return "transpose"
+        return "elementwise" if fused else "other"
+
+    def _flops(self, instruction: Any, operands: list[Any], fused: list[Any]) -> int:
+        if instruction.custom_call_target in _CONVOLUTIONS:
+            return _convolution_flops(instruction, operands)
+        # What a kernel of the user's own multiplies cannot be told from its operands.
+        if instruction.opcode == "custom-call" and _multiplies(instruction.custom_call_target):
+            return _product_flops(operands[0], operands[1], leaves(instruction.shape)[0])
+        dots = ([self._instructions[n] for n in i.operand_ids[:2]] + [i] for i in fused if i.opcode == "dot")
+        return sum(_product_flops(a, b, dot.shape) for a, b, dot in dots)
+
+
+class _Sources:
+    """Where instructions stem from: the innermost line of this project, else of any library."""
+
+    def __init__(self, index: Any):
+        self._index = index
+
+    def line(self, frame: int) -> str:
+        lines = list(self._lines(frame))
+        own = (line for line in lines if line.startswith(("jaxddp/", "configs/")))
+        return next(own, lines[0] if lines else "")
+
+    def _lines(self, frame: int) -> Iterator[str]:
+        """From the innermost out; numbers begin at 1."""
+        while frame:
+            found = self._index.stack_frames[frame - 1]
+            location = self._index.file_locations[found.file_location_id - 1]
+            yield f"{_short(self._index.file_names[location.file_name_id - 1])}:{location.line}"
+            frame = found.parent_frame_id
+
+
+def _short(path: str) -> str:
+    """A path from its package on."""
+    for folder in ("/site-packages/", "/jaxddp/", "/configs/"):
+        _, found, after = path.rpartition(folder)
+        if found:
+            return after if folder == "/site-packages/" else f"{folder[1:]}{after}"
+    return path.rpartition("/")[2]
+
+
+def _taken(user: Any, place: int, value: Any, needed: int) -> int:
+    """How many elements of an operand an instruction takes, of whose result so many are needed."""
+    if user.opcode == "dynamic-update-slice" and place == 0:
+        return 0  # updated in place
+    partial = user.opcode in _PARTIAL and place == 0
+    as_many = user.opcode in ("bitcast", "reshape") or list(user.shape.dimensions) == list(value.shape.dimensions)
+    if partial or (as_many and user.opcode != "tuple"):
+        return needed
+    return size(value.shape) if needed else 0
+
+
+def _trip_count(instruction: Any) -> int | None:
+    config = json.loads(instruction.backend_config or "{}")
+    found = config.get("known_trip_count", {}).get("n")
+    return None if found is None else int(found)
+
+
+def _convolution_flops(instruction: Any, operands: list[Any]) -> int:
+    """Two for each multiplication; a convolution and its two gradients have as many, padding included."""
+    result, sides = leaves(instruction.shape)[0], [operand.shape for operand in operands[:2]]
+    target = _CONVOLUTIONS[instruction.custom_call_target]
+    output, kernel = {
+        "convolution": (result, sides[1]),
+        "image gradient": (sides[0], sides[1]),
+        KERNEL_GRADIENT: (sides[1], result),
+    }[target]
+    features = kernel.dimensions[instruction.convolution_dimension_numbers.kernel_output_feature_dimension]
+    return 2 * size(output) * size(kernel) // features
+
+
+def _multiplies(target: str) -> bool:
+    return "gemm" in target or "matmul" in target
+
+
+def _product_flops(a: Any, b: Any, result: Any) -> int:
+    """[M, K] by [K, N]: the sizes' product is (M K N) squared."""
+    return 2 * math.isqrt(size(a.shape) * size(b.shape) * size(result))

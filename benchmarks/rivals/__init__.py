@@ -1,0 +1,1 @@
+"""The training step beside PyTorch's and Flax's."""

@@ -1,0 +1,89 @@
+"""What the contenders in JAX share: images over the devices, and weights in torchvision's names."""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from benchmarks.rivals.contenders.case import BOTTLENECK, Case, Task
+from benchmarks.rivals.contenders.outcome import add_result
+from jaxddp.api import resnet
+from jaxddp.job.environment import find_job
+from jaxddp.job.membership import join
+from jaxddp.mesh import Topology, simulate_cpu_devices
+from jaxddp.models.resnet import ResNet
+
+LAST = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+
+
+def lay_out(task: Task) -> Topology:
+    """Join the job, or simulate the devices that are asked for in one process."""
+    if task.devices is not None:
+        simulate_cpu_devices(task.devices)
+    return Topology.create(peers=join(find_job()))
+
+
+def local_images(task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """This process's images and labels: a batch for each of its devices, in their order."""
+    first = int(os.environ.get("JAX_PROCESS_ID", "0"))
+    return concatenated(task.case.images(share) for share in range(first, first + (task.devices or 1)))
+
+
+def all_images(task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """The global batch."""
+    shares = task.devices or int(os.environ.get("JAX_NUM_PROCESSES", "1"))
+    return concatenated(map(task.case.images, range(shares)))
+
+
+def concatenated(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = zip(*parts, strict=True)
+    return np.concatenate(images), np.concatenate(labels).astype(np.int32)
+
+
+def run(task: Task, topology: Topology, step: Callable[[], Any], loss: Callable[[Any], float]) -> None:
+    """Measure a step and write the figures."""
+    figures = task.measure(step, loss, jax.block_until_ready)
+    if topology.peers.is_first:
+        add_result(task.out, figures | {"version": jax.__version__, "device": topology.device_kind})
+
+
+def network(case: Case, **settings: Any) -> ResNet:
+    return resnet(case.network, case.classes, width=case.width, stem=case.stem, dtype=case.precision, **settings)
+
+
+def write_weights(case: Case, path: Path, last_scale: float = 1.0) -> None:
+    """Initialize a case's network. `last_scale` is that of each block's last batch norm.
+
+    It must not be zero, or the blocks would have no part in the first loss.
+    """
+    image = jnp.zeros((1, case.size, case.size, 3))
+    params = jax.jit(network(case, zero_init_last_scale=False).init)(jax.random.key(0), image)["params"]
+    flat = traverse_util.flatten_dict(params, sep=".")
+    arrays: dict[str, Any] = {torch_name(name): np.asarray(leaf, np.float32) for name, leaf in flat.items()}
+    last = ".bn3.weight" if case.network in BOTTLENECK else ".bn2.weight"
+    arrays = {name: array * np.float32(last_scale) if name.endswith(last) else array for name, array in arrays.items()}
+    # Written beside it first: a process that is killed leaves no half of a file under this name.
+    unfinished = path.with_suffix(".part.npz")
+    np.savez(unfinished, **arrays)
+    os.replace(unfinished, path)
+
+
+def read_weights(path: Path, params: Any) -> Any:
+    """The weights as a pytree like `params`."""
+    weights = np.load(path)
+    flat = traverse_util.flatten_dict(params, sep=".")
+    return traverse_util.unflatten_dict({name: weights[torch_name(name)] for name in flat}, sep=".")
+
+
+def torch_name(name: str) -> str:
+    """ "layer1_0.downsample_bn.scale" becomes "layer1.0.downsample.1.weight"."""
+    *modules, last = name.split(".")
+    joined = ".".join([*modules, LAST[last]])
+    joined = joined.replace("downsample_conv", "downsample.0").replace("downsample_bn", "downsample.1")
+    return re.sub(r"layer(\d)_(\d+)", r"layer\1.\2", joined)

@@ -1,0 +1,127 @@
+"""Runs of a recipe, one after another in one process, timed as airbench times its own. Started by `benchmarks/gpu.py`:
+
+    python jax_cifar.py cifar10_fast --data FILE --out FILE --keys 0 1 2 [--set model.width=32 …] [--trace DIR]
+
+On the clock, for each seed: the network's initialization, with what the recipe takes from the images for it, which is
+computed anew although seeds could share it; all of training; and one evaluation of the last state with whatever
+test-time augmentation the recipe has, until its metrics are on the host. Not on it: a first run, which compiles all of
+that; reading the file; copying the images to the device as uint8 where the recipe keeps them there (`data.cache`),
+which happens once and is told apart; and validation within a run, which is switched off.
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from benchmarks.rivals.contenders.outcome import add_result, attempt
+from benchmarks.rivals.contenders.trace_summary import traced
+from jaxddp.config import Config
+from jaxddp.data.source import Source
+from jaxddp.recipe_file import RecipeFile, read_recipe
+from jaxddp.setup.from_file import open_experiment
+from jaxddp.setup.make_run import make_run
+from jaxddp.setup.prepare import initialize
+from jaxddp.setup.run_setup import RunSetup
+from jaxddp.training.loop import fit
+
+FIRST_SEED = 1_000_000
+"""Of the run that compiles; no other has it."""
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("recipe", help="a name in configs/, or the path of a recipe file")
+    parser.add_argument("--data", required=True, help="as data.path")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe's settings")
+    parser.add_argument("--keys", nargs="*", type=int, default=[], help="the seeds")
+    parser.add_argument("--trace", type=Path, help="trace one run, and time none; where its files go")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
+    file = with_settings(read_recipe(options.recipe), options.set, options.data)
+    experiment = open_experiment(file)
+    setup, val = initialize(experiment), experiment.resources.val
+    assert val is not None  # a config names both
+    placed = place(setup, val)
+    begin = time.perf_counter()
+    one_run(setup, val, FIRST_SEED)
+    first = time.perf_counter() - begin
+    if options.trace is not None:
+        with traced(options.trace) as summary:
+            one_run(setup, val, FIRST_SEED)
+        add_result(options.out, summary)
+    common = {"images_placed": placed, "first_run": first, "device": setup.topology.device_kind, "set": options.set}
+    for seed in options.keys:
+        add_result(options.out, one_run(setup, val, seed) | common, str(seed))
+
+
+def with_settings(file: RecipeFile, words: list[str], data: str) -> RecipeFile:
+    """The recipe on one device and on other data, validated only where this script does it."""
+    config = file.config
+    for word in words:
+        key, _, value = word.partition("=")
+        config = replaced(config, key, value)
+    config = config.replace(data={"path": data}, eval={"every": "0 steps"}, parallel={"devices": 1})
+    return dataclasses.replace(file, config=config)
+
+
+def replaced(config: Config, key: str, value: str) -> Config:
+    """A value is JSON, or text."""
+    try:
+        change: Any = json.loads(value)
+    except ValueError:
+        change = value
+    for name in reversed(key.split(".")):
+        change = {name: change}
+    return config.replace(**change)
+
+
+def place(setup: RunSetup, val: Source) -> float | None:
+    """Seconds to copy all images to the device; None where the recipe reads them batch by batch."""
+    if setup.data.cache != "device":
+        return None
+    begin = time.perf_counter()
+    setup.feed.place(val)
+    jax.block_until_ready([resident.images for resident in setup.feed.resident.values()])
+    return time.perf_counter() - begin
+
+
+def prepared(setup: RunSetup, seed: int) -> RunSetup:
+    """With a fresh state. In its compiled program, what an initialization takes from images is a constant."""
+    seeded = setup.with_seed(seed)
+    if seeded.recipe.initialize is None:
+        return seeded
+    fresh = seeded.recipe.initialize(seeded.state.params, seeded.state.model_state)
+    params, model_state = setup.topology.replicate(fresh)
+    return dataclasses.replace(seeded, state=seeded.state.replace(params=params, model_state=model_state))
+
+
+def one_run(setup: RunSetup, val: Source, seed: int) -> dict[str, Any]:
+    """The seconds of a run, and what its last state reaches."""
+    gc.collect()
+    begin = time.perf_counter()
+    seeded = prepared(setup, seed)
+    jax.block_until_ready(seeded.state)
+    ready = time.perf_counter()
+    state = jax.block_until_ready(fit(make_run(seeded)))
+    trained = time.perf_counter()
+    resident, size = setup.data.cache == "device", setup.recipe.config.eval.batch_size
+    metrics = seeded.evaluator(val, size, resident=resident)(state)
+    end = time.perf_counter()
+    seconds = {"prepare": ready - begin, "train": trained - ready, "evaluate": end - trained}
+    return {"seconds": end - begin, "top1": metrics["top1"], "of_it": seconds, "steps": setup.plan.total_steps}
+
+
+if __name__ == "__main__":
+    attempt(main, parse())

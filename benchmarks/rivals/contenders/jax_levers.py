@@ -1,0 +1,181 @@
+"""A variant of this project's step, and the step as it is, which take turns in one process. Started by
+`benchmarks/gpu.py` for each of `LEVERS`:
+
+- 1x1 convolutions as products of matrices, as `jaxddp.models.ops.cpu_convolution` has them on CPUs;
+- XLA's options in `XLA_OPTIONS`;
+- a state that is not donated;
+- images that lie on the device: one step in a dispatch, and several.
+"""
+
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from benchmarks.rivals.contenders.case import Task
+from benchmarks.rivals.contenders.jaxddp_parts import make_parts
+from benchmarks.rivals.contenders.outcome import add_result, attempt
+from jaxddp.data.batch import Batch
+from jaxddp.engine.compiler_options import compiler_options
+from jaxddp.engine.resident_steps import make_resident_steps
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import TrainStep, make_local_step
+from jaxddp.engine.step_objective import MetricSums
+from jaxddp.measure.cost import compile_with_cost
+from jaxddp.mesh import AXIS
+from jaxddp.models.adapt import adapt
+from jaxddp.setup.feed import LONGEST_CHUNK
+from jaxddp.setup.run_setup import RunSetup
+
+BASE = "the step as it is"
+# A threshold for combining all-reduces is not among them: gradients travel in one buffer.
+XLA_OPTIONS = (
+    # Computes while the all-reduce is under way.
+    "xla_gpu_enable_latency_hiding_scheduler=true",
+    # NCCL sends the one large buffer from where it is.
+    "xla_gpu_enable_nccl_user_buffers=true",
+    # Hundreds of kernels, convolutions and the all-reduce too, are launched as a few CUDA graphs.
+    "xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONVOLUTION,COLLECTIVES",
+    # Every kernel is launched by itself, where making graphs costs more than it saves.
+    "xla_gpu_enable_command_buffer=",
+    # Convolutions take in the operations beside them.
+    "xla_gpu_experimental_enable_conv_fusion=true",
+)
+PRODUCTS, UNDONATED = "1x1 as products", "state not donated"
+# Steps in a dispatch; None: as many as a run dispatches together.
+RESIDENT = {"on the device, one a dispatch": 1, "on the device, several a dispatch": None}
+LEVERS = (PRODUCTS, *XLA_OPTIONS, UNDONATED, *RESIDENT)
+# In bfloat16 another order of additions is seen in the third digit.
+LOSS_TOLERANCE = 0.02
+
+Turn = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A jitted program, the arguments that follow the state, and how many steps it takes."""
+
+    make: Callable[[], Any]
+    feed: tuple[Any, ...]
+    steps: int = 1
+
+
+def main(task: Task) -> None:
+    setup, batch = make_parts(task)
+    turns: dict[str, Turn] = {}
+    figures: dict[str, dict[str, Any]] = {}
+    for name in (BASE, task.variant or BASE):
+        variant = make_variant(name, setup, batch, task.steps)
+        turns[name], figures[name] = prepared(variant, setup.state, task)
+    check_losses(figures)
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(task.turns):
+        for name in list(turns)[:: 1 if number % 2 else -1]:
+            seconds[name].append(turns[name]())
+    name = task.variant or BASE
+    add_result(task.out, figures[name] | beside(seconds[name], seconds[BASE]) | {"base": seconds[BASE]})
+
+
+def make_variant(name: str, setup: RunSetup, batch: Batch, steps: int) -> Variant:
+    """One of `LEVERS`, or the step as it is."""
+    if name in RESIDENT:
+        length = RESIDENT[name] or min(LONGEST_CHUNK, steps)
+        (chunk,) = setup.feed.resident_chunks([range(length)], setup.key)
+        make = functools.partial(make_resident_steps, local_step(setup), setup.topology)
+        return Variant(make, chunk.feed, length)
+    if name in XLA_OPTIONS:
+        return Variant(functools.partial(with_option, setup, name), (batch,))
+    makes = {BASE: setup.step, PRODUCTS: functools.partial(with_products, setup)}
+    makes |= {UNDONATED: functools.partial(undonated, setup)}
+    return Variant(makes[name], (batch,))
+
+
+def prepared(variant: Variant, state: TrainState, task: Task) -> tuple[Turn, dict[str, Any]]:
+    """A compiled variant's turn, in seconds a step, and what is known before it runs."""
+    state, begin = jax.tree.map(jnp.copy, state), time.perf_counter()
+    compiled, cost = compile_with_cost(variant.make(), state, *variant.feed)
+    figures: dict[str, Any] = {"compile": time.perf_counter() - begin}
+    if cost.needed_bytes is not None:
+        figures["needed_bytes"] = cost.needed_bytes
+    state, sums = compiled(state, *variant.feed)
+    figures["losses"] = [first_loss(sums)]
+    if variant.steps == 1:
+        # The same images once more: this loss is that of the parameters after an update.
+        state, sums = compiled(state, *variant.feed)
+        figures["losses"].append(first_loss(sums))
+
+    def turn() -> float:
+        nonlocal state
+        dispatches = -(-task.steps // variant.steps)
+        begin = time.perf_counter()
+        for _ in range(dispatches):
+            state, _ = compiled(state, *variant.feed)
+        jax.block_until_ready(state)
+        return (time.perf_counter() - begin) / (dispatches * variant.steps)
+
+    for _ in range(-(-task.warmup // variant.steps)):
+        state, _ = compiled(state, *variant.feed)
+    return turn, figures
+
+
+def first_loss(sums: MetricSums) -> float:
+    """The mean loss of a dispatch's first step."""
+    return float(np.ravel(sums.values[..., 0, 0])[0] / np.ravel(sums.values[..., 0, 1])[0])
+
+
+def with_products(setup: RunSetup) -> Any:
+    model: Any = setup.model
+    return replace(setup, model=adapt(model.module.clone(convolution=by_products))).step()
+
+
+def by_products(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """A convolution, but 1x1 kernels are products of matrices wherever it runs."""
+    if kernel.shape[0] == 1:
+        return lax.dot_general(images[:, ::stride, ::stride], kernel[0, 0], (((3,), (0,)), ((), ())))
+    margins, numbers = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(images, kernel, (stride, stride), margins, dimension_numbers=numbers)
+
+
+def with_option(setup: RunSetup, word: str) -> Any:
+    resources = replace(setup.resources, compiler_options=compiler_options([word]))
+    return setup.changed(resources=resources).step()
+
+
+def undonated(setup: RunSetup) -> Any:
+    return jax.jit(jax.shard_map(local_step(setup), mesh=setup.topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+
+
+def local_step(setup: RunSetup) -> TrainStep:
+    return make_local_step(setup.objective, setup.optimizer, setup.topology)
+
+
+def beside(found: list[float], base: list[float]) -> dict[str, Any]:
+    """The speed as a multiple of the step's as it is."""
+    return {
+        "step": statistics.median(found),
+        "ratio": statistics.median(base) / statistics.median(found),
+        "ratio_of_each_round": [b / a for a, b in zip(found, base, strict=True)],
+    }
+
+
+def check_losses(figures: dict[str, dict[str, Any]]) -> None:
+    """Raises where a variant computes something else, and so has won nothing."""
+    for name, found in figures.items():
+        losses = found.get("losses", [])
+        np.testing.assert_allclose(losses, figures[BASE]["losses"][: len(losses)], rtol=LOSS_TOLERANCE, err_msg=name)
+
+
+if __name__ == "__main__":
+    attempt(main, Task.parse())

@@ -1,0 +1,51 @@
+"""A few steps of this project's step under JAX's profiler. Started by `benchmarks/gpu.py`."""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from benchmarks.rivals.contenders.case import Task
+from benchmarks.rivals.contenders.jaxddp_parts import make_parts
+from benchmarks.rivals.contenders.outcome import add_result, attempt
+from benchmarks.rivals.contenders.trace_summary import traced
+
+
+@dataclass(frozen=True)
+class Options:
+    task: Task
+    trace: Path
+
+    @property
+    def out(self) -> Path:
+        return self.task.out
+
+
+def parse() -> Options:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", type=Path)
+    parser.add_argument("--trace", type=Path, required=True, help="where its files go")
+    options = parser.parse_args()
+    return Options(Task.read(options.task), options.trace)
+
+
+def main(options: Options) -> None:
+    task = options.task
+    setup, batch = make_parts(task)
+    step, state = setup.step(), setup.state
+    for _ in range(1 + task.warmup):
+        state, _ = step(state, batch)
+    jax.block_until_ready(state)
+    with traced(options.trace) as summary:
+        for _ in range(task.steps):
+            state, _ = step(state, batch)
+        jax.block_until_ready(state)
+    add_result(task.out, summary | {"steps": task.steps})
+
+
+if __name__ == "__main__":
+    attempt(main, parse())

@@ -1,0 +1,31 @@
+"""A case in this project's objects, as `prepare_training` makes them."""
+
+from dataclasses import replace
+
+import numpy as np
+import optax
+
+from benchmarks.rivals.contenders.case import MEAN, MOMENTUM, STD, Task
+from benchmarks.rivals.contenders.jax_case import all_images, lay_out, local_images, network, read_weights
+from jaxddp.api import ArrayTable, prepare_training
+from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.data.batch import Batch
+from jaxddp.setup.run_setup import RunSetup
+
+
+def make_parts(task: Task) -> tuple[RunSetup, Batch]:
+    """The setup of a task and its placed batch. The state holds the weights that all contenders start with."""
+    lay_out(task)
+    case, names = task.case, tuple(map(str, range(task.case.classes)))
+    data = DataConfig(mean=MEAN, std=STD, augment=AugmentConfig(flip=False))
+    optimizer = optax.sgd(case.learning_rate, MOMENTUM)
+    setup = prepare_training(
+        network(case), ArrayTable(*all_images(task), names), None, optimizer, case.batch, data=data
+    )
+    state = setup.state.replace(params=setup.topology.replicate(read_weights(task.weights, setup.state.params)))
+    # The other contenders measure nothing beside the loss.
+    setup = replace(setup.changed(metrics={}), state=state)
+    # All contenders have the images in the same order, on which local batch statistics depend.
+    pixels, labels = local_images(task)
+    ones, rows = np.ones(len(labels), np.float32), np.arange(len(labels), dtype=np.int32)
+    return setup, setup.topology.place(Batch(pixels, labels, ones, rows, np.zeros_like(rows)))

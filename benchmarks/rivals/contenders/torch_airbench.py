@@ -1,0 +1,99 @@
+"""Runs a script of airbench (github.com/KellerJordan/cifar10-airbench) as it is, on given pixels, until it has printed
+enough runs. Started by `benchmarks/gpu.py`:
+
+    python torch_airbench.py SCRIPT --data FILE.npz --folder DIR --out FILE --keys 0 1 2
+
+The script reads `cifar10/train.pt` and `test.pt` where it is started, and prints a table. The line of a run's last
+evaluation holds its accuracy and the seconds of its own clock: preparation, training and test-time augmentation,
+without compiling and without the evaluation after each epoch. Its first run, "warmup", is left out.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from benchmarks.rivals.contenders.outcome import add_result, attempt
+
+FILES = {"train": "train.pt", "val": "test.pt"}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("script", type=Path)
+    parser.add_argument("--data", type=Path, required=True, help="arrays in an .npz file, as data.path takes them")
+    parser.add_argument("--folder", type=Path, required=True, help="where the script is started")
+    parser.add_argument("--keys", nargs="+", required=True, help="of the runs, in their order")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
+    write_pixels(options.data, options.folder / "cifar10")
+    command = [sys.executable, "-u", str(options.script.absolute())]
+    missing, lines = list(options.keys), Lines()
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=options.folder, **pipes) as script:
+        assert script.stdout is not None
+        for figures in runs(lines.passed(script.stdout)):
+            add_result(options.out, figures, missing.pop(0))
+            if not missing:
+                # It would go on to 200 runs.
+                script.kill()
+                return
+    if lines.last.startswith(("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")):
+        raise torch.OutOfMemoryError(lines.last)
+    raise RuntimeError(f"{options.script.name} ended {len(missing)} runs early: {lines.last}")
+
+
+class Lines:
+    """Prints the lines that pass, and knows the last that is not empty."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    def passed(self, lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            print(line, end="", flush=True)
+            self.last = line.strip() or self.last
+            yield line
+
+
+def runs(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """What each run of the script's table reached, as soon as it is printed. A column is known by its heading."""
+    names: list[str] = []
+    run = ""
+    for line in lines:
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if not cells:
+            continue
+        names = names or cells
+        row = dict(zip(names, cells, strict=False))
+        run = row.get("run") or run
+        if row.get("epoch") == "eval" and run != "warmup":
+            seconds = next(value for name, value in row.items() if name.endswith("time_seconds"))
+            yield {"seconds": float(seconds), "top1": float(row["tta_val_acc"])}
+
+
+def write_pixels(data: Path, folder: Path) -> None:
+    """The arrays in the files that airbench's loader reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with np.load(data) as arrays:
+        for split, name in FILES.items():
+            values = {kind: torch.from_numpy(arrays[f"{split}_{kind}"]) for kind in ("images", "labels")}
+            values["labels"] = values["labels"].long()
+            classes = [str(label) for label in range(int(values["labels"].max()) + 1)]
+            torch.save(values | {"classes": classes}, folder / "unfinished.pt")
+            os.replace(folder / "unfinished.pt", folder / name)
+
+
+if __name__ == "__main__":
+    attempt(main, parse())

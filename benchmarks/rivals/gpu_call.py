@@ -1,0 +1,102 @@
+"""One call of `benchmarks/gpu.py`: measures what the table lacks until nothing is left, or no time."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.common.harness import Figures
+from benchmarks.rivals.contenders.outcome import OUT_OF_MEMORY
+from benchmarks.rivals.gpu_children import CONTENDERS, Children, CutOff
+from benchmarks.rivals.gpu_gate import judge
+from benchmarks.rivals.gpu_parts import RIVAL, Measurement, NotRun, Plan
+
+LEAST_SHARE = 0.25
+"""Of its limit, which a child must have before it where none like it has been measured yet."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Attributes:
+    torch: the interpreter of the rival.
+    end: of the call, as `time.monotonic` tells it.
+    """
+
+    plan: Plan
+    children: Children
+    torch: str
+    end: float
+
+    def take(self, parts: Sequence[str]) -> bool:
+        """Measure what is waiting, in this order; False where the gate failed, which ends it."""
+        for part in parts:
+            try:
+                while waiting := self.plan.waiting(part):
+                    self._measure(waiting[0])
+            except NotRun:
+                continue
+            except CutOff:
+                return True
+            if part == "gate" and not judge(self.plan.table)[1]:
+                return False
+        return True
+
+    def left(self, parts: Sequence[str]) -> list[str]:
+        """The keys that are still to be measured, and parts whose keys follow from them."""
+        found: list[str] = []
+        for part in parts:
+            try:
+                found += [key for each in self.plan.waiting(part) for key in each.missing(self.plan.table)]
+            except NotRun:
+                # It may become possible once more is measured.
+                found += [part] if found else []
+        return found
+
+    def _measure(self, each: Measurement) -> None:
+        """Start a child, and put what it tells into the table. Raises: CutOff; the call's time is up."""
+        table, begin = self.plan.table, time.monotonic()
+        if same := next((key for key in each.smaller if table.failures.get(key) == OUT_OF_MEMORY), None):
+            self._put(each.key, {"failed": f"not started: {same} ran out of memory"})
+            return
+        left = self.end - begin
+        if left < self._needed(each):
+            raise CutOff
+        failed = self.children.run(
+            each.key,
+            self._command(each),
+            min(each.limit, left),
+            # JAX's default in float32 is TF32 where a GPU has it; torch's contender sets it from the precision.
+            {"JAX_DEFAULT_MATMUL_PRECISION": "highest"} if each.task and each.task.case.precision == "float32" else {},
+            lambda figures: self._take(each, figures, begin),
+            cut=left < each.limit,
+        )
+        if failed is None and each.missing(table):
+            failed = {"failed": f"it ended well, but without {', '.join(each.missing(table))}"}
+        if failed is not None:
+            self._put(each.key, failed | {"took": time.monotonic() - begin})
+
+    def _command(self, each: Measurement) -> list[str]:
+        python = self.torch if each.script.startswith(RIVAL) else sys.executable
+        command = [python, str(CONTENDERS / f"{each.script}.py"), *each.words]
+        if each.task is not None:
+            described = self.children.folder / "task.json"
+            each.task.write(described)
+            command.append(str(described))
+        if each.keys:
+            command += ["--keys", *(key.removeprefix(f"{each.key}/") for key in each.missing(self.plan.table))]
+        return command
+
+    def _take(self, each: Measurement, figures: Figures, begin: float) -> None:
+        key = f"{each.key}/{figures.pop('key')}" if each.keys else each.key
+        self._put(key, figures | {"took": time.monotonic() - begin})
+
+    def _put(self, key: str, figures: Figures) -> None:
+        self.plan.table.put(key, figures)
+        said = f": {figures['failed']}" if "failed" in figures else ""
+        print(f"{key}{said}", flush=True)
+
+    def _needed(self, each: Measurement) -> float:
+        """Seconds without which it is not worth a start: what those like it took, else a share of its limit."""
+        alike = each.key.rpartition("/")[0]
+        took = [found["took"] for found in self.plan.table.below(f"{alike}/").values()]
+        return min(each.limit, max(took) if took and not each.keys else LEAST_SHARE * each.limit)

@@ -1,0 +1,167 @@
+"""Starts the contenders of `benchmarks/gpu.py`, one process at a time on the GPU, each for a limited time."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.harness import Figures
+from benchmarks.rivals.gpu_guard import SIGNALLED
+
+CONTENDERS = Path(__file__).with_name("contenders")
+GUARD = Path(__file__).with_name("gpu_guard.py")
+REPOSITORY = Path(__file__).parents[2]
+POLL_SECONDS = 0.1
+TAIL = 2000
+"""Characters of a failed child's output that the table keeps."""
+
+
+class CutOff(Exception):
+    """The time of the whole call ended before that of the child."""
+
+
+@dataclass(frozen=True)
+class Children:
+    """Attributes:
+    folder: holds what they are told and what they tell; nothing of it is needed later.
+    cache: holds what they compile and tune, and their output.
+    environment: of all of them, beside this process's.
+    """
+
+    folder: Path
+    cache: Path
+    environment: Mapping[str, str]
+
+    @property
+    def out(self) -> Path:
+        """Where a child tells its results, one a line."""
+        return self.folder / "out.jsonl"
+
+    def run(
+        self,
+        key: str,
+        command: Sequence[str],
+        limit: float,
+        environment: Mapping[str, str],
+        take: Callable[[Figures], None],
+        *,
+        cut: bool = False,
+    ) -> Figures | None:
+        """Run a command, and `take` every line of its results as soon as it is there; returns how it failed, if it did.
+
+        `cut` says that the call's own time sets the limit. Raises: CutOff; it did.
+        """
+        self.out.unlink(missing_ok=True)
+        log = self.cache / "logs" / f"{re.sub('[^a-zA-Z0-9.=_-]+', '-', key)}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        told: list[Figures] = []
+        lines = _Lines(self.out)
+        with log.open("w+") as output, self._started(command, environment, output) as child:
+            end = time.monotonic() + limit
+            while (code := child.poll()) is None and time.monotonic() < end:
+                time.sleep(POLL_SECONDS)
+                self._hand_on(lines, told, take)
+            self._hand_on(lines, told, take)
+        if code is None and cut:
+            raise CutOff
+        reason = next((figures["failed"] for figures in told if "failed" in figures), None)
+        if code == 0 and reason is None:
+            return None if told else {"failed": "it ended well, without a result"}
+        text = log.read_text(errors="replace")
+        return {"failed": f"no result within {limit:.0f} s" if code is None else reason or _said(code, text)} | {
+            "output": text[-TAIL:]
+        }
+
+    @contextlib.contextmanager
+    def _started(
+        self, command: Sequence[str], environment: Mapping[str, str], output: object
+    ) -> Iterator[subprocess.Popen[Any]]:
+        """A child in a process group of its own, of which nothing is left when the block ends."""
+        guarded = [sys.executable, "-S", str(GUARD), *command]
+        environ = {**os.environ, **self._kept(), **self.environment, **environment}
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
+        child = subprocess.Popen(guarded, env=environ, start_new_session=True, **pipes)
+        try:
+            yield child
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+    @staticmethod
+    def _hand_on(lines: "_Lines", told: list[Figures], take: Callable[[Figures], None]) -> None:
+        for figures in lines.new():
+            told.append(figures)
+            if "failed" not in figures:
+                take(figures)
+
+    def _kept(self) -> dict[str, str]:
+        """The one GPU, and where libraries keep what they compile and tune, so that the next start does neither.
+
+        Beside compiled programs JAX keeps there what XLA found in tuning.
+        """
+        # One GPU, whatever the machine has: torch's contender uses only the first.
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        root = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+        return {
+            "CUDA_VISIBLE_DEVICES": first,
+            "PYTHONPATH": root,
+            # A child is alone there. Torch takes what it needs, and JAX by default three quarters.
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92"),
+            "JAXDDP_CACHE": str(self.cache),
+            "JAX_COMPILATION_CACHE_DIR": str(self.cache / "jax"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            "TORCHINDUCTOR_CACHE_DIR": str(self.cache / "inductor"),
+            "TRITON_CACHE_DIR": str(self.cache / "triton"),
+        }
+
+
+class _Lines:
+    """The whole lines of a file that grows, each once."""
+
+    def __init__(self, path: Path):
+        self._path, self._read = path, 0
+
+    def new(self) -> Iterator[Figures]:
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._read += len(whole) + len(newline)
+        yield from (json.loads(line) for line in whole.splitlines())
+
+
+def _said(code: int, text: str) -> str:
+    """How a process ended that told no reason itself."""
+    if code > SIGNALLED:
+        return f"killed by {signal.Signals(code - SIGNALLED).name}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"exit code {code}: {lines[-1][:300] if lines else 'it printed nothing'}"
+
+
+def probed(environment: Mapping[str, str]) -> tuple[str, str]:
+    """JAX's platform and its device. Another process asks: one that has asked keeps most of the GPU's memory."""
+    asked = "import jax; print(jax.default_backend(), jax.devices()[0].device_kind, sep='\\n')"
+    command = [sys.executable, "-c", asked]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        return "", _said(done.returncode, done.stderr)
+    platform, device = done.stdout.strip().splitlines()[-2:]
+    return platform, device
+
+
+def has_torch(python: str) -> bool:
+    try:
+        return not subprocess.run([python, "-c", "import torch"], capture_output=True, timeout=120).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return False

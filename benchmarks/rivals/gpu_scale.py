@@ -1,0 +1,81 @@
+"""How large `benchmarks/gpu.py` measures: on a GPU, or as a rehearsal on a CPU."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.rivals.contenders.case import Case
+from benchmarks.rivals.gpu_data import encoded, joined, save
+
+EAGER = "eager"
+MODES = (EAGER, "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The sizes of a run of this benchmark.
+
+    Attributes:
+        other: the second network of the levers.
+        gate: images. Few, as float32 without TF32 is slow.
+        modes: of torch.
+        settings: of the recipe of CIFAR-10, beside those that are given.
+    """
+
+    case: Case
+    other: Case
+    gate: int
+    batches: tuple[int, ...]
+    modes: tuple[str, ...]
+    steps: int
+    turns: int
+    rounds: int
+    warmup: int
+    seeds: int
+    settings: tuple[str, ...]
+
+
+# At this rate five losses fall by a tenth, see `gpu_gate.py`.
+GPU = Scale(
+    case=Case("resnet50", "imagenet", 64, 224, 256, precision="bfloat16", learning_rate=1e-3),
+    other=Case("resnet18", "small", 64, 32, 256, classes=10, precision="bfloat16"),
+    gate=16,
+    batches=(128, 256, 512, 1024),
+    modes=MODES,
+    steps=50,
+    turns=3,
+    rounds=5,
+    warmup=10,
+    seeds=10,
+    settings=("data.cache=device",),
+)
+SMALL = Scale(
+    case=Case("resnet10", "small", 8, 32, 4, classes=10, precision="bfloat16", learning_rate=3e-2),
+    other=Case("resnet18", "small", 4, 16, 4, classes=10, precision="bfloat16"),
+    gate=16,
+    batches=(2, 4),
+    modes=MODES,
+    steps=3,
+    turns=2,
+    rounds=2,
+    warmup=2,
+    seeds=3,
+    settings=(
+        *("data.cache=device", "model.width=4", "train.duration=2 epochs"),
+        *("train.batch_size=16", "eval.batch_size=16", "train.precision=float32"),
+    ),
+)
+
+
+def made_cifar(path: Path) -> Path:
+    """Write a few images of CIFAR's size whose colour is their class, packed."""
+    rng = np.random.default_rng(0)
+    colours = rng.integers(0, 256, (10, 1, 1, 3))
+    arrays = {"class_names": np.array(list("abcdefghij"))}
+    for split, count in (("train", 64), ("val", 32)):
+        labels = np.arange(count) % 10
+        images = np.clip(colours[labels] + rng.integers(-20, 21, (count, 32, 32, 3)), 0, 255).astype(np.uint8)
+        arrays |= joined(split, [encoded(image) for image in images], labels)
+    save(path, arrays)
+    return path

@@ -1,0 +1,1 @@
+"""What options, checks and memory of a step cost."""

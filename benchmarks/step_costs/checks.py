@@ -1,0 +1,147 @@
+"""What the run's own checks cost: the comparison of the replicas beside a step, and the self-test before the first.
+
+    python benchmarks/step_costs/checks.py
+    python benchmarks/step_costs/checks.py --rounds 9 --networks mlp resnet18
+
+The comparison alternates with a step of ResNet-18 of width 16 on 32x32 images, on two simulated devices of one
+process; its program is compiled before, and the time of that is told apart. The self-test is timed from nothing
+compiled to its end, in a process of its own for each network, as "always" makes it; beside it stands what "auto" goes
+by. Nothing comes from the cache of compiled programs.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import optax
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.harness import CHILD_SECONDS, Figures, alternate, copy, machine, random_images
+from jaxddp.api import prepare_training, resnet
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.engine.checks.replicas import Replicas
+from jaxddp.engine.state import TrainState
+from jaxddp.mesh import simulate_cpu_devices
+from jaxddp.setup.make_run import make_run
+from jaxddp.setup.run_setup import RunSetup
+
+DEVICES, CLASSES, LOCAL_BATCH = 2, 10, 64
+
+
+class MLP(nn.Module):
+    """Two hidden layers of 64."""
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        x = images.reshape(len(images), -1)
+        for _ in range(2):
+            x = nn.relu(nn.Dense(64)(x))
+        return nn.Dense(CLASSES)(x)
+
+
+NETWORKS: dict[str, tuple[Any, int]] = {
+    "linear": (nn.Sequential([lambda images: images.reshape(len(images), -1), nn.Dense(CLASSES)]), 8),
+    "mlp": (MLP(), 8),
+    "resnet10": (resnet("resnet10", CLASSES, width=16, stem="small"), 32),
+    "digits": (resnet("resnet18", CLASSES, width=8, stem="small"), 8),
+    "resnet18": (resnet("resnet18", CLASSES, width=16, stem="small"), 32),
+    "resnet50": (resnet("resnet50", 1000), 64),
+}
+"""By name, with the side of its images."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="turns of the comparison and of the step")
+    parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=[*NETWORKS], help="for the self-test")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/checks.json"))
+    parser.add_argument("--child", choices=NETWORKS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    jax.config.update("jax_enable_compilation_cache", False)
+    simulate_cpu_devices(DEVICES)
+    if options.child:
+        print(json.dumps(self_test(*NETWORKS[options.child])))
+        return
+    report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
+    report["replicas"] = found = compare_replicas(setup_of(*NETWORKS["resnet18"]), options.rounds)
+    print(
+        f"replicas: {found['megabytes']:.1f} MB compared in {1000 * found['seconds']:.1f} ms (step "
+        f"{1000 * found['step_seconds']:.0f} ms, {found['share_of_a_step']:.1%}); compiled in "
+        f"{found['compile_seconds']:.2f} s"
+    )
+    report["self_test"] = {}
+    for name in options.networks:
+        command = [sys.executable, __file__, "--child", name]
+        child = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=CHILD_SECONDS)
+        report["self_test"][name] = figures = json.loads(child.stdout.splitlines()[-1])
+        print(f"self-test of {name}: " + "  ".join(f"{key} {value:.4g}" for key, value in figures.items()))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"results: {options.out}")
+
+
+def setup_of(network: Any, size: int) -> RunSetup:
+    """A network on random images, with momentum in its state."""
+    classes = 1000 if size == 64 else CLASSES
+    table = ArrayTable(*random_images(4 * DEVICES * LOCAL_BATCH, size, classes), tuple(map(str, range(classes))))
+    return prepare_training(network, table, DEVICES, optax.sgd(0.1, momentum=0.9), LOCAL_BATCH)
+
+
+def compare_replicas(setup: RunSetup, rounds: int) -> Figures:
+    """The time of one comparison of a setup's state, of one step, and their ratio: medians of alternating turns."""
+    replicas, step, (batch, *_) = Replicas(setup.topology), setup.step(), setup.batches(0, 1)
+    begin = time.perf_counter()
+    replicas.check(0, setup.state)
+    compiling = time.perf_counter() - begin
+
+    def take_step() -> float:
+        state: TrainState = copy(setup.state)
+        begin = time.perf_counter()
+        jax.block_until_ready(step(state, batch))
+        return time.perf_counter() - begin
+
+    def check() -> float:
+        begin = time.perf_counter()
+        replicas.check(0, setup.state)
+        return time.perf_counter() - begin
+
+    take_step()
+    seconds = alternate({"check": check, "step": take_step}, rounds)
+    check_seconds, step_seconds = (statistics.median(turns) for turns in seconds.values())
+    return {
+        "megabytes": sum(leaf.nbytes for leaf in jax.tree.leaves(setup.state)) / 1e6,
+        "seconds": check_seconds,
+        "step_seconds": step_seconds,
+        "share_of_a_step": check_seconds / step_seconds,
+        "compile_seconds": compiling,
+        "turns": seconds,
+    }
+
+
+def self_test(network: Any, size: int) -> Figures:
+    """The time of the test as a run makes it first, and what "auto" goes by."""
+    setup = setup_of(network, size)
+    config = setup.recipe.config.replace(parallel={"self_test": "always"})
+    run = make_run(setup.changed(config=config))
+    feed, test = next(run.steps.chunks(0)).feed, run.checks.self_test
+    assert test is not None
+    seconds = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        test(run.state, *feed)
+        seconds.append(time.perf_counter() - begin)
+    first, again = seconds
+    leaves = len(jax.tree.leaves(run.state.params))
+    return {"parameters": leaves, "operations": test.operations, "seconds": first, "seconds_again": again}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""What a step is said to need on CPUs, against the memory that a fresh process then has.
+
+    python benchmarks/step_costs/memory.py
+    python benchmarks/step_costs/memory.py --only airbench "ViT-Ti/16, 224 px" --out runs/benchmarks/memory.json
+
+For each network a process of its own compiles the step, asks the kernel to forget the peak of its memory, takes steps
+as a run does, and asks for the peak. `said` is what `jaxddp.measure.memory` says before the first step, for all devices
+together; `peak` is by how much the process grew, and what the step's arguments held before. `first` is the same of the
+first step, in which the process also takes what it takes but once: code and threads.
+
+`advice` is the same for a batch, and for microbatches, that a run would suggest where there is half of the room: what
+they are said to need, by the first program and a second one, and the peak of a process that trains so.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import tyro
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.harness import CHILD_SECONDS, Figures, machine
+from jaxddp.command_line.parse import parse_recipe
+from jaxddp.config import Config
+from jaxddp.core.message import text_of
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.engine.compiler_options import step_options
+from jaxddp.measure.memory import Fit, Needs, bytes_on_a_device
+from jaxddp.mesh import Topology, simulate_cpu_devices
+from jaxddp.recipe.given import by_hooks
+from jaxddp.recipe.layout import Layout, TrainingData
+from jaxddp.recipe.make import make_recipe
+from jaxddp.setup.prepare import prepare
+from jaxddp.setup.resources import Resources
+from jaxddp.setup.run_setup import RunSetup
+from jaxddp.training.device_memory import needs_of_batch
+
+TARGET = 0.2
+STEPS, CLASSES = 4, 10
+REMAT = str(Path(__file__).with_name("remat_recipe.py"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step: how a recipe's config is changed, and what else it needs."""
+
+    batch: int
+    image: int = 32
+    devices: int = 1
+    words: Sequence[str] = ()
+    recipe: str = "cifar10"
+    advice: bool = False
+    """Whether what would be suggested is tried, too."""
+
+    def command(self) -> list[str]:
+        size = str(self.image)
+        options = ["--train.batch-size", str(self.batch), "--data.image-size", size, "--data.resize", size]
+        return [self.recipe, *options, "--parallel.cpu-devices", str(self.devices), *self.words]
+
+
+def model(name: str, *more: str) -> list[str]:
+    return ["--model.name", name, *more]
+
+
+LARGE = ["--model.stem", "imagenet"]
+SMALL = ["--model.name", "resnet10", "--model.width", "16"]
+CASES = {
+    "ResNet-10, 256 px": Case(2, 256, words=model("resnet10"), advice=True),
+    "ResNet-10, width 16": Case(512, words=SMALL, advice=True),
+    "ResNet-10, width 32, 64 px": Case(128, 64, words=model("resnet10", "--model.width", "32")),
+    "ResNet-10, width 16, 2 devices": Case(512, devices=2, words=SMALL, advice=True),
+    "ResNet-10, width 16, 4 devices": Case(1024, devices=4, words=SMALL),
+    "ResNet-10, width 16, 4 devices, sync": Case(1024, devices=4, words=[*SMALL, "--model.batch-norm", "sync"]),
+    "ResNet-10, width 16, accumulate 4": Case(2048, words=[*SMALL, "--train.accumulate", "4"], advice=True),
+    "ResNet-10, width 16, accumulate 2, 2 devices": Case(1024, devices=2, words=[*SMALL, "--train.accumulate", "2"]),
+    "ResNet-10, width 16, bfloat16": Case(512, words=[*SMALL, "--train.precision", "bfloat16"]),
+    "ResNet-10, width 16, in device memory": Case(512, words=[*SMALL, "--data.cache", "device"]),
+    "ResNet-18, width 16": Case(512, words=["--model.width", "16"]),
+    "ResNet-18, 128 px, AdamW": Case(64, 128, words=["--model.width", "32", *LARGE, "--optimizer.name", "adamw"]),
+    "ResNet-50, width 16, 64 px": Case(64, 64, words=model("resnet50", "--model.width", "16")),
+    "ResNet-50, 224 px": Case(8, 224, words=model("resnet50", *LARGE)),
+    "ViT-Ti/16, 224 px": Case(16, 224, words=model("vit_ti16", *LARGE)),
+    "ViT-Ti/16, 96 px, 2 devices": Case(128, 96, 2, words=model("vit_ti16", *LARGE)),
+    "ConvNeXt-T, 64 px": Case(32, 64, words=model("convnext_tiny", *LARGE)),
+    "ConvNeXt-T, 64 px, 2 devices": Case(64, 64, 2, words=model("convnext_tiny", *LARGE)),
+    "airbench": Case(512, words=model("airbench")),
+    "airbench, 2 devices, accumulate 2": Case(1024, devices=2, words=model("airbench", "--train.accumulate", "2")),
+    "remat": Case(256, recipe=REMAT, words=["--model.width", "32"]),
+    "remat, 2 devices": Case(256, devices=2, recipe=REMAT, words=["--model.width", "32"]),
+}
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What follows the name of the config."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True)
+class Child:
+    """What a process of its own is asked for."""
+
+    words: list[str] = field(default_factory=list)
+    advice: bool = False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="of these steps alone")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/memory.json"))
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        asked = Child(**json.loads(options.child))
+        print(json.dumps(measured(asked)))
+        return
+    report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "target": TARGET, "cases": {}}
+    for name, case in CASES.items():
+        if options.only and name not in options.only:
+            continue
+        found = in_process(case.command(), advice=case.advice)
+        for suggested in found.get("advice", []):
+            suggested |= {"peak": in_process([*case.command(), *suggested["words"]])["peak"]}
+        report["cases"][name] = found | {"words": case.command()}
+        print(*lines(name, found), sep="\n", flush=True)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"\n{summary(report)}\nresults: {options.out}")
+
+
+def in_process(words: Sequence[str], *, advice: bool = False) -> Figures:
+    asked = json.dumps({"words": list(words), "advice": advice})
+    command = [sys.executable, __file__, "--child", asked]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=CHILD_SECONDS, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measured(asked: Child) -> Figures:
+    setup = setup_of(asked.words)
+    program, chunks = setup.program()
+    if setup.data.cache == "device":
+        setup.feed.place()
+    stream, state, devices = chunks(0), setup.state, setup.topology.num_devices
+    feed = next(stream).feed
+    program.prepare(state, *feed)
+    assert program.cost is not None
+    needs = Needs.of(program.cost, state.params, setup.topology)
+    assert needs is not None
+    found: Figures = {"said": devices * needs.total, "temporary": devices * needs.temporary}
+    if asked.advice:
+        fit = Fit(setup.division, needs, needs.total // 2, "there")
+        found["advice"] = suggestions(fit, program.function, setup, feed)
+    held = devices * bytes_on_a_device((state, feed))
+    for key, feeds in {"first": [feed], "peak": (chunk.feed for chunk in stream)}.items():
+        before = forget_peak()
+        for each in feeds:
+            state, _ = program(state, *each)
+        jax.block_until_ready(state)
+        found[key] = in_memory("VmHWM") - before + held
+    return found | {"held": held}
+
+
+def setup_of(words: Sequence[str]) -> RunSetup:
+    """A recipe on random images, as many as it takes."""
+    _, file = parse_recipe(Overrides, "memory.py", list(words))
+    config = file.config.replace(train={"duration": f"{STEPS} steps"}, parallel={"self_test": "never"})
+    if config.train.precision is None:
+        config = config.replace(train={"precision": "float32"})
+    simulate_cpu_devices(config.parallel.cpu_devices or 1)
+    topology, rng, count = Topology.create(), np.random.default_rng(0), STEPS * config.train.batch_size
+    shape = (config.data.image_size, config.data.image_size, 3)
+    images = rng.integers(0, 256, (count, *shape), np.uint8)
+    table = ArrayTable(images, rng.integers(0, CLASSES, count), tuple(map(str, range(CLASSES))))
+    layout = Layout.of(config, topology, TrainingData.of(table, config.data))
+    recipe = make_recipe(config, layout, topology, by_hooks(file.hooks))
+    return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)), layout)
+
+
+def suggestions(fit: Fit, function: Any, setup: RunSetup, feed: tuple[Any, ...]) -> list[Figures]:
+    """What the line of a step that does not fit suggests, and what it says that this needs, for all devices."""
+    now = fit.division
+    known = fit.compared(lambda then: needs_of_batch(then, now, function, setup.state, feed, setup.topology))
+    choices = re.findall(r"--train\.(accumulate|batch-size) (\d+)", text_of(known.advice()))
+    assert known.needs is not None
+    found = []
+    for key, value in choices:
+        then = next(
+            (each for each in now.finer() if key == "accumulate" and each.accumulate == int(value)), None
+        ) or now.largest(lambda each, most=int(value): each.batch_size <= most)
+        assert then is not None
+        said = setup.topology.num_devices * known.needs.at(now, then)
+        found.append({"words": [f"--train.{key}", value], "said": said})
+    return found
+
+
+def forget_peak() -> int:
+    """Bytes that the process has now; its peak begins anew."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    # Linux, proc_pid_clear_refs(5): 5 resets the peak.
+    Path("/proc/self/clear_refs").write_text("5")
+    return in_memory("VmRSS")
+
+
+def in_memory(key: str) -> int:
+    """VmRSS, what is there now, or VmHWM, the peak."""
+    found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def lines(name: str, found: Figures) -> list[str]:
+    rows = [(name, found), *((f"  {' '.join(each['words'])}", each) for each in found.get("advice", []))]
+    return [
+        f"{name:<44}{row['said'] / 1e6:>9.0f} MB said{row['peak'] / 1e6:>9.0f} MB peak{row['said'] / row['peak']:>8.2f}"
+        for name, row in rows
+    ]
+
+
+def summary(report: Figures) -> str:
+    ratios = [found["said"] / found["peak"] for found in report["cases"].values()]
+    advised = [row["said"] / row["peak"] for found in report["cases"].values() for row in found.get("advice", [])]
+    told = [f"said over peak, {len(ratios)} steps: {min(ratios):.2f} to {max(ratios):.2f}"]
+    if advised:
+        told.append(f"{len(advised)} suggestions: {min(advised):.2f} to {max(advised):.2f}")
+    return "; ".join([*told, f"target {1 - TARGET:.2f} to {1 + TARGET:.2f}"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What an option of the step costs: the step of a config beside the same with a key or two changed.
+
+    python benchmarks/step_costs/variants.py
+    python benchmarks/step_costs/variants.py ghost:16 --rounds 15 --steps 10
+
+The config is `cifar10` (ResNet-18 with the small stem, 32 px) at width 16 on one device, over random images that lie on
+it. The plain step and all variants that are named, or all there are, alternate in one process, without the time to
+compile. A ratio below 1 says that the variant is slower. Before anything is timed, a variant that computes the same
+numbers must do so.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.harness import Figures, alternate, check_losses, compare, machine, table, time_steps
+from benchmarks.step import losses, make_experiment
+from jaxddp.setup.from_file import open_experiment
+from jaxddp.setup.prepare import initialize
+from jaxddp.setup.run_setup import RunSetup
+
+PLAIN = "plain"
+BATCH, GATE_STEPS = 64, 3
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The keys of the config that it changes, and how close its losses come to the plain step's.
+
+    Attributes:
+        tolerance: relative, over the first steps; None where it computes something else.
+    """
+
+    changes: Mapping[str, Any]
+    tolerance: float | None = None
+
+
+VARIANTS = {
+    "without the guard": Variant({"train": {"max_bad_steps": 0}}, tolerance=1e-6),
+    "float16": Variant({"train": {"precision": "float16"}}),
+    "accumulate 4": Variant({"train": {"accumulate": 4}}),
+    "reproducible": Variant({"parallel": {"reproducible": True}}),
+    "ghost:16": Variant({"model": {"batch_norm": "ghost:16"}}),
+    "one ghost batch": Variant({"model": {"batch_norm": f"ghost:{BATCH}"}}, tolerance=1e-4),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(map(repr, VARIANTS))}; all if none")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each")
+    parser.add_argument("--steps", type=int, default=10, help="steps in a turn")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/variants.json"))
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(VARIANTS):
+        parser.error(f"unknown variants {', '.join(sorted(unknown))}; there are: {', '.join(VARIANTS)}")
+    chosen = {name: VARIANTS[name] for name in options.names or VARIANTS}
+    report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
+    report["comparisons"] = compare_variants(chosen, options.rounds, options.steps)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"results: {options.out}\n\n{table(report['comparisons'])}")
+
+
+def compare_variants(variants: Mapping[str, Variant], rounds: int, steps: int) -> dict[str, Figures]:
+    """Each variant beside the plain step, in images per second."""
+    everything = {PLAIN: Variant({}), **variants}
+    with tempfile.TemporaryDirectory() as folder:
+        setups = {name: make_setup(Path(folder), steps, each) for name, each in everything.items()}
+        placed = {name: list(setup.batches(0, steps)) for name, setup in setups.items()}
+    compiled = {name: setup.step() for name, setup in setups.items()}
+    states = {name: setup.state for name, setup in setups.items()}
+    found = {name: losses(step, states[name], placed[name][:GATE_STEPS]) for name, step in compiled.items()}
+    for name, variant in variants.items():
+        if variant.tolerance is not None:
+            check_losses({PLAIN: found[PLAIN], name: found[name]}, variant.tolerance)
+    turns = {name: functools.partial(time_steps, step, states[name], placed[name]) for name, step in compiled.items()}
+    seconds = alternate(turns, rounds)
+    return {name: compare({each: seconds[each] for each in (name, PLAIN)}, BATCH * steps) for name in variants}
+
+
+def make_setup(folder: Path, steps: int, variant: Variant) -> RunSetup:
+    """The config's run with the variant's keys; the same images at each call."""
+    experiment = make_experiment(folder, steps)
+    assert experiment.file is not None
+    config = experiment.config.replace(train={"batch_size": BATCH}).replace(**variant.changes)
+    return initialize(open_experiment(dataclasses.replace(experiment.file, config=config)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a run costs beside its steps: start, checkpoints, hours of training, accuracy."""

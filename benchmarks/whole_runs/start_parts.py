@@ -1,0 +1,110 @@
+"""One start for `benchmarks/start.py`: what `jaxddp train` does up to its first step, and how long each part took.
+
+    python benchmarks/whole_runs/start_parts.py BEGIN CONFIG WORKDIR [overrides]
+
+BEGIN is the `time.monotonic()` of the command. Prints a line of JSON, and ends there.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+seconds: defaultdict[str, float] = defaultdict(float)
+compiled: Counter[str] = Counter()
+
+
+def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
+    seconds["interpreter"] = time.monotonic() - begin
+    since = time.monotonic()
+    import jax.monitoring
+
+    from jaxddp.command_line.parse import parse
+    from jaxddp.commands.train import Train
+    from jaxddp.recipe_file import read_recipe
+    from jaxddp.setup import resources
+    from jaxddp.setup.feed import Feed
+    from jaxddp.setup.from_file import open_experiment
+    from jaxddp.tasks.run_training import of_file, train
+
+    file = read_recipe(name)
+    options = parse(Train, Train(file.config, Path(workdir)), "start", overrides)
+    seconds["imports"] = time.monotonic() - since
+    resources.open_tables = with_tensorflow(resources.open_tables)
+    Feed.batches = first_timed(Feed.batches)
+    jax.monitoring.register_event_duration_secs_listener(note_duration)
+    jax.monitoring.register_event_listener(lambda event, **_: compiled.update([event.rpartition("/")[2]]))
+    opened = open_experiment(dataclasses.replace(file, config=options.config))
+    train(of_file(opened), options.workdir, listeners=[FirstStep(begin)])
+
+
+def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        since = time.monotonic()
+        try:
+            return function(*arguments)
+        finally:
+            seconds[part] += time.monotonic() - since
+
+    return call
+
+
+def with_tensorflow(open_tables: Callable[..., Any]) -> Callable[..., Any]:
+    """Opens the data, and imports TensorFlow where it decodes them.
+
+    A run would import it at its first batch, where its time is harder to separate.
+    """
+
+    def opened(data: Any) -> Any:
+        tables = timed("data set", open_tables)(data)
+        if tables[0].pixel_shape is None:
+            timed("TensorFlow", import_tensorflow)()
+        return tables
+
+    return opened
+
+
+def import_tensorflow() -> None:
+    import jaxddp.data.stream.pipeline  # noqa: F401
+
+
+def first_timed(batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Placed batches, of which the first is timed."""
+
+    def timed_batches(*arguments: Any) -> Iterator[Any]:
+        stream = batches(*arguments)
+        yield timed("data set", next)(stream)
+        yield from stream
+
+    return timed_batches
+
+
+def note_duration(event: str, duration_secs: float, **_: Any) -> None:
+    """JAX's own durations: tracing a program, lowering it, and compiling it or loading it from the cache."""
+    if event in ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration"):
+        seconds["trace"] += duration_secs
+    elif event == "/jax/core/compile/backend_compile_duration":
+        seconds["compile or load"] += duration_secs
+
+
+class FirstStep:
+    """Ends the process when the metrics of the first step are known."""
+
+    def __init__(self, begin: float):
+        self._begin = begin
+
+    def step(self, record: Any) -> None:
+        total, cpu = time.monotonic() - self._begin, time.process_time()
+        seconds["the rest"] = total - sum(seconds.values())
+        found = {"seconds": dict(seconds), "total": total, "cpu": cpu, "loss": record.metrics["loss"]}
+        print(json.dumps(found | {"loaded": compiled["cache_hits"], "compiled": compiled["cache_misses"]}), flush=True)
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])
