@@ -1,19 +1,18 @@
-"""Faults at random moments: does a job end or go on as it promises, and does it come to the same bits in the end?
+"""Injects faults at random moments, and checks that a job behaves as promised and ends with the same bits.
 
     python benchmarks/chaos.py --kills 50 --seed 0
     python benchmarks/chaos.py --kills 50 --seed 0 --only "cable pulled"
     python benchmarks/chaos.py --kills 50 --seed 0 --number 17
 
-A small network is trained for 60 steps, with a validation and a checkpoint each 10, by two processes: of one of two
-hosts (network namespaces), or from images in a web server. Processes, launchers and machines are killed, stopped,
-asked to stop or started again, cables pulled, a disk filled, a work directory taken away, the server stopped, at a
-random moment of the start, the compilation, a step, a save, a validation, the end, or the start after a failure. Then
-the run is started again, as a user would, until it is done, and its checkpoints, metrics.jsonl and validations are
-compared with those of a run that nothing happened to: all bits, but for times. The same seed draws the same faults and
-moments; between them the machine takes the time that it takes.
+Two processes train a small network for 60 steps, with a validation and a checkpoint every 10 steps. They run on one
+host, on two hosts (network namespaces), or read their images from a web server. A fault kills, stops, terminates or
+restarts a process, a launcher or a host, pulls a cable, fills a disk, removes a work directory, or stops the server. It
+comes at a random moment of the start, the compilation, a step, a save, a validation, the end, or a restart. Then the
+run is started again, as a user would, until it is done. Its checkpoints, metrics.jsonl and validations must equal those
+of an undisturbed run bit for bit, except times. The same seed draws the same faults and moments.
 
-A promise that is not kept is told with the folder that keeps the run and all logs, and the exit code is 1. Faults that
-need root (namespaces, a file system of their own) are left out for others, and it says so.
+For a broken promise the script prints the folder that keeps the run and all logs, and the exit code is 1. Without root,
+faults that need it (namespaces, separate file systems) are skipped, and a line lists them.
 """
 
 import argparse
@@ -46,9 +45,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50, help="faults")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", choices=FAULTS, default=[*FAULTS], help="of those faults, these")
-    parser.add_argument("--number", type=int, nargs="+", help="of those faults, these numbers")
-    parser.add_argument("--folder", type=Path, help="where to run, and to keep what went wrong; a temporary folder")
+    parser.add_argument("--only", nargs="+", choices=FAULTS, default=[*FAULTS], help="run only these faults")
+    parser.add_argument("--number", type=int, nargs="+", help="run only the scenarios with these numbers")
+    parser.add_argument("--folder", type=Path, help="for runs and logs (default: a temporary folder)")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/chaos.json"))
     options = parser.parse_args()
     scenarios = [each for each in draw(options.seed, options.kills, possible()) if each.fault in options.only]
@@ -61,17 +60,18 @@ def main() -> None:
     options.out.write_text(json.dumps(report, indent=2) + "\n")
     kept = sum(is_kept(each) for each in found)
     print(f"results: {options.out}\n\n{table(found)}")
-    print(f"{kept} of {len(found)} as promised and identical, in {(time.monotonic() - begin) / 60:.0f} minutes")
+    minutes = (time.monotonic() - begin) / 60
+    print(f"{kept} of {len(found)} kept their promise with identical results, in {minutes:.0f} minutes")
     if kept == len(found):
         shutil.rmtree(folder)
     sys.exit(0 if kept == len(found) else 1)
 
 
 def possible() -> dict[str, Fault]:
-    """Those faults that this user can make."""
+    """Returns the faults that this user can inject."""
     if is_root():
         return FAULTS
-    print(f"left out, since only root can: {', '.join(NEED_ROOT)}; and all on two hosts")
+    print(f"skipped, because they need root: {', '.join(NEED_ROOT)}; and all faults on two hosts")
     without = {name: fault for name, fault in FAULTS.items() if name not in NEED_ROOT}
     return {
         name: Fault(
@@ -87,32 +87,32 @@ def possible() -> dict[str, Fault]:
 
 
 def play_all(scenarios: list[Scenario], folder: Path) -> list[Figures]:
-    """All in turn; of those whose promises were kept no files stay."""
+    """Runs all scenarios in turn, and deletes the files of those that kept their promise."""
     data, references, found = write_data(folder), dict[str, Outcome](), list[Figures]()
     for scenario in scenarios:
         place, cache = scenario.place, folder / "programs"
         if place not in references:
-            references[place] = undisturbed(place, made(folder / f"undisturbed-{place}"), data, cache)
-        own = made(folder / f"{scenario.seed}-{scenario.number}")
+            references[place] = undisturbed(place, emptied(folder / f"undisturbed-{place}"), data, cache)
+        logs = emptied(folder / f"{scenario.seed}-{scenario.number}")
         result = {"number": scenario.number, "seed": scenario.seed}
-        result |= play(scenario, own, data, cache, references[place])
+        result |= play(scenario, logs, data, cache, references[place])
         found.append(result)
-        print(f"{scenario}: {told(result)}", flush=True)
+        print(f"{scenario}: {summary(result)}", flush=True)
         if is_kept(result):
-            shutil.rmtree(own)
+            shutil.rmtree(logs)
         else:
-            print(f"     kept in {own}; again: --seed {scenario.seed} --number {scenario.number}", flush=True)
+            print(f"     logs: {logs}; to repeat: --seed {scenario.seed} --number {scenario.number}", flush=True)
     return found
 
 
-def made(folder: Path) -> Path:
+def emptied(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
 def write_data(folder: Path) -> dict[str, Path]:
-    """Small images as arrays, and as files for a store."""
+    """Writes small images as arrays, and as a tree of files for the web server."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     arrays = {}
@@ -124,29 +124,31 @@ def write_data(folder: Path) -> dict[str, Path]:
     return {"arrays": folder / "images.npz", "tree": tree}
 
 
-# --- What came of it ---
+# --- Results ---
 
 
 def is_kept(found: Figures) -> bool:
     return not found["broken"] and not found.get("differs")
 
 
-def told(found: Figures) -> str:
+def summary(found: Figures) -> str:
     if not is_kept(found):
-        return f"NOT AS PROMISED: {found['broken'] or found['differs']}"
-    struck = f"struck at step {found['step']}" if found["came"] else "came too late"
+        return f"BROKEN PROMISE: {found['broken'] or found['differs']}"
+    struck = f"struck at step {found['step']}" if found["came"] else "the fault came too late"
     return f"{struck}, ended with {found['codes']} after {found['seconds']:.1f} s, identical"
 
 
 def table(found: list[Figures]) -> str:
-    """By fault: how often, as promised, identical; the seconds to the line that names it, and to the end of all."""
+    """Formats a row for each fault: how often it was injected, kept its promise and gave identical results, and the
+    seconds until a line named it and until all processes ended.
+    """
     by_fault = defaultdict[str, list[Figures]](list)
     for each in found:
         by_fault[each["fault"]].append(each)
-    columns = f"{'times':>6}{'struck':>8}{'as promised':>13}{'identical':>11}{'told, s':>13}{'ended, s':>13}"
+    columns = f"{'times':>6}{'struck':>8}{'as promised':>13}{'identical':>11}{'named, s':>13}{'ended, s':>13}"
     lines = [f"{'fault':<{WIDTH}}{columns}"]
     for name, several in sorted(by_fault.items()):
-        # Of those that go on, the rest of the run is no time to an end.
+        # A job that goes on has no time to its end.
         ended = [each for each in several if each.get("came") and any(each["codes"])]
         told = seconds([each["told"] for each in ended if each["told"] is not None])
         ends = seconds([each["seconds"] for each in ended]) or "goes on"
@@ -158,7 +160,7 @@ def table(found: list[Figures]) -> str:
 
 
 def seconds(found: list[float]) -> str:
-    """The median, and the most."""
+    """The median and the maximum."""
     return f"{statistics.median(found):.1f}, {max(found):.1f}" if found else ""
 
 

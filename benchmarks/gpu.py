@@ -1,41 +1,41 @@
-"""The training step on a GPU: beside PyTorch at its best, beside the limits of the device, and lever by lever; and
-CIFAR-10 to 94% beside airbench.
+"""Compares the training step on a GPU with PyTorch and with the limits of the device, and tries options of the step.
+It also compares training on CIFAR-10 to 94% with airbench.
 
     python benchmarks/gpu.py --small
 
-runs everything on a CPU with tiny networks, as a rehearsal; its numbers mean nothing. It has not been run on a GPU yet.
+rehearses everything on a CPU with tiny networks; its numbers mean nothing. It has not been run on a GPU yet.
 
-An hour with a GPU, in commands of at most ten minutes. First, where the data lie (CIFAR-10 as JPEG makes 18 MB, which
-the GPU's machine decodes once, to 185 MB):
+The benchmark takes about an hour on a GPU, in commands of at most ten minutes. First pack the data where they lie
+(CIFAR-10 as JPEG makes 18 MB, which the GPU's machine decodes once, to 185 MB):
 
     python benchmarks/rivals/gpu_data.py pack DATA cifar10.packed.npz
 
-then there, the same command until it says that nothing is left to do:
+Then, on the GPU's machine, repeat these commands until they print that nothing is left to do:
 
     python benchmarks/gpu.py --seconds 580 --parts gate batches rounds
     python benchmarks/gpu.py --seconds 580 --parts levers trace cifar --cifar cifar10.packed.npz --airbench FILE
 
-Every measurement is a process of its own that is alone on the GPU, and is written to `--out` as soon as it is there.
-The next start with the same `--out` takes what is missing, after a kill at any moment, too. A process that fails, that
-gives no result within its limit or that runs out of memory is a row of the table, and stays one; `--again` takes keys
-anew. A process that only the call's own end cuts off is taken again. None starts when less time is left than those like
-it took or, where there are none, than a quarter of its limit. What is compiled and tuned stays in `--cache`.
+Every measurement runs in a separate process, alone on the GPU, and is written to `--out` at once. The next call with
+the same `--out` measures what is missing, also after a kill. A process that fails, exceeds its limit or runs out of
+memory becomes a row of the table; `--again KEY` repeats it. A process that is cut off by the end of the call is
+repeated. A process starts only if enough time is left: as much as similar ones took, or a quarter of its limit.
+Compiled and tuned programs are kept in `--cache`.
 
 Parts, in this order:
 
-- facts: the limits of the device in JAX and in torch, the FLOPs of the step. Always.
-- gate: whether both contenders compute the same, see `gpu_gate.py`. Where they do not, the call ends with code 1.
-- batches: ResNet-50 at 224 pixels in bfloat16 at each of `--batches`, PyTorch in each of `--modes`: eager, and
-  `torch.compile`'s modes, with CUDA graphs and without. Before any is timed, each takes 3 steps, whose losses are
+- facts: the limits of the device in JAX and in torch, and the FLOPs of the step. This part always runs.
+- gate: checks that both contenders compute the same (`rivals/gpu_gate.py`). Otherwise the call ends with code 1.
+- batches: ResNet-50 at 224 pixels in bfloat16 at each of `--batches`, PyTorch in each of `--modes`: eager, and the
+  modes of `torch.compile`, with and without CUDA graphs. Before the timing, each takes 3 steps, whose losses are
   compared, and 10 more.
-- rounds: both in turns, each at its best batch, PyTorch in its best mode.
-- levers: changes that could make the step quicker, one by one, for that network and a ResNet-18 at 32 pixels; see
-  `contenders/jax_levers.py`.
+- rounds: both contenders alternate, each at its best batch, PyTorch in its best mode.
+- levers: changes that could make the step faster, one by one, for that network and a ResNet-18 at 32 pixels
+  (`rivals/contenders/jax_levers.py`).
 - trace: the kernels that take most of a step, and of a run on CIFAR-10.
 - cifar: `--recipe` to its end, `--seeds` times in one process, and as many runs of `--airbench`, a script of
-  github.com/KellerJordan/cifar10-airbench, on the same pixels; what is timed, see `contenders/jax_cifar.py`.
+  github.com/KellerJordan/cifar10-airbench, on the same pixels (`rivals/contenders/jax_cifar.py` says what is timed).
 
-PyTorch is that of `--torch`. Without it, what needs it is left out, and the table says so.
+`--torch` names a Python with PyTorch. Without one, the table says which measurements are skipped.
 """
 
 import argparse
@@ -67,37 +67,37 @@ PARTS = ("gate", "batches", "rounds", "levers", "trace", "cifar")
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which the call ends")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of this call (default: no limit)")
     parser.add_argument(
         "--limit",
         nargs="+",
         type=limit_of,
         default=[],
         metavar="[KEY=]SECONDS",
-        help="of a process, in place of its own: of all, or of those whose keys begin so; the last that fits",
+        help="limit of every process, or of those whose keys begin with KEY; the last match counts",
     )
-    parser.add_argument("--again", nargs="+", default=[], metavar="KEY", help="measure again what begins so")
-    parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="the interpreter that has torch")
-    parser.add_argument("--batches", nargs="+", type=int, help="to try")
-    parser.add_argument("--modes", nargs="+", choices=MODES, help="of torch")
+    parser.add_argument("--again", nargs="+", default=[], metavar="KEY", help="repeat measurements by prefixes of keys")
+    parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="an interpreter with torch")
+    parser.add_argument("--batches", nargs="+", type=int, help="batch sizes to try")
+    parser.add_argument("--modes", nargs="+", choices=MODES, help="modes of torch to try")
     parser.add_argument("--rounds", type=int, help="starts of each contender, and turns of each lever")
     parser.add_argument("--steps", type=int, help="in a turn")
     parser.add_argument(
-        "--cifar", type=Path, metavar="DATA", help="a packed file, or as data.path; no TensorFlow is there"
+        "--cifar", type=Path, metavar="DATA", help="a packed file, or any data.path that needs no TensorFlow"
     )
     parser.add_argument("--recipe", default="cifar10_fast", help="a name in configs/, or the path of a recipe file")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of the recipe's settings")
-    parser.add_argument("--seeds", type=int, help="of the recipe; runs of airbench's script")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the recipe")
+    parser.add_argument("--seeds", type=int, help="number of runs of the recipe, and of airbench's script")
     parser.add_argument("--airbench", type=Path, metavar="FILE", help="a script of airbench")
     parser.add_argument("--small", action="store_true", help="tiny, on a CPU")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="by default in the user's cache folder")
-    parser.add_argument("--out", type=Path, help="runs/benchmarks/gpu.json, or gpu-small.json")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="default: in the user's cache folder")
+    parser.add_argument("--out", type=Path, help="default: runs/benchmarks/gpu.json, or gpu-small.json")
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse()
-    # An exit in good order, which ends the child that runs.
+    # An orderly exit, which also ends the running child.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     begin = time.monotonic()
     cache = (options.cache or cache_folder() / "benchmark").absolute()
@@ -116,7 +116,7 @@ def main() -> None:
         finally:
             print(f"\n{render(plan)}\n\n{ended(call.left(parts), table)}\nresults: {table.path}")
     if not passed:
-        sys.exit("gpu.py: the gate failed, so speeds compare nothing; name --parts without it to measure all the same")
+        sys.exit("gpu.py: the gate failed, so speeds are not comparable; to measure anyway, give --parts without gate")
 
 
 def scale_of(options: argparse.Namespace) -> Scale:
@@ -136,10 +136,10 @@ def cifar_of(options: argparse.Namespace) -> Cifar:
 
 
 def table_of(options: argparse.Namespace, scale: Scale, cifar: Cifar, children: Children) -> Table:
-    """The table of `--out`, without what is to be measured again; nothing is measured for one of something else."""
+    """Opens the table of `--out` without the rows to repeat. Exits if it belongs to another device or case."""
     platform, device = probed(children.environment)
     if not options.small and platform != "gpu":
-        refuse("JAX finds no GPU here; start this where there is one, or see that it works with --small")
+        refuse("JAX finds no GPU here; run this on a machine with a GPU, or rehearse with --small")
     about = {"case": str(scale.case), "other network": str(scale.other), "device": device}
     if cifar.data is not None:
         about["data set"] = f"{cifar.data.name} {cifar.digest or ''}".strip()
@@ -154,15 +154,15 @@ def table_of(options: argparse.Namespace, scale: Scale, cifar: Cifar, children: 
 
 
 def ended(left: list[str], table: Table) -> str:
-    """Whether the table is whole, else what is left and how to go on."""
+    """Returns a line that says that the table is complete, or what is missing and how to continue."""
     if not left:
-        return f"whole: nothing is left to do; {len(table.measured)} rows, of which {len(table.failures)} failed"
+        return f"complete: nothing is left to do; {len(table.measured)} rows, of which {len(table.failures)} failed"
     more = f", … ({len(left)} in all)" if len(left) > 4 else ""
     return f"left to do: {', '.join(left[:4])}{more}\ncontinue with: {shlex.join(['python', *without_again(sys.argv)])}"
 
 
 def without_again(words: list[str]) -> list[str]:
-    """A command without `--again` and its keys: what is left of those is missing already."""
+    """Removes `--again` and its keys from a command: their rows are already removed from the table."""
     if "--again" not in words:
         return words
     start = words.index("--again")

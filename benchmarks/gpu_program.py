@@ -1,18 +1,18 @@
-"""The training step of a config as XLA compiles it for H200s, counted on a machine without a GPU.
+"""Counts the kernels and bytes of a config's training step as XLA compiles it for H200s, without a GPU.
 
     python benchmarks/gpu_program.py imagenet_resnet50
     python benchmarks/gpu_program.py imagenet_resnet50 --topology 1x2x8 --out runs/benchmarks/2x8.json
     python benchmarks/gpu_program.py cifar10 --classes 10 --data.cache device --topology 1x1x1
 
-One program for each topology (partitions x hosts x GPUs of a host): 1x1x1, 1x1x8 and 1x2x8 where none is named. What
-follows the config overrides it, as for `jaxddp train`.
+It compiles one program for each topology (partitions x hosts x GPUs of a host), by default 1x1x1, 1x1x8 and 1x2x8.
+Options after the config override its keys, as for `jaxddp train`.
 
-Printed, and written as JSON: the kernels and the bytes that they move; the largest; the collectives, and what is
-computed between the start of each and the wait for it; and a roofline (`roofline.py`), which is a model and no
-measurement. With `data.cache` "device" a dispatch takes several steps; the figures are of one.
+The script prints, and writes as JSON: the kernels and the bytes that they move; the largest kernels; the collectives,
+and what is computed between the start of each and the wait for it; and a roofline (`programs/roofline.py`), which is a
+model and not a measurement. With `data.cache` "device" a call takes several steps; the figures are of one step.
 
-`overlapped` is the share of the gradients' bytes whose all-reduce starts before the last three gradients of
-convolutions' kernels. The file has the first topology's figures at its top, all others' in "others".
+`overlapped` is the fraction of the gradients' bytes whose all-reduce starts before the last three kernel gradients of
+convolutions. The file has the figures of the first topology at its top level, and those of the others in "others".
 """
 
 import argparse
@@ -44,19 +44,19 @@ TOPOLOGIES = ("1x1x1", "1x1x8", "1x2x8")
 
 @dataclass(frozen=True)
 class Overrides:
-    """What follows the options of the benchmark."""
+    """The config, with overrides from the command line."""
 
     config: Annotated[Config, tyro.conf.arg(name="")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", help="its name or its file")
+    parser.add_argument("config", help="name or file of a config")
     parser.add_argument("--topology", nargs="+", default=TOPOLOGIES)
-    parser.add_argument("--batch", type=int, help="images a GPU; the config's batch where absent")
-    parser.add_argument("--classes", type=int, default=1000, help="of the data, which the config does not say")
-    parser.add_argument("--examples", type=int, default=50_000, help="of the data")
-    parser.add_argument("--channels", type=int, default=3, help="of the images")
+    parser.add_argument("--batch", type=int, help="images on each GPU (default: the batch size of the config)")
+    parser.add_argument("--classes", type=int, default=1000, help="number of classes of the data")
+    parser.add_argument("--examples", type=int, default=50_000, help="number of training examples")
+    parser.add_argument("--channels", type=int, default=3, help="channels of the images")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/gpu_program.json"))
     options, overrides = parser.parse_known_args()
     jax.config.update("jax_platforms", "cpu")
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def program_figures(file: RecipeFile, topology: str, batch: int | None, data: Data) -> Figures:
-    """All figures of one program. Raises: InputError; the config's, or a topology that XLA does not take."""
+    """Returns all figures of one program. Raises InputError for a bad config or topology."""
     devices = found_devices(topology)
     images = file.config.train.batch_size if batch is None else batch
     config = file.config.replace(train={"batch_size": images * len(devices)})

@@ -1,12 +1,11 @@
-"""Break the package on purpose, a line at a time, and see that the tests notice.
+"""Breaks the package on purpose, one mutant at a time, and checks that the tests fail.
 
     python benchmarks/mutants.py [ROOM] [--list] [--sample N --seed S] [--jobs 2]
 
-The lines are listed in `benchmarks/mutants/ROOM.toml`: a file, a line of it, what takes its place, and the tests that
-must fail then. Each is broken in a copy of the working tree, where only its tests run, in bounded time: a test that
-hangs has noticed. Before, the named tests must pass in an unbroken copy. A line is printed for each, killed or
-survived, with its file and its seconds. The exit code is 1 where one survived, and 2 where the list is wrong or a test
-fails without a mutant.
+A mutant in `benchmarks/mutants/ROOM.toml` has a file, a line of it, the broken line, and the tests that must fail. It
+is applied to a copy of the working tree, where only its tests run, in bounded time: a test that hangs counts as failed.
+Before, the tests must pass in an unchanged copy. The script prints a line for each mutant: killed or survived, seconds
+and file. The exit code is 1 if a mutant survived, and 2 if a list is wrong or a test fails without a mutant.
 """
 
 import argparse
@@ -35,16 +34,17 @@ HANGING = 180
 """Seconds after which the tests of a mutant count as hanging."""
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["conftest", "flax.linen", "optax", "orbax.checkpoint", "tensorflow", "PIL.Image"])
-"""What takes seconds to import, with JAX's settings of the tests."""
+"""Modules that take seconds to import, after the JAX settings of the tests."""
 NOT_RUN = (2, 3, 4, 5)
-"""Pytest's exit codes where it was interrupted, failed itself, was called wrongly, or found no test."""
+"""Pytest's exit codes for an interrupt, an internal error, wrong usage, and no tests."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A line, or several, of a file, what takes its place, and the tests that must fail then.
+    """A change of one or several lines of a file, and the tests that must fail because of it.
 
-    `promise` is the number of the promise that it breaks, of section 3 of the design, or 0.
+    Attributes:
+        promise: Number of the promise that it breaks, of section 3 of the design, or 0.
     """
 
     room: str
@@ -59,22 +59,22 @@ class Mutant:
         return f"{self.room}{promise} {self.file}: {shown(self.line)} -> {shown(self.broken)}"
 
     def applied(self, source: str) -> str:
-        """The source, broken. Raises: ValueError, where the line does not stand there exactly once."""
+        """Returns the broken source. Raises ValueError unless the line occurs exactly once."""
         count = source.count(self.line)
         if count != 1:
-            raise ValueError(f"{self.file}: {shown(self.line)} stands there {count} times, and not once")
+            raise ValueError(f"{self.file}: {shown(self.line)} occurs {count} times instead of once")
         if self.broken == self.line:
             raise ValueError(f"{self.file}: {shown(self.line)} is not changed")
         return source.replace(self.line, self.broken)
 
 
 def shown(text: str) -> str:
-    """Lines as one, short enough for a table."""
+    """Joins lines to one that is short enough for a table."""
     return repr(" ".join(text.split())[:90])
 
 
 def mutants(rooms: Sequence[str] = ()) -> list[Mutant]:
-    """Those of some rooms, or all. Raises: ValueError, for a room that has no list."""
+    """Reads the mutants of some lists, or of all. Raises ValueError for an unknown list."""
     files = {file.stem: file for file in sorted(LISTS.glob("*.toml"))}
     unknown = [room for room in rooms if room not in files]
     if unknown:
@@ -88,7 +88,7 @@ def mutants(rooms: Sequence[str] = ()) -> list[Mutant]:
 
 
 def copied(to: Path) -> Path:
-    """A copy of what git knows and does not ignore, as the working tree has it."""
+    """Copies the working tree without the files that git ignores."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
         if name and (ROOT / name).is_file():
@@ -98,7 +98,7 @@ def copied(to: Path) -> Path:
 
 
 def tested(tree: Path, tests: Sequence[str], *options: str, seconds: float = HANGING) -> tuple[int | None, str]:
-    """Pytest's exit code, or None where it hangs, and what it printed."""
+    """Runs tests. Returns pytest's exit code, or None if it hangs, and its output."""
     with tempfile.NamedTemporaryFile("r", errors="replace") as printed:
         child = FORKS.Process(target=_pytest, args=(tree, [*options, *tests], printed.name))
         child.start()
@@ -110,7 +110,7 @@ def tested(tree: Path, tests: Sequence[str], *options: str, seconds: float = HAN
 
 
 def _pytest(tree: Path, words: Sequence[str], printed: str) -> None:
-    """Pytest on a copy, in a process that has JAX and the like already, and whose children end with it."""
+    """Runs pytest on a copy, in a forked process that has already imported JAX. Its children end with it."""
     os.setsid()
     os.chdir(tree)
     with open(printed, "w") as file:
@@ -120,16 +120,16 @@ def _pytest(tree: Path, words: Sequence[str], printed: str) -> None:
         del sys.modules[name]
     sys.path[:0] = [str(tree)]
     os.environ["PYTHONPATH"] = str(tree)
-    # Two mutants of a file may have the same second and size, by which Python knows what it has compiled.
+    # Python recognizes compiled files by second and size, which two mutants of a file may share.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    # What finds a broken line by luck is no proof.
+    # More examples than usual, so that a mutant is not killed by luck.
     hypothesis.settings.register_profile("mutants", deadline=None, max_examples=200)
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--hypothesis-profile", "mutants", *words]))
 
 
 def tried(mutant: Mutant, tree: Path) -> str:
-    """What becomes of a mutant in a copy, which is whole again afterwards: killed, killed by a hang, or survived."""
+    """Tests a mutant in a copy, and restores the copy. Returns "killed", "killed (hangs)" or "SURVIVED"."""
     file = tree / mutant.file
     source = file.read_text()
     file.write_text(mutant.applied(source))
@@ -143,8 +143,8 @@ def tried(mutant: Mutant, tree: Path) -> str:
 
 
 def run(chosen: Sequence[Mutant], jobs: int) -> list[str]:
-    """Try each, `jobs` at a time, and print a line each as it comes. Raises: ValueError, as `tried` and `check`."""
-    # The process that all others are forked from finds `conftest` so.
+    """Tries mutants, `jobs` at a time, and prints a line for each. Raises ValueError as `tried` and `check` do."""
+    # The fork server imports `conftest` from here.
     os.environ["PYTHONPATH"] = str(ROOT / "tests")
     with tempfile.TemporaryDirectory(prefix="jaxddp-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         trees: Queue[Path] = Queue()
@@ -168,7 +168,7 @@ def run(chosen: Sequence[Mutant], jobs: int) -> list[str]:
 
 
 def check(tree: Path, tests: Sequence[str]) -> None:
-    """Raises: ValueError; a test does not pass without a mutant."""
+    """Raises ValueError if a test fails without a mutant."""
     if tests:
         code, printed = tested(tree, tests, seconds=HANGING * len(tests))
         if code != 0:
@@ -177,22 +177,22 @@ def check(tree: Path, tests: Sequence[str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("rooms", nargs="*", metavar="ROOM", help="the lists to try; all without one")
-    parser.add_argument("--list", action="store_true", help="print them, a line each, and run nothing")
-    parser.add_argument("--sample", type=int, metavar="N", help="so many of them, drawn")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
-    asked = parser.parse_args()
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", help="lists to try (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the mutants, and run nothing")
+    parser.add_argument("--sample", type=int, metavar="N", help="try N random mutants")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants tried at a time")
+    options = parser.parse_args()
     try:
-        chosen = mutants(asked.rooms)
+        chosen = mutants(options.rooms)
         for mutant in chosen:
             mutant.applied((ROOT / mutant.file).read_text())
-        if asked.sample is not None:
-            chosen = random.Random(asked.seed).sample(chosen, min(asked.sample, len(chosen)))
-        if asked.list:
+        if options.sample is not None:
+            chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))
+        if options.list:
             print("\n".join(map(str, chosen)))
             return 0
-        fates = run(chosen, asked.jobs)
+        fates = run(chosen, options.jobs)
     except (ValueError, OSError) as error:
         print(f"mutants: {error}", file=sys.stderr)
         return 2

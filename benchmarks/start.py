@@ -1,16 +1,17 @@
-"""Time from the command to the first step, without and with the compiled programs of an earlier start.
+"""Times the start of a run, from the command to the first step, without and with cached programs.
 
     jaxddp data sample digits --out data/digits && python benchmarks/start.py data/digits
     python benchmarks/start.py data/digits --rounds 5 --sets digits
 
-Every start is a process of its own. Three runs, on one simulated CPU device:
+Every start is a separate process. There are three runs on one simulated CPU device:
 
 - digits: handwritten digits from JPEG files, as `make demo` trains them;
 - arrays: a ResNet-18 of width 16 on IDX files of 28 pixels, which need no TensorFlow;
 - resnet50: a ResNet-50 at 224 pixels, batch 2, on arrays.
 
-Cold starts have an empty folder for programs, warm ones a folder that an earlier start filled; they alternate. The
-target for a warm start is half of a cold one. The first loss must be the same in all; a warm start compiles nothing.
+Cold starts have an empty cache of compiled programs, warm ones the cache of an earlier start; they alternate. The
+target for a warm start is half the time of a cold one. All first losses must be equal, and a warm start must compile
+nothing.
 """
 
 import argparse
@@ -37,8 +38,8 @@ SMALL = ["--log.every", "1 step", "--parallel.cpu-devices", "1"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("digits", type=Path, help="where `jaxddp data sample digits` has written")
-    parser.add_argument("--rounds", type=int, default=3, help="starts of each kind")
+    parser.add_argument("digits", type=Path, help="output folder of `jaxddp data sample digits`")
+    parser.add_argument("--rounds", type=int, default=3, help="number of cold and of warm starts")
     parser.add_argument("--sets", nargs="+", choices=RUNS, default=[*RUNS])
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/start.json"))
     options = parser.parse_args()
@@ -52,7 +53,7 @@ def main() -> None:
     print(f"results: {options.out}\n\n{table(report['starts'])}")
 
 
-# --- The runs: each writes its data where there are none, and returns the config and its overrides ---
+# --- Runs: each function writes its data if they are missing, and returns a config with overrides ---
 
 
 def digits(folder: Path, data: Path) -> list[str]:
@@ -79,15 +80,15 @@ RUNS: dict[str, Callable[[Path, Path], list[str]]] = {"digits": digits, "arrays"
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
-    """A file of bytes in the format of MNIST: type and rank, the sizes, the values."""
+    """Writes bytes in the IDX format of MNIST: type and rank, the sizes, the values."""
     path.write_bytes(bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes() + values.tobytes())
 
 
-# --- Their starts ---
+# --- Starts ---
 
 
 def compare_starts(folder: Path, words: list[str], rounds: int) -> Figures:
-    """Medians of cold and warm starts and of their parts, in seconds, and the ratio of warm to cold."""
+    """Returns the median seconds of cold and warm starts and of their parts, and the ratio of warm to cold."""
     found: dict[str, list[Figures]] = {"cold": [], "warm": []}
 
     def turn(kind: str) -> float:
@@ -112,7 +113,7 @@ def compare_starts(folder: Path, words: list[str], rounds: int) -> Figures:
 
 
 def start(kept: Path, folder: Path, words: list[str]) -> Figures:
-    """Train to the first step in a process, with its programs in a folder; returns what `start_parts.py` prints."""
+    """Trains to the first step in a process, with its program cache in a folder. Returns `start_parts.py`'s figures."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     script, begin = Path(__file__).parent / "whole_runs" / "start_parts.py", time.monotonic()
     with tempfile.TemporaryDirectory(dir=folder) as workdir:
@@ -128,7 +129,7 @@ def start(kept: Path, folder: Path, words: list[str]) -> Figures:
 
 
 def check(found: dict[str, list[Figures]]) -> None:
-    """Raises `AssertionError` where a cold start loaded programs, a warm one compiled, or the losses differ."""
+    """Raises AssertionError if a cold start loaded programs, a warm start compiled, or losses differ."""
     starts = [one for several in found.values() for one in several]
     assert {one["loss"] for one in starts} == {starts[0]["loss"]}, [one["loss"] for one in starts]
     assert all(one["loaded"] == 0 and one["compiled"] > 0 for one in found["cold"]), found["cold"]

@@ -1,20 +1,20 @@
-"""The cost of a run beside the bare step, of a collective per leaf beside one, and the step beside other trainers'.
+"""Compares a run with its bare step, one collective with one per leaf, and the step with those of other trainers.
 
     python benchmarks/step.py
     python benchmarks/step.py --against torch --torch PYTHON
     python benchmarks/step.py --against flax --cases resnet18-128px
 
-Without `--against`, these comparisons, each of contenders that alternate in the same processes:
+Without `--against` it makes these comparisons, each of contenders that alternate in the same processes:
 
-- run: what `jaxddp train` does, display, loggers and checkpoints included, beside the bare jitted step over batches on
-  the device; from its first logged step until its checkpoint is on disk, without validation. Target: at least 0.97.
-- loop: `fit` alone, which gathers and places the batches, beside the same bare step and with the same target.
-- collectives: on several processes of one device and one core each (gloo), the step of `jaxddp.engine.step` beside a
-  plain one that averages leaf by leaf (target: 3 times its speed), and one whose gradients travel in bfloat16.
+- run: `jaxddp train` with display, loggers and checkpoints, against the jitted step over batches on the device; from
+  the first logged step until the checkpoint is on disk, without validation. Target: at least 0.97 of the step's speed.
+- loop: `fit` alone, which gathers and places the batches, against the same jitted step and with the same target.
+- collectives: on several processes of one device and one core each (gloo), the step of `jaxddp.engine.step` against a
+  plain step that averages leaf by leaf (target: 3 times its speed), and one with bfloat16 gradients in the all-reduce.
 
-With it, the whole step beside PyTorch's DistributedDataParallel over gloo (`--torch` names an interpreter with torch)
-or Flax's usual step: two processes of a core each that `jaxddp launch` starts for every turn (for Flax also one with
-two devices), without the time to compile. Before anything is timed, the contenders must compute the same numbers.
+With `--against` it compares the whole step with PyTorch's DistributedDataParallel over gloo (`--torch` names an
+interpreter with torch) or with Flax's usual step: `jaxddp launch` starts two processes of a core each for every turn
+(for Flax also one with two devices). Compile time is excluded. The contenders must first compute the same losses.
 """
 
 import argparse
@@ -79,13 +79,13 @@ GATE_STEPS, LOG_STEPS = 3, 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=2, help="of the comparison of collectives; 1 leaves it out")
+    parser.add_argument("--processes", type=int, default=2, help="of the comparison of collectives (1 skips it)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
-    parser.add_argument("--steps", type=int, default=30, help="steps in a turn; of a run three times as many, or 20")
-    parser.add_argument("--against", choices=["torch", "flax"], help="whose step to compare with")
+    parser.add_argument("--steps", type=int, default=30, help="steps in a turn; a run takes three times as many, or 20")
+    parser.add_argument("--against", choices=["torch", "flax"], help="the trainer to compare with")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES], help="networks for --against")
-    parser.add_argument("--torch", default=sys.executable, help="the Python interpreter that has torch")
-    parser.add_argument("--out", type=Path, help="runs/benchmarks/step.json, or step-RIVAL.json")
+    parser.add_argument("--torch", default=sys.executable, help="a Python interpreter with torch")
+    parser.add_argument("--out", type=Path, help="default: runs/benchmarks/step.json, or step-RIVAL.json")
     options = parser.parse_args()
     if find_job() is not None:
         print(json.dumps(compare_collectives(options.rounds, options.steps)))
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def compare_all(options: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
-    """Every comparison that is asked for, as soon as it is measured."""
+    """Yields each requested comparison when it is measured."""
     if options.against:
         yield from compare_rival(options.against, options.cases, options.rounds, options.steps, options.torch)
         return
@@ -112,11 +112,11 @@ def compare_all(options: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
         yield from in_processes(options.processes, [__file__, *sys.argv[1:]]).items()
 
 
-# --- The comparisons ---
+# --- Comparisons ---
 
 
 def compare_runs(rounds: int, steps: int) -> dict[str, Figures]:
-    """A run and the loop alone, each beside the bare step, in images per second."""
+    """Compares a run, and the loop alone, with the bare step, in images per second."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = make_experiment(Path(folder), steps)
         setup = initialize(experiment)
@@ -153,7 +153,7 @@ def compare_runs(rounds: int, steps: int) -> dict[str, Figures]:
 
 
 def compare_collectives(rounds: int, steps: int) -> dict[str, Figures]:
-    """One collective beside one for every leaf, and beside itself in bfloat16: images a second over all processes."""
+    """Compares one collective with one per leaf, and with bfloat16, in images per second of all processes."""
     setup = make_setup()
     batches = list(setup.batches(0, steps))
     makers: dict[str, Callable[[RunSetup], Any]] = {
@@ -183,13 +183,13 @@ def compare_collectives(rounds: int, steps: int) -> dict[str, Figures]:
 
 
 def make_halved_step(setup: RunSetup) -> TrainStep:
-    """The step, but its gradients travel as bfloat16, in a collective of their own."""
+    """Returns the step with its gradients averaged as bfloat16, in a separate collective."""
     config = setup.recipe.config.replace(train={"gradient_precision": "bfloat16"})
     return setup.changed(config=config).step()
 
 
 def make_plain_step(setup: RunSetup) -> TrainStep:
-    """A plain step: the gradient of the mean loss, and an average of every leaf."""
+    """Returns a plain step: the gradient of the mean loss, and an average of every leaf."""
 
     def local_step(state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
         def mean_loss(params: Any) -> tuple[jax.Array, Any]:
@@ -207,11 +207,11 @@ def make_plain_step(setup: RunSetup) -> TrainStep:
     return jax.jit(step, donate_argnums=0)
 
 
-# --- Their parts ---
+# --- Parts of the comparisons ---
 
 
 class Stopwatch(Listener):
-    """The seconds of a step in a run, from the first that is logged to the end, without validation."""
+    """Measures the seconds per step of a run, from the first logged step to the end, without validation."""
 
     def __init__(self) -> None:
         self._first: StepRecord | None = None
@@ -234,7 +234,7 @@ class Stopwatch(Listener):
 
 
 def make_experiment(folder: Path, steps: int) -> Experiment:
-    """A small run of configs/cifar10.py on random images, which are written into the folder."""
+    """Opens a small run of configs/cifar10.py on random images, which it writes into the folder."""
     images, labels = random_images(EXAMPLES + VALIDATED, SIZE, CLASSES)
     np.savez(
         folder / "images.npz",
@@ -257,7 +257,7 @@ def make_experiment(folder: Path, steps: int) -> Experiment:
 
 
 def make_setup() -> RunSetup:
-    """A network on random images; every process makes the same."""
+    """Returns the setup of a network on random images, the same on every process."""
     source = ArrayTable(*random_images(EXAMPLES, SIZE, CLASSES), tuple(map(str, range(CLASSES))))
     network = resnet("resnet18", CLASSES, width=WIDTH, stem="small")
     return prepare_training(network, source, None, optax.sgd(0.01, 0.9), LOCAL_BATCH)
@@ -272,8 +272,8 @@ def losses(step: TrainStep, state: TrainState, batches: list[Batch]) -> list[flo
 
 
 def all_reduces(lowered: Any, compiled: Any) -> Figures:
-    """As the program was written, as XLA merged them, how many buffers those carry (gloo sends one at a time), and of
-    which dtypes.
+    """Counts all-reduces: as traced, as merged by XLA, the buffers that they carry (gloo sends one at a time), and
+    dtypes.
     """
     found = re.findall(r"= (\S.*?) all-reduce(?:-start)?\(([^)]*)\)", compiled.as_text())
     return {

@@ -1,10 +1,10 @@
-"""Where the time of the tests goes: by file, by test and by fixture, with JAX's parts and started programs apart.
+"""Profiles the tests by file, test and fixture, with the time in JAX and in child processes.
 
     python benchmarks/suite.py [--out FILE.json] [--top 25] [-- PYTEST'S ARGUMENTS]
 
-runs pytest with this file as its plugin, and prints what took longest. Seconds of a test are those of its setup, call
-and teardown; of them tracing, lowering and compiling are JAX's own account, without what lies within another of its
-events. `starts` counts programs that the tests start, `child_cpu` their CPU seconds, as far as they were waited for.
+It runs pytest with this file as a plugin, and prints the longest rows. The seconds of a test include its setup, call
+and teardown. Tracing, lowering and compiling are reported by JAX; nested events are subtracted. `starts` counts the
+programs that a test starts, and `child_cpu` their CPU seconds if the test waited for them.
 """
 
 import argparse
@@ -33,7 +33,7 @@ PARTS = ("seconds", "cpu", "child_cpu", "starts", *KINDS.values())
 
 
 class Clock:
-    """What this worker has spent so far, of each kind."""
+    """Seconds and counts of this worker so far, by kind."""
 
     def __init__(self) -> None:
         self.totals: dict[str, float] = defaultdict(float)
@@ -43,7 +43,7 @@ class Clock:
         self.totals["starts"] += event == "subprocess.Popen"
 
     def timed(self, event: str, duration_secs: float, **_: Any) -> None:
-        """One event of JAX, which ends now; those within it have ended before."""
+        """Records an event of JAX that ends now. Nested events have ended before."""
         if event not in KINDS:
             return
         end = time.perf_counter()
@@ -59,7 +59,7 @@ class Clock:
 
 
 class Times:
-    """The plugin: a line of JSON for each test and for each fixture, in a file of this worker."""
+    """The pytest plugin. Writes a line of JSON for each test and fixture into a file of this worker."""
 
     def __init__(self, folder: Path):
         import jax
@@ -91,13 +91,13 @@ class Times:
 
 def pytest_configure(config: pytest.Config) -> None:
     if FOLDER in os.environ and not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
-        return  # The workers do the work.
+        return  # Only workers run tests.
     if FOLDER in os.environ:
         config.pluginmanager.register(Times(Path(os.environ[FOLDER])))
 
 
 def summed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of one name together, the longest first."""
+    """Sums rows with the same name, and sorts them by seconds."""
     sums: dict[str, dict[str, Any]] = {}
     for row in rows:
         one = sums.setdefault(row["name"], {"name": row["name"], "count": 0} | dict.fromkeys(PARTS, 0.0))
@@ -108,7 +108,7 @@ def summed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(title: str, rows: list[dict[str, Any]], top: int) -> str:
-    """The longest of them in Markdown, and the sum of all."""
+    """Formats the longest rows and the sum of all as Markdown."""
     whole = summed({**row, "name": f"all {len(rows)}"} for row in rows)
     lines = [f"| {title} | count | {' | '.join(PARTS)} |", "|" + "---|" * (len(PARTS) + 2)]
     for row in [*rows[:top], *whole]:
@@ -118,14 +118,14 @@ def table(title: str, rows: list[dict[str, Any]], top: int) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, help="a JSON file of all rows")
+    parser.add_argument("--out", type=Path, help="JSON file for all rows")
     parser.add_argument("--top", type=int, default=25, help="rows of each table")
-    parser.add_argument("arguments", nargs="*", help="pytest's, after --")
-    asked = parser.parse_args()
+    parser.add_argument("arguments", nargs="*", help="arguments of pytest, after --")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {FOLDER: folder, "PYTHONPATH": str(ROOT)}
         began = time.perf_counter()
-        command = [sys.executable, "-m", "pytest", "-p", "benchmarks.suite", *asked.arguments]
+        command = [sys.executable, "-m", "pytest", "-p", "benchmarks.suite", *options.arguments]
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         wall = time.perf_counter() - began
         rows = [json.loads(line) for file in Path(folder).iterdir() for line in file.read_text().splitlines()]
@@ -136,10 +136,10 @@ def main() -> int:
         "fixture": summed(row for row in rows if row["kind"] == "fixture"),
     }
     for title, found in tables.items():
-        print(table(title, found, asked.top), end="\n\n")
-    print(f"{wall:.0f} s in all, exit code {code}")
-    if asked.out:
-        asked.out.write_text(json.dumps({"wall": wall, "exit_code": code} | tables, indent=1))
+        print(table(title, found, options.top), end="\n\n")
+    print(f"{wall:.0f} s in total, exit code {code}")
+    if options.out:
+        options.out.write_text(json.dumps({"wall": wall, "exit_code": code} | tables, indent=1))
     return code
 
 

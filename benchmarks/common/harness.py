@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: contenders alternate, and are compared by medians and by the ratio in one run."""
+"""Times contenders in alternation, and compares their medians and the ratio within each round."""
 
 import json
 import os
@@ -22,7 +22,7 @@ State = TypeVar("State")
 
 
 def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each turn. The order changes in every round, so that a drift of the machine favors no contender."""
+    """Returns the seconds of each turn. The order alternates between rounds, so that drift favors no contender."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name in list(contenders)[:: 1 if number % 2 else -1]:
@@ -31,9 +31,12 @@ def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dic
 
 
 def compare(seconds: Mapping[str, list[float]], images: int, target: float | None = None) -> Figures:
-    """Medians over the rounds, and the first contender's speed as a multiple of the last's, which may have a target.
+    """Returns medians over the rounds, and the speed of the first contender as a multiple of the last one's.
 
-    Other programs only make a turn slower, so on a busy machine the ratio of the best turns varies least.
+    Other programs only slow a turn down, so on a busy machine the ratio of the fastest turns varies least.
+
+    Args:
+        target: A target for the ratio.
     """
     ours, other = seconds.values()
     return {
@@ -47,32 +50,32 @@ def compare(seconds: Mapping[str, list[float]], images: int, target: float | Non
 
 
 def check_losses(found: Mapping[str, list[float]], tolerance: float) -> None:
-    """Raises where contenders disagree: speeds compare only if they compute the same."""
+    """Raises if the losses of contenders differ: only equal computations can be compared in speed."""
     first, *others = found.values()
     for other in others:
         np.testing.assert_allclose(other, first, rtol=tolerance, err_msg=str(found))
 
 
 def random_images(count: int, size: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """uint8[count, size, size, 3] and labels int64[count]; the same at each call."""
+    """Returns images, uint8[count, size, size, 3], and labels, int64[count]; the same at each call."""
     rng = np.random.default_rng(0)
     return rng.integers(0, 256, (count, size, size, 3), np.uint8), rng.integers(0, classes, count)
 
 
 def copy(state: State) -> State:
-    """A step consumes the state that it is given."""
+    """Copies a state, because a step donates its argument."""
     return jax.block_until_ready(jax.tree.map(jnp.copy, state))
 
 
 def take_steps(step: Callable[[State, Any], tuple[State, Any]], state: State, batches: Iterable[Any]) -> State:
-    """The state after one step a batch; consumes the state that it is given."""
+    """Takes one step for each batch, and returns the state. Donates the given state."""
     for batch in batches:
         state, _ = step(state, batch)
     return jax.block_until_ready(state)
 
 
 def time_steps(step: Callable[[State, Any], tuple[State, Any]], state: State, batches: Iterable[Any]) -> float:
-    """Seconds of one step a batch, from a copy of the state."""
+    """Returns the seconds of one step for each batch, from a copy of the state."""
     state = copy(state)
     begin = time.perf_counter()
     take_steps(step, state, batches)
@@ -80,7 +83,7 @@ def time_steps(step: Callable[[State, Any], tuple[State, Any]], state: State, ba
 
 
 def in_processes(count: int, script: list[str]) -> Figures:
-    """Run a script as a job of CPU processes, each on its own core; returns the last line of the first, JSON."""
+    """Runs a script as a job of CPU processes with a core each. Returns the last line of process 0, parsed as JSON."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -90,7 +93,7 @@ def in_processes(count: int, script: list[str]) -> Figures:
         job = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(process)}
         command = [sys.executable, *script]
         environ = {**os.environ, **job, "JAX_PLATFORMS": "cpu"}
-        # A child inherits the core; it must have it before JAX, which counts cores, is imported there.
+        # A child inherits the core. It must be set before the child imports JAX, which counts cores.
         os.sched_setaffinity(0, {cores[process % len(cores)]})
         children.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True))
     os.sched_setaffinity(0, everything)
@@ -100,7 +103,7 @@ def in_processes(count: int, script: list[str]) -> Figures:
         for child in children:
             child.kill()
     if any(child.returncode for child in children):
-        sys.exit(f"the processes ended with {[child.returncode for child in children]}")
+        sys.exit(f"the processes ended with exit codes {[child.returncode for child in children]}")
     return json.loads(outputs[0].splitlines()[-1])
 
 
@@ -109,7 +112,7 @@ def machine() -> Figures:
 
 
 def table(comparisons: Mapping[str, Figures]) -> str:
-    """Images per second of every contender, and below them the ratio with the range over its rounds."""
+    """Formats the images per second of every contender, and the ratio with its range over the rounds."""
     width = max(map(len, ["comparison", *comparisons])) + 2
     lines = [f"{'comparison':<{width}}{'contender':<18}{'images/s':>10}"]
     for comparison, found in comparisons.items():

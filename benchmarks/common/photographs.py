@@ -1,4 +1,4 @@
-"""JPEG files to decode, for benchmarks without a data set."""
+"""Synthetic JPEG files, for benchmarks without a data set."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ PHOTOGRAPHS, PHOTOGRAPH_SIZE, CLASSES = 512, 128, 10
 
 
 def write_photographs(folder: Path, count: int = PHOTOGRAPHS, size: int = PHOTOGRAPH_SIZE) -> None:
-    """JPEG files that decode as photographs do: smooth, with some grain."""
+    """Writes smooth, grainy JPEG files, which decode at the speed of photographs."""
     rng = np.random.default_rng(0)
     edge = (size, size)
     for number in range(count):

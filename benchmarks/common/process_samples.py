@@ -1,4 +1,4 @@
-"""What the processes of a job and its work directory use at a moment, read from /proc and from the disk (Linux)."""
+"""Samples of the resources that a job and its work directory use, read from /proc and the disk. Needs Linux."""
 
 import json
 import os
@@ -7,24 +7,25 @@ from contextlib import suppress
 from pathlib import Path
 
 Sample = dict[str, float]
-"""By "who: quantity"; of the whole job "seconds" and "step"."""
+"""Values by "process: quantity"; "seconds" and "step" belong to the whole job."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 GROWING = "metrics.jsonl", "events.out.tfevents", "validation.json", "curves.png", ".log"
-"""Of a work directory: what has a line for each record, or a picture of them."""
+"""Files of a work directory that hold a line for each record, or draw the records."""
 TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 def process_sample(pid: int) -> dict[str, float]:
-    """One process: resident and anonymous memory in MB, open files, threads, CPU seconds since its start.
+    """Samples one process: resident and anonymous memory in MB, open files, threads, CPU seconds since its start.
 
-    Raises: OSError; it has ended meanwhile.
+    Raises:
+        OSError: The process has ended.
     """
     place = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
     if "VmRSS" not in status:
         raise ProcessLookupError(f"process {pid} has ended")
-    # The name, in brackets, may hold anything.
+    # The name in brackets may contain spaces and brackets.
     fields = (place / "stat").read_text().rpartition(")")[2].split()
     return {
         "resident MB": int(status["VmRSS"].split()[0]) / 1024,
@@ -36,12 +37,12 @@ def process_sample(pid: int) -> dict[str, float]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that this one has started and that still run."""
+    """Returns the pids of a process's running children."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def job_processes(launcher: int) -> dict[str, int]:
-    """The pids of a job by what they are: "launcher", "process 0", "keeper 0", … and "child of 0" for any other."""
+    """Returns the pids of a job by role: "launcher", "process 0", "keeper 0", …, and "child of 0" for any other."""
     found = {"launcher": launcher}
     for worker in children(launcher):
         rank = rank_of(worker)
@@ -56,7 +57,7 @@ def job_processes(launcher: int) -> dict[str, int]:
 
 
 def rank_of(pid: int) -> int | None:
-    """Which process of its job it is; None where nobody has told it, or where it has ended."""
+    """Returns the process id within the job, from JAX_PROCESS_ID; None without it, or if the process has ended."""
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/environ").read_text().split("\0"):
             name, _, value = entry.partition("=")
@@ -66,9 +67,9 @@ def rank_of(pid: int) -> int | None:
 
 
 def disk_sample(workdir: Path) -> dict[str, float]:
-    """A work directory: its whole checkpoints, those in the making, the size of one, and all else.
+    """Samples a work directory: complete and unfinished checkpoints, the size of one, and all other files.
 
-    Apart stands what has a line for each record, and grows by its nature.
+    Files that grow with each record are counted separately.
     """
     sizes: dict[str, list[int]] = {"checkpoint": [], "in the making": [], "records": [], "other": []}
     steps, making = set[str](), set[str]()
@@ -91,7 +92,7 @@ def disk_sample(workdir: Path) -> dict[str, float]:
 
 
 def kind_of(file: Path, folder: str) -> str:
-    """What a file below a folder of the checkpoints, or elsewhere, belongs to."""
+    """Returns the group that a file below a folder belongs to."""
     if folder.isdecimal():
         return "checkpoint"
     if TEMPORARY in folder:
@@ -105,7 +106,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def last_step(workdir: Path) -> int:
-    """The step of the last whole line of metrics.jsonl; 0 where there is none."""
+    """Returns the step of the last complete line of metrics.jsonl, or 0."""
     with suppress(FileNotFoundError):
         size = (workdir / "metrics.jsonl").stat().st_size
         with (workdir / "metrics.jsonl").open("rb") as file:

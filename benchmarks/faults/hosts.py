@@ -1,4 +1,4 @@
-"""Where the jobs of `benchmarks/chaos.py` run: hosts in network namespaces, a small disk, a web server. Linux; root."""
+"""Network namespaces as hosts, a small disk and a web server for `benchmarks/chaos.py`. Needs Linux and root."""
 
 import contextlib
 import functools
@@ -19,7 +19,8 @@ SECONDS = 30
 class Cable:
     """Two hosts, network namespaces with an address each, joined by a cable that can be pulled.
 
-    Each has its own /etc/hosts, or gloo would tell the other host the loopback. Raises: RuntimeError; ip failed.
+    Each host has its own /etc/hosts; without it gloo would announce the loopback address. Raises RuntimeError if `ip`
+    fails.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ def ip(*words: str) -> None:
 
 
 def run(command: list[str]) -> None:
-    """Raises: RuntimeError; the command failed, with what it said."""
+    """Runs a command. Raises RuntimeError with its output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -73,7 +74,7 @@ def run(command: list[str]) -> None:
 
 @contextlib.contextmanager
 def small_disk(place: Path, megabytes: int) -> Iterator[Path]:
-    """A file system of its own at `place`, which can be filled."""
+    """Mounts a separate file system at `place`, which can be filled."""
     place.mkdir(parents=True)
     run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)])
     try:
@@ -83,7 +84,7 @@ def small_disk(place: Path, megabytes: int) -> Iterator[Path]:
 
 
 def fill(place: Path) -> Path:
-    """Take all room of a disk that is left; returns the file to remove."""
+    """Fills a disk, and returns the file that takes the space."""
     file = place / "filler"
     with contextlib.suppress(OSError), file.open("wb", buffering=0) as opened:
         for size in (1 << 16, 1 << 12, 1):
@@ -94,7 +95,7 @@ def fill(place: Path) -> Path:
 
 
 class Store:
-    """A web server that shows a folder, that can be stopped and started again at its port, and be silent."""
+    """A web server for a folder, which can be stopped, started again at the same port, and silenced."""
 
     def __init__(self, folder: Path):
         self.answers = threading.Event()
@@ -122,7 +123,7 @@ class Store:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def stop(self) -> None:
-        """Refuse connections from here on. One that is open ends with its answer."""
+        """Stops accepting connections. An open connection ends after its answer."""
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
@@ -135,7 +136,7 @@ class _Quiet(SimpleHTTPRequestHandler):
         super().__init__(*arguments, **more)
 
     def do_GET(self) -> None:
-        # Silent for as long as it is told to be, and not for ever: its thread must end.
+        # The silence is bounded, because the thread must end.
         self._answers.wait(2 * SECONDS)
         with contextlib.suppress(ConnectionError):
             super().do_GET()

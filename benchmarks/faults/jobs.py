@@ -1,4 +1,4 @@
-"""The jobs of `benchmarks/chaos.py`: launchers on one host or on two, what they write, and their end."""
+"""Starts the jobs of `benchmarks/chaos.py`, one launcher a host, reads what they write, and waits for their end."""
 
 import contextlib
 import json
@@ -17,26 +17,26 @@ from benchmarks.common.process_samples import children, last_step, rank_of
 REPOSITORY = Path(__file__).parents[2]
 RECIPE = REPOSITORY / "tests" / "recipes" / "small_recipe.py"
 MARK = "JAXDDP_CHAOS"
-"""In the environment of all that a job starts, so that what it left is found and ended by its number."""
+"""Environment variable that marks all processes of a job, so that leftover processes can be found and killed."""
 HEARTBEAT, START_TIMEOUT, STALL = 3, 12, 8
 STEPS, EVERY = 60, 10
 _POLL = 0.003
 
 
 class TookTooLong(Exception):
-    """What was waited for did not come about."""
+    """A condition did not become true in time."""
 
 
 class Job:
     """One start of the same command on each host of a job.
 
     Args:
-        hosts: the names of network namespaces; one that is empty is this machine itself.
-        folder: for what the launchers and the processes say.
-        words: the launcher's command, the same on each host.
-        options: the launcher's options, beside the host's own.
-        processes: of each host.
-        cache: where compiled programs are kept.
+        hosts: Names of network namespaces; an empty name is this machine.
+        folder: Folder for the output of launchers and processes.
+        words: The command of the launcher, the same on each host.
+        options: Options of the launcher, beside those of the host.
+        processes: Number of processes on each host.
+        cache: Folder for compiled programs.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Job:
             )
 
     def launch_again(self, number: int) -> None:
-        """Start the launcher of a host once more, when the one before has ended."""
+        """Starts the launcher of a host again, after the previous one has ended."""
         self.launchers[number].wait(10)
         self.launchers[number] = self._launched(number)
 
@@ -79,12 +79,12 @@ class Job:
 
     @property
     def codes(self) -> list[int | None]:
-        """The exit code of each launcher; None while it runs."""
+        """The exit code of each launcher, or None while it runs."""
         return [launcher.poll() for launcher in self.launchers]
 
     @property
     def said(self) -> str:
-        """All that the launchers and their processes have said."""
+        """The output of all launchers and processes."""
         found = [*self.folder.glob("*.log"), *self.folder.glob("logs/*.log")]
         return "\n".join(file.read_text(errors="replace") for file in sorted(found))
 
@@ -92,16 +92,16 @@ class Job:
         return rank // self.processes
 
     def worker(self, rank: int) -> int:
-        """The pid of a process of the job. Raises: ProcessLookupError; it does not run (yet)."""
+        """Returns the pid of a process of the job. Raises ProcessLookupError if it does not run (yet)."""
         with contextlib.suppress(OSError):
-            # `ip netns exec` becomes the launcher: their pids are one.
+            # `ip netns exec` replaces itself by the launcher, so both have the same pid.
             for child in children(self.launchers[self.host_of(rank)].pid):
                 if rank_of(child) == rank:
                     return child
         raise ProcessLookupError(f"process {rank} does not run")
 
     def keeper(self, rank: int) -> int:
-        """The pid of what keeps a process's connection with JAX's coordinator. Raises: as `worker`."""
+        """Returns the pid of the helper that holds a process's connection to JAX's coordinator. Raises as `worker`."""
         with contextlib.suppress(OSError):
             for child in children(self.worker(rank)):
                 if b"keeper.py" in Path(f"/proc/{child}/cmdline").read_bytes():
@@ -109,7 +109,7 @@ class Job:
         raise ProcessLookupError(f"process {rank} has no keeper")
 
     def of_host(self, number: int) -> list[int]:
-        """The launcher of a host, and all that it has started."""
+        """Returns the pids of a host's launcher and of its descendants."""
         found, unseen = [], [self.launchers[number].pid]
         while unseen:
             found.append(unseen.pop())
@@ -118,7 +118,7 @@ class Job:
         return found
 
     def left(self) -> list[int]:
-        """The pids of all processes of the job that run, whoever their parent is now."""
+        """Returns the pids of all running processes of the job, orphans included."""
         found, mark = [], f"{MARK}={self.mark}".encode()
         for place in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -127,20 +127,24 @@ class Job:
         return found
 
     def wait_until(self, condition: Callable[[], object], seconds: float) -> bool:
-        """Whether it came about before the job was over. Raises: TookTooLong."""
+        """Waits for a condition. Returns False if the job is over first. Raises TookTooLong."""
         give_up = time.monotonic() + seconds
         while not condition():
             if self.is_over:
                 return False
             if time.monotonic() > give_up:
-                raise TookTooLong(f"did not come about in {seconds:g} s")
+                raise TookTooLong(f"the condition was not met in {seconds:g} s")
             time.sleep(_POLL)
         return True
 
     def wait_for_end(self, seconds: float, words: str = "") -> float | None:
-        """Wait until no process of the job is left; after how many seconds something like the words was said.
+        """Waits until no process of the job is left.
 
-        Raises: TookTooLong.
+        Returns:
+            The seconds until the output matched `words`, or None.
+
+        Raises:
+            TookTooLong: Processes are left after `seconds`.
         """
         began, told = time.monotonic(), None
         while not self.is_over or self.left():
@@ -152,7 +156,7 @@ class Job:
         return told
 
     def close(self) -> None:
-        """End what is left of it."""
+        """Kills all processes that are left."""
         for pid in self.left():
             send(pid, signal.SIGKILL)
         for launcher in self.launchers:
@@ -165,7 +169,7 @@ def send(pid: int, number: signal.Signals) -> None:
 
 
 def train(data: str, workdir: Path, *more: str) -> list[str]:
-    """A short training whose checkpoints and validations come often."""
+    """Returns the command of a short training run with frequent checkpoints and validations."""
     every = [word for key in ("eval", "checkpoint") for word in (f"--{key}.every", f"{EVERY} steps")]
     timeouts = {"heartbeat": HEARTBEAT, "start": START_TIMEOUT, "shutdown": START_TIMEOUT, "stall": STALL}
     bounds = [word for name, value in timeouts.items() for word in (f"--parallel.{name}-timeout", str(value))]
@@ -174,14 +178,14 @@ def train(data: str, workdir: Path, *more: str) -> list[str]:
 
 
 def is_done(workdir: Path) -> bool:
-    """Whether the run has come to its end, as it says itself."""
+    """Returns whether the run's result.json says that it is done."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads((workdir / "result.json").read_bytes())["status"] == "done"
     return False
 
 
 def being_saved(workdir: Path) -> set[int]:
-    """The steps of checkpoints that are in the making."""
+    """Returns the steps of unfinished checkpoints."""
     with contextlib.suppress(OSError):
         names = os.listdir(workdir / "checkpoints")
         return {int(name.split(".")[0]) for name in names if ".orbax-checkpoint-tmp" in name}
@@ -189,7 +193,7 @@ def being_saved(workdir: Path) -> set[int]:
 
 
 def step_of(workdir: Path) -> int:
-    """The last step that metrics.jsonl knows."""
+    """Returns the last step in metrics.jsonl."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         return last_step(workdir)
     return 0

@@ -1,6 +1,7 @@
-"""The moments of a run at which `benchmarks/chaos.py` strikes: each waits until what the run writes shows it.
+"""The moments of a run at which `benchmarks/chaos.py` injects faults.
 
-A moment takes the job, its work directory and a source of chance, and returns whether it came before the job was over.
+Each function takes the job, its work directory and a random generator, and waits for its moment by reading the run's
+files. It returns False if the job was over first.
 """
 
 import random
@@ -13,19 +14,19 @@ from benchmarks.faults.jobs import EVERY, STEPS, Job, being_saved, step_of
 Moment = Callable[[Job, Path, random.Random], bool]
 
 LONGEST = 90.0
-"""Seconds that a start may take until its first step, on a machine with other work."""
+"""Maximum seconds from the start to the first step on a busy machine."""
 START_SECONDS = 3.0
-"""About as long as a process takes from its command to the meeting with the others."""
+"""Approximate seconds from the command until a process joins the job."""
 
 
 def start(job: Job, workdir: Path, chance: random.Random) -> bool:
-    """While the processes start: imports, the meeting, what they compare."""
+    """During the start: imports, joining the job, and the comparison of settings."""
     time.sleep(chance.uniform(0, START_SECONDS))
     return not job.is_over
 
 
 def compilation(job: Job, workdir: Path, chance: random.Random) -> bool:
-    """From the line that says what is trained to the first step."""
+    """Between the line that describes the run and the first step."""
     came = job.wait_until(lambda: "writing to" in job.said, LONGEST)
     time.sleep(chance.uniform(0, 1))
     return came
@@ -40,7 +41,7 @@ def step(job: Job, workdir: Path, chance: random.Random) -> bool:
 
 
 def save(job: Job, workdir: Path, chance: random.Random) -> bool:
-    """While the files of a checkpoint are being written, until after their manifest."""
+    """While a checkpoint and its manifest are being written."""
     wanted = EVERY * chance.randint(1, STEPS // EVERY)
     came = job.wait_until(lambda: max(being_saved(workdir), default=0) >= wanted or step_of(workdir) > wanted, LONGEST)
     time.sleep(chance.uniform(0, 0.15))
@@ -48,7 +49,7 @@ def save(job: Job, workdir: Path, chance: random.Random) -> bool:
 
 
 def evaluation(job: Job, workdir: Path, chance: random.Random) -> bool:
-    """From the last step before a validation on, which takes some tenths of a second."""
+    """After the last step before a validation, which takes some tenths of a second."""
     wanted = EVERY * chance.randint(1, STEPS // EVERY)
     came = job.wait_until(lambda: step_of(workdir) >= wanted, LONGEST)
     time.sleep(chance.uniform(0, 0.5))
@@ -56,7 +57,7 @@ def evaluation(job: Job, workdir: Path, chance: random.Random) -> bool:
 
 
 def end(job: Job, workdir: Path, chance: random.Random) -> bool:
-    """From the last step until the processes have gone."""
+    """Between the last step and the end of the processes."""
     came = job.wait_until(lambda: step_of(workdir) >= STEPS, LONGEST)
     time.sleep(chance.uniform(0, 1.5))
     return came
@@ -69,7 +70,7 @@ MOMENTS: dict[str, Moment] = {
     "save": save,
     "evaluation": evaluation,
     "end": end,
-    # Of a run that has checkpoints and is started again: the name says that it is killed once before.
+    # The run has checkpoints, was killed once, and is started again.
     "restart": start,
     "restart, step": step,
 }

@@ -1,4 +1,4 @@
-"""What a finished run came to, as `benchmarks/chaos.py` compares it: checkpoints, metrics and validations."""
+"""Reads the results of a finished run that `benchmarks/chaos.py` compares: checkpoints, metrics and validations."""
 
 import hashlib
 import json
@@ -12,18 +12,19 @@ import orbax.checkpoint as ocp
 
 Outcome = dict[str, Any]
 
-# Orbax warns of a file that no checkpoint here has.
+# Orbax warns about a file that these checkpoints do not have.
 logging.getLogger("absl").setLevel(logging.ERROR)
 
 MEASURED = (
     *("images_per_second", "data_wait_fraction", "peak_memory", "flops_utilization", "flops_per_step"),
     *("epoch_seconds", "seconds"),
 )
-"""What differs from run to run; and the operations of a step, unknown to a run that resumes after its last one."""
+"""Measured fields, which differ between runs; and the operations of a step, which a run that resumes after its last
+step does not know."""
 
 
 def outcome(workdir: Path) -> Outcome:
-    """All that the run is to have in common with an undisturbed one. Raises: OSError, ValueError; a file is damaged."""
+    """Returns the results that must equal those of an undisturbed run. Raises OSError or ValueError if damaged."""
     checkpoints = workdir / "checkpoints"
     steps = sorted(int(place.name) for place in checkpoints.iterdir() if place.name.isdecimal())
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -42,7 +43,7 @@ def without_times(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def digests(place: Path) -> dict[str, str]:
-    """The SHA-256 of the bytes of each array, read without the package."""
+    """Returns the SHA-256 of each array's bytes, read without jaxddp."""
     reader = ocp.PyTreeCheckpointer()
     metadata = reader.metadata(place).item_metadata
     if metadata is None:
@@ -54,7 +55,7 @@ def digests(place: Path) -> dict[str, str]:
 
 
 def difference(found: Outcome, expected: Outcome) -> str:
-    """The first thing that two outcomes do not have in common; "" where all is the same."""
+    """Returns the first difference between two outcomes, or "" if they are equal."""
     for name, value in expected.items():
         if found[name] != value:
             return f"{name}: {_first(found[name], value)}"

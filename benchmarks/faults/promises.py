@@ -1,4 +1,4 @@
-"""The faults of `benchmarks/chaos.py`, and what a job promises of each: a line and an end in time, or to go on."""
+"""The faults of `benchmarks/chaos.py`. Each has a promise: an end in time with a message, or a job that goes on."""
 
 import re
 import signal
@@ -27,43 +27,43 @@ from benchmarks.faults.work_directory import covered, moved, read_only, removed,
 
 GRACE = 2.0
 SLACK = 15.0
-"""Seconds that a busy machine may add: the launcher's and the processes' own grace, and what they still write."""
+"""Seconds added on a busy machine: the grace periods of launcher and processes, and their last writes."""
 FIXED = ("start", "compile", "step", "save", "evaluation", "end", "restart", "restart, step")
 JOINED = tuple(moment for moment in FIXED if moment not in ("start", "restart"))
-"""All moments at which the processes of a job have met, or nearly so."""
+"""All moments at which the processes have joined the job, or are about to."""
 
 LOST = "(of \\d )?(was lost|gave no sign of life for|did not|has not|no answer|not come|could not reach|ended: )"
 
 
 @dataclass(frozen=True)
 class Promise:
-    """How a job ends after a fault: the codes that its launchers may have, words that are said, the longest time."""
+    """How a job ends after a fault: the exit codes of its launchers, a message, and the maximum time."""
 
     codes: frozenset[int]
     words: str = ""
     seconds: float = HEARTBEAT + SLACK
 
     def broken_by(self, codes: list[int | None], said: str) -> str:
-        """What of it was not kept; "" where all was."""
+        """Returns which part of the promise was broken, or ""."""
         unexpected = [code for code in codes if code not in self.codes]
         if unexpected:
             return f"exit codes {codes}, expected each among {sorted(self.codes)}"
-        # A launcher that was killed itself has a negative code.
+        # A launcher that was killed has a negative code.
         failed = any(code is not None and code > 0 for code in codes)
         if self.words and failed and not re.search(self.words, said):
-            return f"nothing said like {self.words!r}"
+            return f"no output matches {self.words!r}"
         return ""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault by its name.
+    """A fault that can be injected.
 
     Attributes:
-        strike: makes it; what it undoes at its end is undone once the job is over, or, where it `passes`, before.
-        places: the topologies in which it can be made.
-        passes: it is over by itself, and the job is to go on.
-        options: of the launchers, beside their own.
+        strike: Injects the fault. Its clean-up runs after the job is over, or earlier if it `passes`.
+        places: The topologies in which it can be injected.
+        passes: Whether the fault ends by itself, and the job must go on.
+        options: Additional options of the launchers.
     """
 
     strike: Strike
@@ -78,7 +78,7 @@ GOES_ON = Promise(frozenset({0}), seconds=120)
 
 
 def _codes(*codes: int) -> frozenset[int]:
-    # Where the fault comes too late, or before the job could be hurt by it, the run is done.
+    # The run is done if the fault comes too late, or too early to disturb it.
     return frozenset({0, *codes})
 
 
@@ -95,11 +95,11 @@ FAULTS: dict[str, Fault] = {
     "keeper killed": Fault(kill_keeper, Promise(_codes(134, 1), f"process 1.*({LOST}|killed)"), moments=JOINED),
     "launcher killed": Fault(kill_launcher, Promise(_codes(-9, 1), "", MEETING)),
     "machine gone": Fault(kill_host, Promise(_codes(-9, 1), f"process \\d {LOST}", MEETING), places=("hosts",)),
-    # On another host its launcher does not hear of the loss: the stopped process itself cannot end.
+    # On two hosts the launcher of the stopped process does not notice: the process cannot end.
     "process stopped": Fault(stop_process, Promise(_codes(KILLED, 1), STOPPED, MEETING), places=("two",)),
     "cable pulled": Fault(pull_cable, Promise(_codes(1), f"process \\d {LOST}", MEETING), places=("hosts",)),
     "disk full": Fault(fill_disk, Promise(_codes(2), "No space left on device"), places=("two",)),
-    # A job that only starts makes another one, and begins anew.
+    # During its start a job would create another work directory.
     "work directory removed": Fault(to_workdir(removed, gone=True), GONE, moments=JOINED),
     "work directory moved": Fault(to_workdir(moved, gone=True), GONE, moments=JOINED),
     "work directory replaced": Fault(to_workdir(replaced), GONE, moments=JOINED),
@@ -122,14 +122,14 @@ FAULTS: dict[str, Fault] = {
     "cable loose": Fault(loose_cable, GOES_ON, places=("hosts",), passes=True),
     "process killed, restarts": Fault(kill_process, GOES_ON, moments=ONCE, passes=True, options=RESTARTS),
     "process stopped, restarts": Fault(stop_process, GOES_ON, moments=ONCE, passes=True, options=RESTARTS),
-    # At the end the other one may be done.
+    # At the end the other process may be done.
     "launcher started again, restarts": Fault(
         start_launcher_again, GOES_ON, ("hosts",), ONCE[:-1], passes=True, options=RESTARTS
     ),
     "machine started again, restarts": Fault(
         start_host_again, GOES_ON, ("hosts",), ONCE[:-1], passes=True, options=RESTARTS
     ),
-    # What it has read already may be all that it needs.
+    # The run may have read all images that it needs.
     "store silent": Fault(
         silence_store,
         Promise(_codes(1), r"process \d made no progress for|minute|no byte came", 6 * STALL + SLACK),

@@ -1,4 +1,4 @@
-"""One scenario of `benchmarks/chaos.py`: a run is struck, comes to its end, and is compared."""
+"""Plays one scenario of `benchmarks/chaos.py`: injects a fault, waits for the end, and compares the results."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ COORDINATOR_PORT = 7077
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault, a moment and a place: "two" processes on this machine, two "hosts", or two that read from a "store"."""
+    """A fault, a moment and a place: "two" processes on this machine, two "hosts", or two readers of a "store"."""
 
     number: int
     seed: int
@@ -32,7 +32,7 @@ class Scenario:
 
     @property
     def chance(self) -> random.Random:
-        """The same for the same seed and number."""
+        """A random generator that depends on seed and number only."""
         return random.Random(f"{self.seed} {self.number}")
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Scenario:
 
 
 def draw(seed: int, count: int, faults: Mapping[str, Fault]) -> list[Scenario]:
-    """All faults in turn, in an order, at moments and in topologies that the seed decides."""
+    """Draws scenarios: all faults in turn, with order, moments and topologies that depend on the seed."""
     chance, drawn = random.Random(seed), list[Scenario]()
     while len(drawn) < count:
         for name in chance.sample(list(faults), len(faults)):
@@ -50,10 +50,10 @@ def draw(seed: int, count: int, faults: Mapping[str, Fault]) -> list[Scenario]:
 
 
 class Stage:
-    """Where the jobs of one scenario run: starts them, one after the other, in the same work directory.
+    """Starts the jobs of one scenario, one after the other, in the same work directory.
 
     Args:
-        data: an .npz file, and a folder of images for a store, by "arrays" and "tree".
+        data: The path of an .npz file at "arrays", and of a folder of images for a store at "tree".
     """
 
     def __init__(self, place: str, folder: Path, data: Mapping[str, Path], cache: Path, disk: Path | None):
@@ -76,14 +76,14 @@ class Stage:
         return self.jobs[-1]
 
     def until_done(self) -> None:
-        """Start again, as a user would, unless the last start came to the end. Raises: TookTooLong, RuntimeError."""
-        # What was done may have been taken away after it.
+        """Starts the run again, as a user would, unless it is done. Raises TookTooLong or RuntimeError."""
+        # A finished work directory may have been removed.
         if self.jobs and not any(self.jobs[-1].codes) and self.workdir.exists():
             return
         job = self.start()
         job.wait_for_end(2 * LONGEST)
         if any(job.codes) or not is_done(self.workdir):
-            raise RuntimeError(f"started again, it ended with {job.codes}: {job.folder}")
+            raise RuntimeError(f"the restarted run ended with exit codes {job.codes}: {job.folder}")
 
     def struck(self, job: Job, chance: random.Random) -> Struck:
         return Struck(job, chance, self.workdir, self.cable, self.store, self.disk)
@@ -91,7 +91,7 @@ class Stage:
 
 @contextlib.contextmanager
 def staged(place: str, folder: Path, data: Mapping[str, Path], cache: Path, *, small: bool = False) -> Iterator[Stage]:
-    """A stage, of which nothing is left afterwards but the files."""
+    """Yields a stage, and stops all of it but the files afterwards."""
     with contextlib.ExitStack() as stack:
         disk = stack.enter_context(small_disk(folder / "disk", DISK_MEGABYTES)) if small else None
         stage = Stage(place, folder, data, cache, disk)
@@ -107,17 +107,17 @@ def staged(place: str, folder: Path, data: Mapping[str, Path], cache: Path, *, s
 
 
 def undisturbed(place: str, folder: Path, data: Mapping[str, Path], cache: Path) -> Outcome:
-    """What a run comes to that nothing happens to."""
+    """Returns the outcome of a run without a fault."""
     with staged(place, folder, data, cache) as stage:
         stage.until_done()
         return outcome(stage.workdir)
 
 
 def play(scenario: Scenario, folder: Path, data: Mapping[str, Path], cache: Path, expected: Outcome) -> Figures:
-    """What came of a scenario: the seconds to the end of all, and which promise was not kept, if one was not."""
+    """Plays a scenario. Returns the seconds to the end of all processes, and which promise was broken."""
     fault, chance = FAULTS[scenario.fault], scenario.chance
     if scenario.moment == "compile":
-        # Otherwise the programs of the runs before are loaded.
+        # With the shared cache nothing would be compiled.
         cache = folder / "programs"
     found: Figures = {"fault": scenario.fault, "moment": scenario.moment, "place": scenario.place, "broken": ""}
     with staged(scenario.place, folder, data, cache, small=scenario.fault == "disk full") as stage:
@@ -133,7 +133,7 @@ def play(scenario: Scenario, folder: Path, data: Mapping[str, Path], cache: Path
 
 
 def kill_once(stage: Stage, chance: random.Random) -> None:
-    """The run that is to be struck is one that goes on from a checkpoint."""
+    """Kills the run after a checkpoint, so that the next start resumes."""
     job = stage.start()
     if MOMENTS["step"](job, stage.workdir, chance):
         with kill_process(stage.struck(job, chance)):
@@ -141,7 +141,7 @@ def kill_once(stage: Stage, chance: random.Random) -> None:
 
 
 def strike(stage: Stage, fault: Fault, moment: str, chance: random.Random) -> Figures:
-    """Start, wait for the moment, strike, and wait for the end."""
+    """Starts the run, waits for the moment, injects the fault, and waits for the end."""
     job = stage.start(*fault.options)
     came = MOMENTS[moment](job, stage.workdir, chance)
     found: Figures = {"came": came, "step": step_of(stage.workdir), "broken": ""}
@@ -151,7 +151,7 @@ def strike(stage: Stage, fault: Fault, moment: str, chance: random.Random) -> Fi
             try:
                 stack.enter_context(fault.strike(stage.struck(job, chance)))
             except ProcessLookupError as error:
-                # Not started yet, or over already.
+                # The process has not started yet, or is over.
                 found["came"], found["missed"] = False, str(error)
         limit = fault.promise.seconds if found["came"] and not fault.passes else 2 * LONGEST
         told = job.wait_for_end(limit, fault.promise.words)

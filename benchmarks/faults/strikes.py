@@ -1,4 +1,4 @@
-"""How `benchmarks/chaos.py` strikes a job: processes, machines, cables, disks, stores, the work directory."""
+"""Injects the faults of `benchmarks/chaos.py`: into processes, hosts, cables, disks, stores and work directories."""
 
 import contextlib
 import random
@@ -14,12 +14,12 @@ from benchmarks.faults.jobs import HEARTBEAT, Job, send
 from benchmarks.faults.work_directory import check_gone
 
 AWAY = 3.0
-"""Seconds, at most, after which what was killed is started again."""
+"""Maximum seconds until a killed launcher or host is started again."""
 
 
 @dataclass
 class Struck:
-    """What a fault strikes: the job, the place it runs in, and which process or host."""
+    """The target of a fault: the job, where it runs, and the process or host."""
 
     job: Job
     chance: random.Random
@@ -67,7 +67,7 @@ def start_launcher_again(struck: Struck) -> Iterator[None]:
 
 @contextmanager
 def kill_host(struck: Struck, host: int | None = None) -> Iterator[None]:
-    """No connection is closed: the machine is gone from one moment to the next."""
+    """Kills a host without closing its connections, as a power failure does."""
     host, cable = struck.any_host() if host is None else host, struck.cable
     assert cable is not None
     cable.pull(host)
@@ -116,7 +116,7 @@ def fill_disk(struck: Struck) -> Iterator[None]:
 
 
 def asked(number: signal.Signals, whom: str) -> Strike:
-    """Ask a process or a launcher to stop."""
+    """Returns a fault that sends a process or a launcher a signal to stop."""
 
     @contextmanager
     def strike(struck: Struck) -> Iterator[None]:
@@ -128,7 +128,7 @@ def asked(number: signal.Signals, whom: str) -> Strike:
 
 
 def paused(whom: str, longest: float) -> Strike:
-    """Stop a process or a launcher, and let it go on."""
+    """Returns a fault that stops a process or a launcher for a while."""
 
     @contextmanager
     def strike(struck: Struck) -> Iterator[None]:
@@ -171,8 +171,10 @@ def silence_store(struck: Struck) -> Iterator[None]:
 
 
 def to_workdir(change: Callable[[Path], AbstractContextManager[None]], *, gone: bool = False) -> Strike:
-    """Do something to the work directory, after which it is `gone` or something else is there. Raises: OSError; a job
-    that failed because of it has made another one there, which a later run would take for its own.
+    """Returns a fault that changes the work directory.
+
+    With `gone` the directory does not exist afterwards. The fault raises OSError if the failed job has created another
+    one, which a later run would use.
     """
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What becomes of the work directory of a job of `benchmarks/chaos.py`: removed, moved, replaced, covered, locked."""
+"""Removes, moves, replaces, covers or locks the work directory of a job of `benchmarks/chaos.py`."""
 
 import contextlib
 import shutil
@@ -11,7 +11,7 @@ from benchmarks.faults.hosts import SECONDS, run
 
 @contextlib.contextmanager
 def removed(workdir: Path) -> Iterator[None]:
-    """As `rm -r` does, file by file, while files are still being written."""
+    """Removes it as `rm -r` does, file by file, while files are still being written."""
     give_up = time.monotonic() + SECONDS
     while workdir.exists() and time.monotonic() < give_up:
         shutil.rmtree(workdir, ignore_errors=True)
@@ -20,7 +20,7 @@ def removed(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def moved(workdir: Path) -> Iterator[None]:
-    """Brought back at the end, unless the job was only about to begin, and has made another one."""
+    """Moves it, and moves it back at the end unless a starting job has created another one."""
     elsewhere = workdir.with_name("elsewhere")
     workdir.rename(elsewhere)
     yield
@@ -32,7 +32,7 @@ def moved(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(workdir: Path) -> Iterator[None]:
-    """By a file."""
+    """Replaces it by a file."""
     with moved(workdir):
         workdir.write_text("")
         try:
@@ -43,7 +43,7 @@ def replaced(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def covered(workdir: Path) -> Iterator[None]:
-    """By another file system, as where a disk is mounted too late, or unmounted too early."""
+    """Mounts another file system over it, as when a disk is mounted too late or unmounted too early."""
     run(["mount", "-t", "tmpfs", "tmpfs", str(workdir)])
     try:
         yield
@@ -53,10 +53,10 @@ def covered(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def read_only(workdir: Path) -> Iterator[None]:
-    """For root too. What is open there stays writable."""
+    """Makes it read-only, for root too. Open files stay writable."""
     beside = workdir.with_name("read-only")
     beside.mkdir()
-    # What is written to meanwhile cannot be made so: it is prepared elsewhere.
+    # A mount with open files cannot be made read-only, so it is prepared elsewhere.
     run(["mount", "--bind", str(workdir), str(beside)])
     try:
         run(["mount", "-o", "remount,bind,ro", str(beside)])
@@ -70,7 +70,7 @@ def read_only(workdir: Path) -> Iterator[None]:
 
 
 def check_gone(workdir: Path) -> None:
-    """Raises: OSError; something was made where there was a work directory, which a later run would take for one."""
+    """Raises OSError if the work directory was created again, where a later run would use it."""
     if workdir.exists():
         held = sorted(str(place.relative_to(workdir)) for place in workdir.rglob("*"))
-        raise FileExistsError(f"{workdir} was made again, with {held[:5]}")
+        raise FileExistsError(f"{workdir} was created again, with {held[:5]}")

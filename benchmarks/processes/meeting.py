@@ -1,9 +1,10 @@
-"""A job of very many processes on one machine: process 0 is real, the others are simulated by one process.
+"""Times the control plane of a job with thousands of processes: one process simulates all but process 0.
 
     python benchmarks/processes/meeting.py --processes 1000 --out FILE.json
 
-All meet, compare a value, compare one that differs, and lose one. It prints how long each takes until the last process
-knows, and what process 0 needs for it: threads, open files, resident memory. JAX is not started.
+The processes join, compare a value, compare a value that differs, and lose one process. The script prints how long each
+phase takes until the last process knows its result, and the threads, open files and memory of process 0. It does not
+start JAX.
 """
 
 import argparse
@@ -32,7 +33,7 @@ VALUES = ["the same", "another"]
 
 
 def first(address: str, processes: int) -> None:
-    """Process 0; prints its figures as JSON."""
+    """Runs process 0, and prints its figures as JSON."""
     before, lost = used(), threading.Event()
     begin = time.perf_counter()
     link = Link.meet(job(address, processes, 0), FACTS, SECONDS, end=lambda loss: lost.set())
@@ -45,13 +46,13 @@ def first(address: str, processes: int) -> None:
     figures["resident MB before"] = before["resident MB"]
     if not lost.wait(SECONDS):
         sys.exit("process 0 did not notice that a process was lost")
-    # The others are told meanwhile.
+    # Meanwhile the others are notified.
     time.sleep(5)
     print(json.dumps(figures))
 
 
 async def others(address: str, processes: int) -> None:
-    """All other processes; the last one breaks off. Prints how long it takes until all know, as JSON."""
+    """Runs all other processes; the last one disconnects. Prints the seconds until all know as JSON."""
     raise_file_limit()
     all_lost, losses = asyncio.Event(), list[Loss]()
 
@@ -79,7 +80,7 @@ async def others(address: str, processes: int) -> None:
 
 
 def verdict(texts: list[str]) -> str:
-    """Which process has another text than process 0; 0 where none has."""
+    """Returns a process whose text differs from that of process 0, or 0 if none does."""
     return str(next((process for process, text in enumerate(texts) if text != texts[0]), 0))
 
 
@@ -88,7 +89,7 @@ def job(address: str, processes: int, process: int) -> Job:
 
 
 def used() -> dict[str, float]:
-    """What this process uses now."""
+    """Returns the resources that this process uses."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
         "threads": int(status["Threads"]),
@@ -103,7 +104,7 @@ def raise_file_limit() -> None:
 
 
 def measured(processes: int) -> Figures:
-    """The figures of one job."""
+    """Runs one job, and returns its figures."""
     address = f"127.0.0.1:{20000 + os.getpid() % 10000}"
     command = [sys.executable, __file__, "--processes", str(processes), "--address", address, "--part"]
     parts = [subprocess.Popen([*command, part], stdout=subprocess.PIPE, text=True) for part in ("first", "others")]

@@ -1,24 +1,24 @@
-"""The speed of two processes beside one, where the rest goes, and a model's projection to many GPUs.
+"""Measures the scaling from one to two processes, splits its losses, and projects a model to many GPUs.
 
     python benchmarks/processes/scale.py
     python benchmarks/processes/scale.py --repeats 5 --out runs/benchmarks/scale.json
 
-One and two processes of one core each (gloo on the loopback), a ResNet-18 with the small stem on JPEG files, at a fixed
-batch for each process and at a fixed global batch. Efficiency is the speed of two over twice the speed of one. In every
-group of processes three contenders alternate, which all processes start together:
+One and two processes of one core each (gloo on the loopback) train a ResNet-18 with the small stem on JPEG files, at a
+fixed batch for each process and at a fixed global batch. Efficiency is the speed of two over twice the speed of one. In
+every group of processes three contenders alternate, which all processes start together:
 
-- full: steps over the stream of files, once its buffers are as full as they stay;
-- resident: the same step over batches that lie on the device;
-- local: each process by itself, the same step on its own slice, without an all-reduce.
+- full: steps over the stream of files, with its buffers in a steady state;
+- resident: the same step over batches on the device;
+- local: each process alone, the same step on its own slice, without an all-reduce.
 
-A step's time is split by their differences: compute is local, communication is resident - local (with the waiting for
-the slower process, and with packing the buffer), input is full - resident (decoding has no core of its own here, so
-it shows, unlike beside a GPU). One process has no communication: its resident step is its local one.
+A step's time is split by differences: compute is local; communication is resident - local (including the wait for the
+slower process, and packing the buffer); input is full - resident (it is visible because decoding shares the core,
+unlike beside a GPU). One process has no communication: its resident step is its local step.
 
-Beside it is the prediction of projection.py's model for two: the local step, and a ring over a link whose latency
-and bandwidth are those of all-reduces of 4 kB and of 16 MB timed alone. Last, the model's projection to 8 to 4096 GPUs:
-of one all-reduce that nothing hides, and of those of the compiled program, beside what its schedule puts between their
-starts and the waits for them. That is read from what this writes:
+The result stands beside the prediction of `programs/projection.py` for two processes: the local step, and a ring over a
+link with the latency and bandwidth of all-reduces of 4 kB and 16 MB timed alone. Last comes the projection to 8 to 4096
+GPUs: for one all-reduce that nothing hides, and for the all-reduces of the compiled program, each beside the kernels
+between its start and the wait for it. These are read from the output of
 
     python benchmarks/gpu_program.py imagenet_resnet50 --topology 1x2x8
 """
@@ -65,9 +65,9 @@ from jaxddp.setup.run_setup import RunSetup
 
 SIZE, WIDTH, LOCAL_BATCH = 32, 16, 32
 Statistic = Callable[[list[float]], float]
-# Other programs only make a turn slower, so on a busy machine the best turns vary least.
+# Other programs only slow a turn down, so on a busy machine the fastest turns vary least.
 STATISTICS: dict[str, Statistic] = {"median": statistics.median, "best": min}
-# Batches that the stream and the placing of batches hold ready between them, and some more.
+# More batches than the stream and the placement buffer together.
 BUFFERED = 8
 SMALL, LARGE = 4_000, 16_000_000
 GPUS, GPU_BATCH = [8 * 2**power for power in range(10)], 256
@@ -78,10 +78,10 @@ HIDDEN_BY_NOTHING, SCHEDULED = "one all-reduce", "as scheduled"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3, help="times that each group of processes is started")
+    parser.add_argument("--repeats", type=int, default=3, help="starts of each group of processes")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contender in a group")
     parser.add_argument("--steps", type=int, default=20, help="steps in a turn")
-    parser.add_argument("--program", type=Path, default=PROGRAM, help="what gpu_program.py wrote")
+    parser.add_argument("--program", type=Path, default=PROGRAM, help="output of gpu_program.py")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/scale.json"))
     parser.add_argument("--photographs", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--local-batch", type=int, help=argparse.SUPPRESS)
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def measure_groups(options: argparse.Namespace) -> dict[str, list[Figures]]:
-    """One process at either batch, and two, as often as was asked."""
+    """Measures one process at either batch, and two processes, `--repeats` times."""
     groups = {"1 process": (1, LOCAL_BATCH), "1 process, both shares": (1, 2 * LOCAL_BATCH)}
     groups["2 processes"] = (2, LOCAL_BATCH)
     found: dict[str, list[Figures]] = {name: [] for name in groups}
@@ -120,9 +120,9 @@ def measure_groups(options: argparse.Namespace) -> dict[str, list[Figures]]:
 
 
 def evaluate(groups: dict[str, list[Figures]], choose: Statistic) -> Figures:
-    """What follows from the turns of all repeats.
+    """Evaluates the turns of all repeats.
 
-    Efficiency is the speed of two processes over twice that of one, with all that a step consists of.
+    Efficiency is the speed of two processes over twice that of one, for the full step.
     """
     found = {name: summary(repeats, choose) for name, repeats in groups.items()}
     speed = {name: group["images_per_second"] for name, group in found.items()}
@@ -135,7 +135,7 @@ def evaluate(groups: dict[str, list[Figures]], choose: Statistic) -> Figures:
 
 
 def summary(repeats: list[Figures], choose: Statistic) -> Figures:
-    """A group's seconds a step, and the split that follows from them."""
+    """Returns a group's seconds per step, split into compute, communication and input."""
     step = {
         name: choose([turn for each in repeats for turn in each["seconds"][name]]) for name in repeats[0]["seconds"]
     }
@@ -148,7 +148,7 @@ def summary(repeats: list[Figures], choose: Statistic) -> Figures:
 
 
 def check_model(two: Figures) -> Figures:
-    """The step of two processes without input: as the model predicts it, and as it was measured."""
+    """Returns the predicted and the measured step of two processes, without input."""
     alone = {int(size): seconds for size, seconds in two["all_reduce"].items()}
     link = fit_link((SMALL, alone[SMALL]), (LARGE, alone[LARGE]))
     communication, measured = ring(two["averaged_bytes"], 2, link), two["split"]["communication"]
@@ -161,15 +161,15 @@ def check_model(two: Figures) -> Figures:
 
 
 def scheduled(program: Path) -> list[Message] | None:
-    """The all-reduces of a compiled program for two hosts; None, and a line that says how to make it, without one.
+    """Reads the all-reduces of a compiled program for two hosts. Without one, prints how to make it and returns None.
 
-    A step is bound by the memory, so the bytes that its kernels move stand for their time.
+    A step is bound by memory, so the bytes of its kernels represent their time.
     """
     found = json.loads(program.read_text()) if program.is_file() else {}
     programs = {each["topology"]: each for each in (found, *found.get("others", {}).values()) if "topology" in each}
     if TOPOLOGY not in programs:
         command = f"python benchmarks/gpu_program.py imagenet_resnet50 --topology {TOPOLOGY} --out {program}"
-        print(f"{program} holds no program for {TOPOLOGY}, and the projection no overlap; {command} writes one")
+        print(f"{program} has no program for {TOPOLOGY}, so the projection assumes no overlap; to get one: {command}")
         return None
     two_hosts = programs[TOPOLOGY]
     total = two_hosts["bytes_per_image"] * two_hosts["batch"]
@@ -177,7 +177,7 @@ def scheduled(program: Path) -> list[Message] | None:
 
 
 def projection(messages: list[Message] | None) -> list[Figures]:
-    """ResNet-50 on ImageNet on nodes of eight GPUs: a row for each number of GPUs and way of averaging."""
+    """Projects ResNet-50 on nodes of eight GPUs: a row for each number of GPUs and kind of averaging."""
     model = adapt(resnet("resnet50", 1000))
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
@@ -251,7 +251,7 @@ def measure(photographs: Path, local_batch: int, rounds: int, steps: int) -> Fig
 
 
 def alone(setup: RunSetup, placed: list[Any]) -> tuple[Any, TrainState, list[Any]]:
-    """The step, the state and the batches of this process without the others."""
+    """Returns the step, the state and the batches of this process alone."""
     own = Topology.create(setup.topology.mesh.local_devices)
     state = own.replicate(jax.device_get(setup.state))
     batches = [own.place(jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), batch)) for batch in placed]
@@ -264,7 +264,7 @@ def turn(step: Any, state: TrainState, batches: list[Any], steps: int) -> float:
 
 
 def full_turn(step: Any, setup: RunSetup, steps: int) -> float:
-    # What is made in the turn must be what is used in it: the buffers are as full at its end as at its start.
+    # A turn must produce as many batches as it uses, so the buffers are full at its start and at its end.
     stream = setup.batches(0, BUFFERED + steps + BUFFERED)
     state = take_steps(step, copy(setup.state), islice(stream, BUFFERED))
     peers().exchange("turn", "")

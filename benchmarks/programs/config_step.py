@@ -1,4 +1,4 @@
-"""The training step of a config, compiled for devices that may be described only."""
+"""Compiles the training step of a config for devices, which need not be present."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,15 +44,15 @@ def compile_step(
     platform: str,
     compiler_options: Mapping[str, str],
 ) -> tuple[Any, int]:
-    """Compile the training step of a config.
+    """Compiles the training step of a config.
 
     Args:
-        topology: The devices, which may be described only.
+        topology: The devices, which need not be present.
         platform: The JAX platform of these devices.
-        compiler_options: Options that a compilation for them needs, beside those of the config.
+        compiler_options: Options that these devices need, beside those of the config.
 
     Returns:
-        The compiled program, and how many steps one call of it takes.
+        The compiled program, and the number of steps that one call takes.
     """
     shape = (config.data.image_size, config.data.image_size, data.channels)
     counts = np.full(data.classes, data.examples // data.classes)
@@ -90,7 +90,7 @@ def compile_step(
 
 
 def abstract_batch(rows: tuple[int, ...], shape: tuple[int, ...] | None, topology: Topology) -> Batch:
-    """The shapes of a placed batch; without images where they lie on the devices."""
+    """Returns the shapes of a placed batch, without images if these are resident on the devices."""
     types = {"label": np.int32, "mask": np.float32, "row": np.int32, "epoch": np.int32}
     columns = {name: jax.ShapeDtypeStruct(rows, dtype) for name, dtype in types.items()}
     image = None if shape is None else jax.ShapeDtypeStruct((*rows, *shape), np.uint8)

@@ -1,4 +1,4 @@
-"""Counts of a scheduled GPU program, as figures and as a table."""
+"""Counts the kernels, bytes and collectives of a scheduled program, and formats the counts as a table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -9,12 +9,12 @@ from jaxddp.engine.buckets import AVERAGING
 
 LARGEST = 20
 LAST = 3
-"""Gradients of kernels at the end of a step; an all-reduce that starts beside these has little left to hide behind."""
+"""Number of kernel gradients at the end of a step. An all-reduce that starts beside these is hardly hidden."""
 MOVERS = {"transposes": "transpose", "copies": "copy", "converts": "convert"}
 
 
 def count(schedule: Schedule, images: int) -> Figures:
-    """What a schedule says of one GPU, whose share of the batch is `images`."""
+    """Returns the counts of one device, whose slice of the batch has `images` images."""
     kernels = schedule.kernels
     kinds = {kind: [each for each in kernels if each.kind == kind] for kind in sorted({each.kind for each in kernels})}
     largest = sorted(kernels, key=lambda kernel: -kernel.num_bytes)[:LARGEST]
@@ -39,10 +39,10 @@ def total_bytes(kernels: Sequence[Kernel]) -> int:
 
 
 def communication(kernels: Sequence[Kernel]) -> Figures:
-    """The collectives, each with what is launched between its start and the wait for it.
+    """Returns the collectives, each with the kernels launched between its start and the wait for it.
 
-    `overlapped` is the share of the gradients' bytes whose all-reduce starts before the last gradients of kernels; None
-    where there is no collective.
+    `overlapped` is the fraction of the gradients' bytes whose all-reduce starts before the last kernel gradients, or
+    None without a collective.
     """
     gradients = [place for place, kernel in enumerate(kernels) if kernel.kind == KERNEL_GRADIENT]
     last = gradients[-LAST] if len(gradients) >= LAST else 0
@@ -58,12 +58,12 @@ def communication(kernels: Sequence[Kernel]) -> Figures:
 
 
 def payload(kernel: Kernel) -> int:
-    """What a collective is given; its kernel reads and writes as much."""
+    """Returns the bytes of a collective's operands; its kernel reads and writes them."""
     return kernel.num_bytes // 2
 
 
 def between(kernels: Sequence[Kernel], place: int) -> Sequence[Kernel]:
-    """What is launched between the start of a collective and the wait for it."""
+    """Returns the kernels launched between the start of a collective and the wait for it."""
     return kernels[place + 1 : kernels[place].done or place + 1]
 
 
@@ -82,7 +82,7 @@ def _collective(kernels: Sequence[Kernel], place: int, kernel: Kernel) -> Figure
     }
 
 
-# --- As a table ---
+# --- Table ---
 
 _ROWS = {
     "kernels": "{:,}",
@@ -102,7 +102,7 @@ _ROWS = {
 
 
 def table(found: Mapping[str, Figures]) -> str:
-    """A column for each topology; then the kinds, the largest kernels and the collectives of the last one."""
+    """Formats a column for each topology, then the kinds, largest kernels and collectives of the last topology."""
     lines = [_row("", found)] + [
         _row(key, (form.format(each[key]) for each in found.values())) for key, form in _ROWS.items()
     ]

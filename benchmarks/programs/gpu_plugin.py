@@ -1,11 +1,11 @@
-"""XLA's CUDA compiler on a machine without a GPU: it compiles for an H200 that is only described.
+"""Provides XLA's CUDA compiler on a machine without a GPU; it compiles for a described H200.
 
     python benchmarks/programs/gpu_plugin.py
 
-fetches the two wheels that this needs, 215 MB, once, into the cache folder or into the one that JAXDDP_GPU_PLUGIN
-names: JAX's CUDA plugin of the installed JAX, and NVIDIA's `ptxas`. They stay outside of the environment, so that JAX
-itself computes on the CPU as before. Neither a driver nor cuDNN is needed: the autotuner, which would time kernels, is
-off.
+The command downloads the two wheels that this needs, 215 MB, once, into the cache folder or the folder that
+JAXDDP_GPU_PLUGIN names: the CUDA plugin of the installed JAX, and NVIDIA's `ptxas`. They stay outside the environment,
+so that JAX itself still computes on the CPU. Neither a driver nor cuDNN is needed, because the autotuner, which would
+time kernels, is off.
 """
 
 import functools
@@ -27,7 +27,7 @@ FOLDER_VARIABLE = "JAXDDP_GPU_PLUGIN"
 ASSEMBLER = "nvidia-cuda-nvcc-cu12==12.9.86"
 FETCH_SECONDS = 600
 
-# NVIDIA's data sheet of the H200 (SXM), and what compute capability 9.0 has (CUDA C++ Programming Guide, appendix
+# From NVIDIA's data sheet of the H200 (SXM), and for compute capability 9.0 (CUDA C++ Programming Guide, appendix
 # "Compute Capabilities").
 H200 = """
 gpu_device_info {
@@ -45,7 +45,7 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 14 patch: 0 } device_de
 
 
 def plugin_folder() -> Path:
-    """Where the wheels' files lie, or would lie."""
+    """Returns the folder for the files of the wheels."""
     return Path(os.environ.get(FOLDER_VARIABLE) or cache_folder() / "gpu-plugin") / jax.__version__
 
 
@@ -54,14 +54,14 @@ def is_present() -> bool:
 
 
 def fetch() -> None:
-    """Download what is missing. Raises: SystemExit; it cannot be had."""
+    """Downloads the wheels if they are missing. Raises SystemExit if that fails."""
     folder = plugin_folder()
     if is_present():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         whole = Path(scratch) / "whole"
-        # An environment that uv made has no pip.
+        # An environment that uv created has no pip.
         pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["uv", "pip"]
         wheels = [f"jax-cuda12-pjrt=={jax.__version__}", ASSEMBLER]
         command = [*pip, "install", "--quiet", "--no-deps", "--target", str(whole), *wheels]
@@ -70,13 +70,13 @@ def fetch() -> None:
         except (OSError, subprocess.SubprocessError) as error:
             said = [*str(getattr(error, "stderr", None) or error).strip().splitlines(), ""][0]
             sys.exit(f"gpu_plugin.py: {' and '.join(wheels)} cannot be installed ({said}); try again with a network")
-        with suppress(OSError):  # another process was quicker
+        with suppress(OSError):  # another process was faster
             whole.rename(folder)
 
 
 @functools.cache
 def _plugin() -> Any:
-    """The plugin, once in a process. No device of it runs anything."""
+    """Loads the plugin once for this process."""
     fetch()
     (library,) = plugin_folder().glob("jax_plugins/*/xla_cuda_plugin.so")
     os.environ["PATH"] = os.pathsep.join([str(_toolkit() / "bin"), os.environ["PATH"]])
@@ -90,13 +90,13 @@ def _toolkit() -> Path:
 
 
 def described_devices(topology: str) -> list[Any]:
-    """H200s that can be compiled for: "1x2x8" is one partition of 2 hosts with 8 GPUs each."""
+    """Returns devices to compile for: "1x2x8" is one partition of 2 hosts with 8 H200s each."""
     made = xla_client.make_c_api_device_topology(_plugin(), "", topology=topology, target_config=H200)
     return made._make_compile_only_devices()
 
 
 def compiler_options() -> dict[str, str]:
-    """What a compilation for such devices needs."""
+    """Returns the options that a compilation for described devices needs."""
     return {"xla_gpu_autotune_level": "0", "xla_gpu_cuda_data_dir": str(_toolkit())}
 
 

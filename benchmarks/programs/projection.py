@@ -1,34 +1,33 @@
-"""How long a data-parallel step takes on many GPUs, from a model with few parameters. Nothing here was measured.
+"""Projects the time of a data-parallel step to many GPUs, by a model with few parameters. Nothing here is measured.
 
 A ring all-reduce of S bytes over n peers sends 2 (n - 1) messages of S / n bytes, one after the other (Patarasuk and
 Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). With bandwidth B and latency a of a link:
 
     ring(S, n, B, a) = 2 (n - 1) (S / (n B) + a)
 
-On N nodes of g GPUs, the GPUs of a node first share out the sum among themselves (the first half of a ring over
-NVLink), then each sums its part, S / g, with its like on the other nodes (a ring over InfiniBand, an adapter for each
-GPU), then they tell each other (the second half of the first ring):
+On N nodes of g GPUs, the GPUs of a node first reduce-scatter (the first half of a ring over NVLink), then each
+all-reduces its part, S / g, with its counterparts on the other nodes (a ring over InfiniBand, an adapter for each GPU),
+then they all-gather (the second half of the first ring):
 
     communication = ring(S, g, NVLink) + ring(S / g, N, InfiniBand)
     step          = compute + (1 - overlap) * communication
     efficiency    = compute / step
 
-`overlap` is the share of the communication that computing hides: 0 for one collective after the last gradient. Of a
-schedule of several (`project_schedule`) each costs what is left of it after the computing between its start and the
-wait for it, and pays the latency of the ring anew. NCCL has other algorithms, whose latency grows with log N: above
-some hundred nodes, where the latency of a ring is most of its time, this projection is a pessimistic one, of several
-collectives more so. What makes a GPU wait for other reasons (input, stragglers, links that other jobs share, kernels
-that a collective slows down) is not in it.
+`overlap` is the fraction of the communication that computing hides: 0 for one collective after the last gradient. In a
+schedule of several (`project_schedule`) each costs what remains after the computing between its start and the wait for
+it, and pays the latency of the ring again. NCCL has other algorithms, whose latency grows with log N. Above some
+hundred nodes, where latency dominates a ring, this projection is pessimistic, more so for several collectives. It
+excludes all other waits of a GPU: input, stragglers, links shared with other jobs, kernels slowed down by a collective.
 
 The parameters of `DGX_A100` are NVIDIA's:
 - NVLink 3: 600 GB/s a GPU, both directions together ("NVIDIA A100 Tensor Core GPU" data sheet): 300 GB/s each way.
 - 8 HDR InfiniBand adapters of 200 Gb/s in a DGX A100 ("NVIDIA DGX A100" data sheet): 25 GB/s each way for each GPU.
-- Of either, 80% counts here: an assumption.
+- Of either, 80% is assumed to be reached.
 - Latency of a step of a ring: 3.4 us over NVLink, 14 us over the network (`hwLat`, ring, protocol Simple, in
   src/graph/tuning.cc of NCCL 2.18).
 - 2470 images/s: ResNet-50 v1.5 in mixed precision on one A100 80GB (NVIDIA/DeepLearningExamples,
   PyTorch/Classification/ConvNets/resnet50v1.5, "Training performance"). There 8 GPUs reach 16621 images/s, 84% of 8
-  times one: what is lost within a node is hardly communication.
+  times one: communication explains hardly any of the loss within a node.
 """
 
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """Bytes a second in one direction, and seconds that a message of no bytes takes."""
+    """Bytes per second in one direction, and the seconds of an empty message."""
 
     bandwidth: float
     latency: float
@@ -52,10 +51,10 @@ class Machine:
     outside: Link
 
     def communication(self, num_bytes: float, num_gpus: int) -> float:
-        """Seconds of an all-reduce over `num_gpus`: a part of one node, or whole nodes.
+        """Returns the seconds of an all-reduce over `num_gpus`: a part of one node, or whole nodes.
 
         Raises:
-            ValueError: fewer than one GPU, or a number that fills no whole nodes.
+            ValueError: The number is below one, or above a node and not a multiple of it.
         """
         here = min(self.gpus, num_gpus)
         if num_gpus < 1 or num_gpus % here:
@@ -69,7 +68,7 @@ class Message:
     """One all-reduce of a schedule.
 
     Attributes:
-        beside: the share of a step's computing between its start and the wait for it.
+        beside: The fraction of a step's computing between its start and the wait for it.
     """
 
     num_bytes: float
@@ -78,7 +77,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Projection:
-    """A step on many GPUs, in seconds, and what it comes to."""
+    """A step on many GPUs: its seconds, overlap and efficiency."""
 
     gpus: int
     compute: float
@@ -92,12 +91,12 @@ class Projection:
 
     @property
     def overlap(self) -> float:
-        """The share of the communication that computing hides, 0 to 1; 0 where there is none."""
+        """The fraction of the communication that computing hides, 0 to 1; 0 without communication."""
         return 1 - self.exposed / self.communication if self.communication else 0.0
 
     @property
     def efficiency(self) -> float:
-        """Of as many GPUs that need not communicate, 0 to 1."""
+        """The speed relative to as many GPUs without communication, 0 to 1."""
         return self.compute / self.step
 
 
@@ -111,15 +110,15 @@ A100_IMAGES_PER_SECOND = 2470
 
 
 def ring(num_bytes: float, peers: int, link: Link) -> float:
-    """Seconds of a ring all-reduce of `num_bytes`; 0 for one peer."""
+    """Returns the seconds of a ring all-reduce of `num_bytes`; 0 for one peer."""
     return 2 * (peers - 1) * (num_bytes / (peers * link.bandwidth) + link.latency)
 
 
 def fit_link(small: tuple[float, float], large: tuple[float, float]) -> Link:
-    """The link over which two measured all-reduces between two peers, (bytes, seconds), take what they take.
+    """Fits a link to two measured all-reduces between two peers, each (bytes, seconds).
 
     Raises:
-        ValueError: the larger one took no longer than the smaller.
+        ValueError: The larger all-reduce took no longer than the smaller.
     """
     (few, short), (many, long) = small, large
     if not (many > few and long > short):
@@ -132,15 +131,15 @@ def fit_link(small: tuple[float, float], large: tuple[float, float]) -> Link:
 def project(
     machine: Machine, num_gpus: int, *, num_bytes: float, compute: float, batch_per_gpu: int, overlap: float = 0
 ) -> Projection:
-    """A step of `num_gpus`, each with a batch of its own.
+    """Projects a step of `num_gpus`, each with its own batch.
 
     Args:
-        num_bytes: averaged between the GPUs in a step.
-        compute: seconds of a step that communicates nothing.
-        overlap: 0..1, the share of the communication that computing hides.
+        num_bytes: Bytes averaged over the GPUs in a step.
+        compute: Seconds of a step without communication.
+        overlap: The fraction of the communication that computing hides, 0 to 1.
 
     Raises:
-        ValueError: a number out of range.
+        ValueError: A number is out of range.
     """
     if not (num_bytes >= 0 and compute > 0 and batch_per_gpu > 0 and 0 <= overlap <= 1):
         raise ValueError(f"{num_bytes=}, {compute=}, {batch_per_gpu=}, {overlap=}: out of range")
@@ -152,7 +151,7 @@ def project(
 def project_schedule(
     machine: Machine, num_gpus: int, *, messages: Sequence[Message], compute: float, batch_per_gpu: int
 ) -> Projection:
-    """A step whose all-reduces run beside its computing; see `project`."""
+    """Projects a step whose all-reduces run beside its computing; see `project`."""
     needed = [machine.communication(message.num_bytes, num_gpus) for message in messages]
     hidden = [message.beside * compute for message in messages]
     exposed = sum(max(0.0, need - beside) for need, beside in zip(needed, hidden, strict=True))

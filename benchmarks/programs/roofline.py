@@ -1,13 +1,13 @@
-"""How long a scheduled GPU program would take at the limits of an H200: a model, no measurement.
+"""Predicts the time of a scheduled GPU program at the limits of an H200. It is a model, not a measurement.
 
-A kernel takes as long as its bytes at the memory's speed, or its multiplications at the tensor cores', whichever is
-longer, and a launch takes time of its own. Collectives run beside what is launched between their start and the wait
-for them, and cost what is left over; how long they take is `projection.py`'s model of a ring.
+A kernel takes the longer of its bytes at the memory's speed and its multiplications at the tensor cores' speed, plus
+the time of a launch. A collective runs beside the kernels between its start and the wait for it, and costs what
+remains. `projection.py` models its time as that of a ring.
 
 The constants:
-- 4.8 TB/s and 989.5 TFLOP/s in bfloat16, NVIDIA's data sheet of the H200. Of the one 90%, of the other 60% are counted
-  on: assumptions, until a GPU has said better.
-- 1.5 us a launch, of a kernel in a CUDA graph or behind a full queue: an assumption.
+- 4.8 TB/s and 989.5 TFLOP/s in bfloat16, from NVIDIA's data sheet of the H200. Of these, 90% and 60% are assumed to be
+  reached, until a GPU is measured.
+- 1.5 us for the launch of a kernel in a CUDA graph or behind a full queue: an assumption.
 - NVLink 4, 900 GB/s a GPU in both directions, and an adapter of 400 Gb/s for each GPU ("NVIDIA DGX H200" data sheet);
   80% of either and the latencies as in `projection.py`.
 """
@@ -32,11 +32,11 @@ DGX_H200 = Machine(
 
 
 def predict(schedule: Schedule, images: int, num_gpus: int, precision: str) -> Figures:
-    """Seconds of a step, and images per second of all GPUs.
+    """Returns the seconds of a step, and the images per second of all GPUs.
 
     Args:
-        images: of one GPU.
-        precision: of the multiplications, "bfloat16" or "float32".
+        images: Images on one GPU.
+        precision: Precision of the multiplications, "bfloat16" or "float32".
     """
     peak_flops = peak(DEVICE, precision)
     assert peak_flops is not None, precision

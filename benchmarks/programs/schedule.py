@@ -1,8 +1,8 @@
-"""The kernels of a compiled GPU program in the order of its schedule, with the bytes that each moves.
+"""Reads the kernels of a compiled GPU program in the order of its schedule, with the bytes that each moves.
 
-The program is XLA's own (`HloModuleProto`), which TensorFlow's package can read. A kernel is what an instruction of the
-schedule launches: a fusion, a call of a library, a copy or a collective. Its bytes are those of its operands and of its
-result, as though no cache held anything; of an operand that a fusion only slices or gathers from, those that it takes.
+The program is XLA's `HloModuleProto`, which TensorFlow's package can parse. A kernel is what an instruction of the
+schedule launches: a fusion, a library call, a copy or a collective. Its bytes are those of its operands and its result,
+without any cache. An operand that a fusion only slices or gathers counts with the elements taken.
 """
 
 import importlib
@@ -21,28 +21,28 @@ _CONVOLUTIONS = {
     "__cudnn$convBackwardInput": "image gradient",
     "__cudnn$convBackwardFilter": KERNEL_GRADIENT,
 }
-# In the name of what a transposition of the forward pass computes.
+# Part of the operation name of the backward pass.
 _BACKWARD = "transpose(jvp"
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-# They launch nothing: names for memory, and what the host knows.
+# Instructions that launch nothing: names for memory, and values that the host knows.
 _FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "opt-barrier"}
 _FREE |= {"after-all", "partition-id", "replica-id"}
-# What only moves values within a fusion; what is left beside these says what it computes.
+# Instructions that only move values within a fusion. The others tell what it computes.
 _PLAIN = _FREE | {"reshape", "broadcast", "iota"}
 _PARTIAL = {"slice", "dynamic-slice", "gather"}
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch.
+    """One launched kernel.
 
     Attributes:
-        kind: "convolution", "image gradient", "kernel gradient", "matrix product", "reduction", "elementwise",
+        kind: One of "convolution", "image gradient", "kernel gradient", "matrix product", "reduction", "elementwise",
             "transpose", "convert", "copy", "collective", "other".
-        operation: JAX's name of what it computes, or of one of the things.
-        source: the line of code that it stems from.
-        flops: of convolutions and products of matrices; 0 of others.
-        done: how many kernels are launched before this one, a collective, is waited for.
+        operation: JAX's name of the operation, or of one of several.
+        source: The source line of the operation.
+        flops: FLOPs of convolutions and matrix products; 0 for others.
+        done: For a collective, the number of kernels launched before the wait for it.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The kernels of a program in order; of a loop those of one turn.
+    """The kernels of a program in order, with one iteration of each loop.
 
     Attributes:
-        conditionals: in the whole program.
-        trip_counts: how many turns each loop takes; None where the compiler does not know.
+        conditionals: Number of conditionals in the whole program.
+        trip_counts: Number of iterations of each loop, or None if the compiler does not know it.
     """
 
     kernels: tuple[Kernel, ...]
@@ -70,7 +70,7 @@ class Schedule:
 
 
 def read_schedule(program: bytes, *, steps_in_a_loop: bool = False) -> Schedule:
-    """The schedule of a serialized `HloModuleProto`; where steps are taken in a loop, the kernels of its body alone."""
+    """Reads the schedule of a serialized `HloModuleProto`. With steps in a loop, only the loop's body counts."""
     messages = importlib.import_module("tensorflow.compiler.xla.service.hlo_pb2")
     return _Reader(messages.HloModuleProto.FromString(program)).schedule(steps_in_a_loop)
 
@@ -108,7 +108,7 @@ class _Reader:
         return kernels
 
     def _walk(self, computation: int) -> Iterator[Any]:
-        """The instructions of a computation and of what it calls, in order; of a loop those of its body."""
+        """Yields the instructions of a computation and its callees in order; for a loop, those of its body."""
         for number in self._module.schedule.sequences[computation].instruction_ids:
             instruction = self._instructions[number]
             called = list(instruction.called_computation_ids)
@@ -134,7 +134,7 @@ class _Reader:
         )
 
     def _fused(self, instruction: Any) -> list[Any]:
-        """The instructions inside of a fusion, its root last; none of another instruction."""
+        """Returns the instructions inside a fusion, its root last; [] for other instructions."""
         if instruction.opcode != "fusion":
             return []
         return list(self._computations[instruction.called_computation_ids[0]].instructions)
@@ -149,9 +149,9 @@ class _Reader:
         return sum(num_bytes(shape) * count // max(1, size(shape)) for shape, count in sizes)
 
     def _elements_needed(self, fused: list[Any]) -> dict[int, int]:
-        """How many elements of each value, by id, a fusion takes for its root."""
+        """Returns how many elements of each value, by id, a fusion needs for its root."""
         needed = {each.id: 0 for each in fused} | {fused[-1].id: size(fused[-1].shape)}
-        # Operands stand before what uses them.
+        # Operands come before their users.
         for user in reversed(fused):
             for place, number in enumerate(user.operand_ids):
                 value = self._instructions[number]
@@ -161,7 +161,7 @@ class _Reader:
 
     def _bytes_written(self, instruction: Any, fused: list[Any]) -> int:
         if instruction.opcode.endswith("-start"):
-            # Its shape names the operands too.
+            # Its shape includes the operands.
             return sum(num_bytes(self._instructions[number].shape) for number in instruction.operand_ids)
         updates = [i for i in fused if i.opcode == "dynamic-update-slice"]
         in_place = sum(num_bytes(i.shape) - num_bytes(self._instructions[i.operand_ids[1]].shape) for i in updates)
@@ -173,7 +173,7 @@ class _Reader:
             return COLLECTIVE
         if opcode == "custom-call":
             kind = _CONVOLUTIONS.get(target, "matrix product" if _multiplies(target) else "other")
-            # Many gradients of images are convolutions forward, with a flipped kernel.
+            # Many image gradients are forward convolutions with a flipped kernel.
             backward = kind == "convolution" and _BACKWARD in instruction.metadata.op_name
             return "image gradient" if backward else kind
         inside = {i.opcode for i in fused} - _PLAIN if fused else {opcode}
@@ -194,7 +194,7 @@ class _Reader:
     def _flops(self, instruction: Any, operands: list[Any], fused: list[Any]) -> int:
         if instruction.custom_call_target in _CONVOLUTIONS:
             return _convolution_flops(instruction, operands)
-        # What a kernel of the user's own multiplies cannot be told from its operands.
+        # The multiplications of a custom kernel cannot be derived from its operands.
         if instruction.opcode == "custom-call" and _multiplies(instruction.custom_call_target):
             return _product_flops(operands[0], operands[1], leaves(instruction.shape)[0])
         dots = ([self._instructions[n] for n in i.operand_ids[:2]] + [i] for i in fused if i.opcode == "dot")
@@ -202,7 +202,7 @@ class _Reader:
 
 
 class _Sources:
-    """Where instructions stem from: the innermost line of this project, else of any library."""
+    """Source lines of instructions: the innermost line of this project, or else of any library."""
 
     def __init__(self, index: Any):
         self._index = index
@@ -213,7 +213,7 @@ class _Sources:
         return next(own, lines[0] if lines else "")
 
     def _lines(self, frame: int) -> Iterator[str]:
-        """From the innermost out; numbers begin at 1."""
+        """Yields the lines from the innermost frame outwards. Frame numbers begin at 1."""
         while frame:
             found = self._index.stack_frames[frame - 1]
             location = self._index.file_locations[found.file_location_id - 1]
@@ -222,7 +222,7 @@ class _Sources:
 
 
 def _short(path: str) -> str:
-    """A path from its package on."""
+    """Returns a path relative to the parent of its package."""
     for folder in ("/site-packages/", "/jaxddp/", "/configs/"):
         _, found, after = path.rpartition(folder)
         if found:
@@ -231,7 +231,7 @@ def _short(path: str) -> str:
 
 
 def _taken(user: Any, place: int, value: Any, needed: int) -> int:
-    """How many elements of an operand an instruction takes, of whose result so many are needed."""
+    """Returns how many elements of an operand an instruction needs for `needed` elements of its result."""
     if user.opcode == "dynamic-update-slice" and place == 0:
         return 0  # updated in place
     partial = user.opcode in _PARTIAL and place == 0
@@ -248,7 +248,7 @@ def _trip_count(instruction: Any) -> int | None:
 
 
 def _convolution_flops(instruction: Any, operands: list[Any]) -> int:
-    """Two for each multiplication; a convolution and its two gradients have as many, padding included."""
+    """Returns two FLOPs per multiplication, padding included; both gradients of a convolution have the same number."""
     result, sides = leaves(instruction.shape)[0], [operand.shape for operand in operands[:2]]
     target = _CONVOLUTIONS[instruction.custom_call_target]
     output, kernel = {
@@ -265,5 +265,5 @@ def _multiplies(target: str) -> bool:
 
 
 def _product_flops(a: Any, b: Any, result: Any) -> int:
-    """[M, K] by [K, N]: the sizes' product is (M K N) squared."""
+    """Returns the FLOPs of [M, K] by [K, N], from the product of the three sizes, (M K N) squared."""
     return 2 * math.isqrt(size(a.shape) * size(b.shape) * size(result))

@@ -1,4 +1,4 @@
-"""Shapes of a compiled program, as XLA's messages (`xla_data_pb2.Shape`) hold them."""
+"""Sizes and dtypes of the shapes in a compiled program (`xla_data_pb2.Shape`)."""
 
 import importlib
 import math
@@ -7,22 +7,22 @@ from typing import Any
 
 
 def leaves(shape: Any) -> list[Any]:
-    """The arrays of a shape, which may be a tuple of tuples."""
+    """Returns the array shapes of a shape, which may be a nested tuple."""
     return [leaf for each in shape.tuple_shapes for leaf in leaves(each)] if shape.tuple_shapes else [shape]
 
 
 def size(shape: Any) -> int:
-    """Elements of one array."""
+    """Returns the number of elements of an array."""
     return math.prod(shape.dimensions)
 
 
 def num_bytes(shape: Any) -> int:
-    """Of all arrays of a shape."""
+    """Returns the bytes of all arrays of a shape."""
     return sum(size(leaf) * _bits(leaf) // 8 for leaf in leaves(shape))
 
 
 def dtype_of(instruction: Any) -> str:
-    """The dtype of an instruction's first result, "bf16"."""
+    """Returns the dtype of an instruction's first result, such as "bf16"."""
     return _name(leaves(instruction.shape)[0]).lower()
 
 
@@ -31,7 +31,7 @@ def _name(shape: Any) -> str:
 
 
 def _bits(shape: Any) -> int:
-    """Of an element; 0 of what is no number: "PRED" is a byte, "BF16" has 16 bits, "F8E4M3FN" 8."""
+    """Returns the bits of an element, 0 if it is not a number: "PRED" has 8, "BF16" 16, "F8E4M3FN" 8."""
     name = _name(shape)
     found = re.match(r"[A-Z]+?(\d+)", name)
     return 8 if name == "PRED" else int(found[1]) if found else 0

@@ -148,7 +148,7 @@ def test_killed_at_random_moments_and_continued_the_table_is_whole(tmp_path, par
     assert failures == FAILED
     for key, why in FAILED.items():
         assert f"\nFAILED {key}: {why}\n" in last.stdout
-    assert f"\nwhole: nothing is left to do; {len(whole)} rows, of which 3 failed\n" in last.stdout
+    assert f"\ncomplete: nothing is left to do; {len(whole)} rows, of which 3 failed\n" in last.stdout
     if parts == ALL:
         assert "the gate: passed" in last.stdout and "\nratio " in last.stdout
         assert "airbench94/run: 2.500 ± 0.000 s, top-1 0.9401 ± 0.0000, at least 94%   (2 runs" in last.stdout

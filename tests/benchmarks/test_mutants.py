@@ -134,8 +134,8 @@ def test_where_tests_fail_without_a_mutant_none_is_tried(made, capfd):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"line": "a * b"}, "made.py: 'a * b' stands there 0 times, and not once"),
-        ({"line": "return"}, "made.py: 'return' stands there 3 times, and not once"),
+        ({"line": "a * b"}, "made.py: 'a * b' occurs 0 times instead of once"),
+        ({"line": "return"}, "made.py: 'return' occurs 3 times instead of once"),
         ({"broken": "a + b"}, "made.py: 'a + b' is not changed"),
     ],
 )

@@ -42,7 +42,7 @@ def test_it_prints_what_the_tests_of_a_file_take(tmp_path, workers):
     command = [sys.executable, suite.__file__, "--out", str(tmp_path / "out.json"), "--top", "2", "--"]
     command += ["-n", workers, "-q", "-p", "no:cacheprovider", str(tmp_path / "test_tiny.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 1 and done.stdout.endswith(" s in all, exit code 1\n"), done.stderr
+    assert done.returncode == 1 and done.stdout.endswith(" s in total, exit code 1\n"), done.stderr
     printed = done.stdout[done.stdout.index("| file |") :]
     files, tests, fixtures = (rows_of(printed, title) for title in ("file", "test", "fixture"))
     # Pytest names a file from the folder that it takes for the root.
