@@ -272,9 +272,7 @@ def losses(step: TrainStep, state: TrainState, batches: list[Batch]) -> list[flo
 
 
 def all_reduces(lowered: Any, compiled: Any) -> Figures:
-    """Counts all-reduces: as traced, as merged by XLA, the buffers that they carry (gloo sends one at a time), and
-    dtypes.
-    """
+    """Counts the all-reduces as traced and as merged by XLA, their buffers (gloo sends one at a time) and dtypes."""
     found = re.findall(r"= (\S.*?) all-reduce(?:-start)?\(([^)]*)\)", compiled.as_text())
     return {
         "written": lowered.as_text().count("stablehlo.all_reduce"),

@@ -1,1 +1,1 @@
-"""The training step beside PyTorch's and Flax's."""
+"""Comparisons of the training step with those of PyTorch and Flax."""

@@ -1,4 +1,4 @@
-"""Times the step beside another trainer's, in fresh processes that alternate and must first compute the same losses."""
+"""Compares the step with another trainer's, in fresh processes that alternate, after a check of equal losses."""
 
 import functools
 import json
@@ -15,7 +15,7 @@ from benchmarks.rivals.contenders.jax_case import write_weights
 
 OURS = "jaxddp"
 CONTENDERS = Path(__file__).with_name("contenders")
-# Where batch statistics are over few pixels, rounding differences grow with every step; these rates are low enough.
+# With batch statistics over few pixels, rounding differences grow with every step; these rates are low enough.
 CASES = {
     "resnet18-32px-w32": Case("resnet18", "small", 32, 32, 32, classes=10),
     "resnet18-32px-w64": Case("resnet18", "small", 64, 32, 32, classes=10),
@@ -23,19 +23,19 @@ CASES = {
     "resnet50-128px": Case("resnet50", "imagenet", 64, 128, 16, learning_rate=1e-6),
 }
 TARGETS = {("torch", 2): 0.85, ("flax", 2): 2.0, ("flax", 1): 1.1}
-"""Images per second as a multiple of the other's, on two processes, and in one with two devices."""
+"""Targets for the speed as a multiple of the rival's, by rival and number of processes."""
 LOSS_TOLERANCE = 2e-4
 
 
 def compare_rival(rival: str, names: list[str], rounds: int, steps: int, python: str) -> Iterator[tuple[str, Figures]]:
-    """Every case on two processes of a core each, and for Flax also in one process of two devices.
+    """Compares every case on two processes of a core each, and for Flax also in one process with two devices.
 
-    Each result is yielded as soon as it is measured, so that a failing case loses none before it.
+    Each result is yielded when it is measured, so that a failing case does not lose earlier results.
 
     Args:
         rival: "torch" or "flax".
-        names: of `CASES`.
-        python: the interpreter that has torch.
+        names: Names of `CASES`.
+        python: An interpreter with torch.
     """
     for name in names:
         for processes in (2, 1) if rival == "flax" else (2,):
@@ -56,7 +56,7 @@ def compare_case(rival: str, case: Case, processes: int, rounds: int, steps: int
             starts[name].append(start(name, task, processes, python))
             return starts[name][-1]["step"]
 
-        # JAX's contenders compile here, and load their program in the starts that follow.
+        # Contenders in JAX compile here, and later starts load the cached program.
         check_losses(
             {name: start(name, replace(task, steps=1), processes, python)["losses"] for name in starts}, LOSS_TOLERANCE
         )
@@ -66,7 +66,7 @@ def compare_case(rival: str, case: Case, processes: int, rounds: int, steps: int
 
 
 def start(name: str, task: Task, processes: int, python: str) -> Figures:
-    """The results of a contender. The launcher starts it, with huge pages and a share of the cores for each process."""
+    """Starts a contender by the launcher, with huge pages and a share of the cores, and returns its results."""
     described = task.out.with_name(f"{name}.task.json")
     task.write(described)
     task.out.unlink(missing_ok=True)

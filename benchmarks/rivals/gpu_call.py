@@ -1,4 +1,4 @@
-"""One call of `benchmarks/gpu.py`: measures what the table lacks until nothing is left, or no time."""
+"""Runs one call of `benchmarks/gpu.py`: measures what the table lacks until it is complete or time is up."""
 
 import sys
 import time
@@ -12,14 +12,16 @@ from benchmarks.rivals.gpu_gate import judge
 from benchmarks.rivals.gpu_parts import RIVAL, Measurement, NotRun, Plan
 
 LEAST_SHARE = 0.25
-"""Of its limit, which a child must have before it where none like it has been measured yet."""
+"""Fraction of its limit that must be left before a child starts, if no similar child was measured."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """Attributes:
-    torch: the interpreter of the rival.
-    end: of the call, as `time.monotonic` tells it.
+    """One call of the benchmark.
+
+    Attributes:
+        torch: The interpreter of the rival.
+        end: End of the call, in seconds of `time.monotonic`.
     """
 
     plan: Plan
@@ -28,7 +30,7 @@ class Call:
     end: float
 
     def take(self, parts: Sequence[str]) -> bool:
-        """Measure what is waiting, in this order; False where the gate failed, which ends it."""
+        """Measures the missing results of some parts, in order. Returns False if the gate failed."""
         for part in parts:
             try:
                 while waiting := self.plan.waiting(part):
@@ -42,18 +44,18 @@ class Call:
         return True
 
     def left(self, parts: Sequence[str]) -> list[str]:
-        """The keys that are still to be measured, and parts whose keys follow from them."""
+        """Returns the missing keys, and the parts whose keys depend on them."""
         found: list[str] = []
         for part in parts:
             try:
                 found += [key for each in self.plan.waiting(part) for key in each.missing(self.plan.table)]
             except NotRun:
-                # It may become possible once more is measured.
+                # It may become possible after other measurements.
                 found += [part] if found else []
         return found
 
     def _measure(self, each: Measurement) -> None:
-        """Start a child, and put what it tells into the table. Raises: CutOff; the call's time is up."""
+        """Starts a child, and puts its results into the table. Raises CutOff if the call's time is up."""
         table, begin = self.plan.table, time.monotonic()
         if same := next((key for key in each.smaller if table.failures.get(key) == OUT_OF_MEMORY), None):
             self._put(each.key, {"failed": f"not started: {same} ran out of memory"})
@@ -65,13 +67,13 @@ class Call:
             each.key,
             self._command(each),
             min(each.limit, left),
-            # JAX's default in float32 is TF32 where a GPU has it; torch's contender sets it from the precision.
+            # JAX's default for float32 is TF32 on GPUs that have it; torch's contender sets it from the precision.
             {"JAX_DEFAULT_MATMUL_PRECISION": "highest"} if each.task and each.task.case.precision == "float32" else {},
             lambda figures: self._take(each, figures, begin),
             cut=left < each.limit,
         )
         if failed is None and each.missing(table):
-            failed = {"failed": f"it ended well, but without {', '.join(each.missing(table))}"}
+            failed = {"failed": f"it succeeded, but without {', '.join(each.missing(table))}"}
         if failed is not None:
             self._put(each.key, failed | {"took": time.monotonic() - begin})
 
@@ -96,7 +98,7 @@ class Call:
         print(f"{key}{said}", flush=True)
 
     def _needed(self, each: Measurement) -> float:
-        """Seconds without which it is not worth a start: what those like it took, else a share of its limit."""
+        """Returns the seconds needed for a start: those of similar children, or a fraction of its limit."""
         alike = each.key.rpartition("/")[0]
         took = [found["took"] for found in self.plan.table.below(f"{alike}/").values()]
         return min(each.limit, max(took) if took and not each.keys else LEAST_SHARE * each.limit)

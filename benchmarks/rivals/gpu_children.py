@@ -1,4 +1,4 @@
-"""Starts the contenders of `benchmarks/gpu.py`, one process at a time on the GPU, each for a limited time."""
+"""Starts the contenders of `benchmarks/gpu.py`, one process at a time, each with a time limit."""
 
 import contextlib
 import json
@@ -21,19 +21,21 @@ GUARD = Path(__file__).with_name("gpu_guard.py")
 REPOSITORY = Path(__file__).parents[2]
 POLL_SECONDS = 0.1
 TAIL = 2000
-"""Characters of a failed child's output that the table keeps."""
+"""Characters of a failed child's output that are kept in the table."""
 
 
 class CutOff(Exception):
-    """The time of the whole call ended before that of the child."""
+    """The call ended before the child's limit."""
 
 
 @dataclass(frozen=True)
 class Children:
-    """Attributes:
-    folder: holds what they are told and what they tell; nothing of it is needed later.
-    cache: holds what they compile and tune, and their output.
-    environment: of all of them, beside this process's.
+    """Starts child processes.
+
+    Attributes:
+        folder: Temporary folder for their tasks and results.
+        cache: Folder for compiled and tuned programs, and for their output.
+        environment: Environment variables for all of them, beside those of this process.
     """
 
     folder: Path
@@ -42,7 +44,7 @@ class Children:
 
     @property
     def out(self) -> Path:
-        """Where a child tells its results, one a line."""
+        """The file to which a child writes its results, one a line."""
         return self.folder / "out.jsonl"
 
     def run(
@@ -55,9 +57,16 @@ class Children:
         *,
         cut: bool = False,
     ) -> Figures | None:
-        """Run a command, and `take` every line of its results as soon as it is there; returns how it failed, if it did.
+        """Runs a command, and calls `take` with every line of its results at once.
 
-        `cut` says that the call's own time sets the limit. Raises: CutOff; it did.
+        Args:
+            cut: Whether `limit` is the remaining time of the call.
+
+        Returns:
+            The failure, or None.
+
+        Raises:
+            CutOff: The call's time is up.
         """
         self.out.unlink(missing_ok=True)
         log = self.cache / "logs" / f"{re.sub('[^a-zA-Z0-9.=_-]+', '-', key)}.log"
@@ -74,7 +83,7 @@ class Children:
             raise CutOff
         reason = next((figures["failed"] for figures in told if "failed" in figures), None)
         if code == 0 and reason is None:
-            return None if told else {"failed": "it ended well, without a result"}
+            return None if told else {"failed": "it succeeded, but without a result"}
         text = log.read_text(errors="replace")
         return {"failed": f"no result within {limit:.0f} s" if code is None else reason or _said(code, text)} | {
             "output": text[-TAIL:]
@@ -84,7 +93,7 @@ class Children:
     def _started(
         self, command: Sequence[str], environment: Mapping[str, str], output: object
     ) -> Iterator[subprocess.Popen[Any]]:
-        """A child in a process group of its own, of which nothing is left when the block ends."""
+        """Yields a child in its own process group, which is killed when the block ends."""
         guarded = [sys.executable, "-S", str(GUARD), *command]
         environ = {**os.environ, **self._kept(), **self.environment, **environment}
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
@@ -104,17 +113,17 @@ class Children:
                 take(figures)
 
     def _kept(self) -> dict[str, str]:
-        """The one GPU, and where libraries keep what they compile and tune, so that the next start does neither.
+        """Environment variables for a single GPU, and for folders in which libraries keep compiled and tuned programs.
 
-        Beside compiled programs JAX keeps there what XLA found in tuning.
+        JAX also keeps XLA's autotuning results there.
         """
-        # One GPU, whatever the machine has: torch's contender uses only the first.
+        # Always one GPU: torch's contender uses only the first.
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         root = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
         return {
             "CUDA_VISIBLE_DEVICES": first,
             "PYTHONPATH": root,
-            # A child is alone there. Torch takes what it needs, and JAX by default three quarters.
+            # A child is alone on the GPU. Torch allocates on demand, JAX by default three quarters of the memory.
             "XLA_PYTHON_CLIENT_MEM_FRACTION": os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92"),
             "JAXDDP_CACHE": str(self.cache),
             "JAX_COMPILATION_CACHE_DIR": str(self.cache / "jax"),
@@ -126,7 +135,7 @@ class Children:
 
 
 class _Lines:
-    """The whole lines of a file that grows, each once."""
+    """Reads the complete lines of a growing file, each once."""
 
     def __init__(self, path: Path):
         self._path, self._read = path, 0
@@ -142,7 +151,7 @@ class _Lines:
 
 
 def _said(code: int, text: str) -> str:
-    """How a process ended that told no reason itself."""
+    """Describes the end of a process that reported no reason."""
     if code > SIGNALLED:
         return f"killed by {signal.Signals(code - SIGNALLED).name}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -150,7 +159,7 @@ def _said(code: int, text: str) -> str:
 
 
 def probed(environment: Mapping[str, str]) -> tuple[str, str]:
-    """JAX's platform and its device. Another process asks: one that has asked keeps most of the GPU's memory."""
+    """Returns JAX's platform and device kind, from a child, because the process that asks keeps GPU memory."""
     asked = "import jax; print(jax.default_backend(), jax.devices()[0].device_kind, sep='\\n')"
     command = [sys.executable, "-c", asked]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)

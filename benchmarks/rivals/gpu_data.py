@@ -1,11 +1,11 @@
-"""Small images as one file of their encoded forms, for a machine that takes no large files.
+"""Packs small images, encoded, into one file, for a machine that accepts no large files.
 
     python benchmarks/rivals/gpu_data.py pack DATA FILE.packed.npz [--jpeg QUALITY]
     python benchmarks/rivals/gpu_data.py unpack FILE.packed.npz FILE.npz
 
-DATA is anything that `data.path` takes. Files that are encoded already, such as JPEG in the ILSVRC layout, stay as they
-are; plain pixels become PNG, or JPEG of a quality, which changes them, but for all contenders alike. Unpacking decodes
-all of them once with Pillow, and needs neither JAX nor TensorFlow.
+DATA is any `data.path`. Encoded files, such as JPEG in the ILSVRC layout, are kept; plain pixels are encoded as PNG, or
+with --jpeg as JPEG, which changes them equally for all contenders. Unpacking decodes everything once with Pillow, and
+needs neither JAX nor TensorFlow.
 """
 
 import argparse
@@ -32,8 +32,8 @@ def main() -> None:
     for command in (packing, unpacking):
         command.add_argument("source", type=Path)
         command.add_argument("target", type=Path)
-    packing.add_argument("--jpeg", type=int, metavar="QUALITY", help="1 to 95, of plain pixels")
-    unpacking.add_argument("--tell", type=Path, help="where benchmarks/gpu.py reads what was done")
+    packing.add_argument("--jpeg", type=int, metavar="QUALITY", help="for plain pixels, 1 to 95 (default: PNG)")
+    unpacking.add_argument("--tell", type=Path, help="file for the results, which benchmarks/gpu.py reads")
     options = parser.parse_args()
     if options.command == "unpack":
         unpack(options.source, options.target)
@@ -49,8 +49,8 @@ def main() -> None:
 
 
 def pack(source: Path, target: Path, quality: int | None) -> None:
-    """Pack both splits of a data set."""
-    # Here alone, for the other machine need not be able to read every format.
+    """Packs both splits of a data set."""
+    # Imported here, because unpacking must work without the libraries of every format.
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from jaxddp.config import DataConfig
     from jaxddp.data.opening import open_splits
@@ -67,7 +67,7 @@ def pack(source: Path, target: Path, quality: int | None) -> None:
 
 
 def joined(split: str, files: Sequence[bytes], labels: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays of a split: its files one behind the other, where each ends, and its labels."""
+    """Returns the arrays of a split: its files concatenated, the end of each, and its labels."""
     return {
         f"{split}_files": np.frombuffer(b"".join(files), np.uint8),
         f"{split}_ends": np.cumsum([len(file) for file in files]),
@@ -76,7 +76,7 @@ def joined(split: str, files: Sequence[bytes], labels: np.ndarray) -> dict[str, 
 
 
 def encoded(pixels: np.ndarray, quality: int | None = None) -> bytes:
-    """uint8[H, W, 1 or 3] as PNG, or as JPEG of a quality."""
+    """Encodes uint8[H, W, 1 or 3] as PNG, or as JPEG with `quality`."""
     file = io.BytesIO()
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     if quality is None:
@@ -87,7 +87,7 @@ def encoded(pixels: np.ndarray, quality: int | None = None) -> bytes:
 
 
 def unpack(source: Path, target: Path) -> None:
-    """Decode a packed data set to arrays, as `data.path` takes them: uint8[N, H, W, 3], int32[N], and names."""
+    """Decodes a packed data set to arrays for `data.path`: uint8[N, H, W, 3], int32[N], and class names."""
     arrays: dict[str, np.ndarray] = {}
     with np.load(source) as packed:
         arrays["class_names"] = packed["class_names"]
@@ -104,7 +104,7 @@ def decoded(files: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def save(target: Path, arrays: dict[str, Any], *, compressed: bool = True) -> None:
-    """Write an .npz file; one that is interrupted leaves none of that name."""
+    """Writes an .npz file atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f"{target.name}.part.npz")
     (np.savez_compressed if compressed else np.savez)(unfinished, **arrays)
@@ -112,7 +112,7 @@ def save(target: Path, arrays: dict[str, Any], *, compressed: bool = True) -> No
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file is one that `pack` wrote."""
+    """Returns whether `pack` wrote a file."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:

@@ -1,9 +1,9 @@
-"""Runs a command for `gpu_children.py`, and ends it with all that it started when the parent is no more.
+"""Runs a command for `gpu_children.py`, and kills it with its descendants when the parent ends.
 
     python gpu_guard.py COMMAND…
 
-The parent holds the other end of standard input, which the system closes however the parent ends, by SIGKILL too; it
-starts this process as the first of a process group, in which the command runs.
+The parent holds the other end of standard input, which the system closes when the parent ends, also by SIGKILL. The
+parent starts this process as the leader of a process group, in which the command runs.
 """
 
 import os
@@ -13,7 +13,7 @@ import sys
 import threading
 
 SIGNALLED = 128
-"""Exit codes above it say which signal ended the command."""
+"""An exit code above it means that a signal ended the command."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What `benchmarks/gpu.py` measures: the children of each part, some of which follow from what the table holds."""
+"""Lists the measurements of each part of `benchmarks/gpu.py`, some of which depend on earlier results."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ GATE_LOSSES = 5
 
 
 class NotRun(Exception):
-    """A part that cannot be measured, and why."""
+    """A part cannot be measured; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Measurement:
     """A child process, and the keys of its results.
 
     Attributes:
-        script: in the contenders' folder.
-        limit: its seconds.
-        task: what a contender of steps is told; other scripts get `words`.
-        keys: of several results, each below `key`; the script is told which are missing.
-        product: a file that it makes, which is as necessary as its result.
-        smaller: keys of the same with fewer images; where one ran out of memory, this would, too.
+        script: Name of a script in the contenders' folder.
+        limit: Time limit in seconds.
+        task: The task of a contender of steps; other scripts get `words`.
+        keys: Keys of several results, each below `key`; the script gets the missing ones.
+        product: A file that the script writes, which is needed beside its result.
+        smaller: Keys of the same measurement with fewer images. If one ran out of memory, this one is skipped.
     """
 
     key: str
@@ -41,7 +41,7 @@ class Measurement:
     smaller: tuple[str, ...] = ()
 
     def missing(self, table: Table) -> list[str]:
-        """The keys of results that are not there; none where it failed."""
+        """Returns the keys of missing results; none if the measurement failed."""
         if self.key in table.failures:
             return []
         if self.keys:
@@ -52,7 +52,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Cifar:
-    """What is trained to 94%, and how; `digest` is that of packed data, None where they are arrays already."""
+    """The data and recipes for 94% on CIFAR-10. `digest` is that of packed data, or None for arrays."""
 
     data: Path | None
     digest: str | None
@@ -63,11 +63,13 @@ class Cifar:
 
 @dataclass(frozen=True)
 class Plan:
-    """Attributes:
-    out: where children tell their results.
-    cache: holds what is made once: weights and pixels.
-    rival: whether there is a torch to compare with.
-    limit: of every child, in place of its own.
+    """The measurements of a benchmark.
+
+    Attributes:
+        out: File to which children write their results.
+        cache: Folder for weights and pixels.
+        rival: Whether there is a torch to compare with.
+        limits: Time limits by prefix of keys, which replace those of the children.
     """
 
     scale: Scale
@@ -79,30 +81,30 @@ class Plan:
     limits: tuple[tuple[str, float], ...] = ()
 
     def waiting(self, part: str) -> list[Measurement]:
-        """What is still to be measured of a part, in this order. Raises: NotRun."""
+        """Returns the missing measurements of a part, in order. Raises NotRun."""
         makers = {"facts": self._facts, "gate": self._gate, "batches": self._batches, "rounds": self._rounds}
         makers |= {"levers": self._levers, "trace": self._trace, "cifar": self._cifar}
         return [self._limited(each) for each in makers[part]() if each.missing(self.table)]
 
     def best(self, name: str) -> tuple[int, str | None]:
-        """The batch, and torch's mode, with the most images a second. Raises: NotRun; none was measured."""
+        """Returns the batch size and mode with the most images per second. Raises NotRun if none was measured."""
         speeds = self.speeds(name)
         if not speeds:
             raise NotRun(f"no batch of {name} was measured; see the part batches")
         return max(speeds, key=lambda choice: speeds[choice])
 
     def speeds(self, name: str) -> dict[tuple[int, str | None], float]:
-        """Images a second of each (batch, mode)."""
+        """Returns the images per second of each (batch, mode)."""
         found = self.table.below(f"batches/{name}/")
         chosen = {rest: (int(rest.split("/")[-1]), rest.split("/")[0] if "/" in rest else None) for rest in found}
         return {chosen[rest]: chosen[rest][0] / figures["step"] for rest, figures in found.items()}
 
     @property
     def label(self) -> str:
-        """Of the recipe, in keys."""
+        """Name of the recipe in keys."""
         return " ".join([Path(self.cifar.recipe).stem, *self.cifar.settings])
 
-    # --- The parts ---
+    # --- Parts ---
 
     def _facts(self) -> Iterator[Measurement]:
         yield self._weights(self.scale.case)
@@ -132,7 +134,7 @@ class Plan:
 
     def _rounds(self) -> Iterator[Measurement]:
         for number in range(self.scale.rounds):
-            # The order changes in every round, so that a drift of the machine favours no contender.
+            # The order alternates between rounds, so that drift favors no contender.
             for name in self._names()[:: 1 if number % 2 else -1]:
                 batch, mode = self.best(name)
                 task = replace(self._task(replace(self.scale.case, batch=batch)), variant=mode)
@@ -140,7 +142,7 @@ class Plan:
                 yield self._step(f"{kind}/{number}", name, task)
 
     def kind_of_rounds(self, name: str) -> str:
-        """What the keys of a contender's rounds begin with: rounds at another batch are others."""
+        """Returns the prefix of the keys of a contender's rounds, which includes the batch size."""
         batch, mode = self.best(name)
         return f"rounds/{name}/{f'{mode} ' if mode else ''}{batch}"
 
@@ -158,7 +160,7 @@ class Plan:
             yield from self._pixels()
             words = (*self._recipe_words(), *self._trace_words("cifar"))
             yield Measurement(f"trace/{self.label}", "jax_cifar", 300, words=words)
-        # CIFAR-10's trace needs no batch of the step, and is not lost with it.
+        # The trace of CIFAR-10 does not depend on a batch of the step.
         if self.cifar.data is None or self.speeds(OURS):
             batch, _ = self.best(OURS)
             task = replace(self._task(replace(self.scale.case, batch=batch)), steps=GATE_LOSSES)
@@ -177,11 +179,11 @@ class Plan:
             key = f"cifar/{self.cifar.airbench.stem}/run"
             yield Measurement(key, "torch_airbench", 480, words=words, keys=seeds)
 
-    # --- Shared by the parts ---
+    # --- Helpers of the parts ---
 
     @property
     def pixels(self) -> Path:
-        """What both contenders of CIFAR-10 are given."""
+        """The pixels that both contenders of CIFAR-10 get."""
         assert self.cifar.data is not None
         packed = self.cifar.digest is not None
         return self.cache / "data" / f"{self.cifar.digest}.pixels.npz" if packed else self.cifar.data
@@ -192,12 +194,12 @@ class Plan:
             yield Measurement("cifar/pixels", "../gpu_data", 120, words=words, product=self.pixels)
 
     def _trace_words(self, name: str) -> tuple[str, ...]:
-        """Traces lie beside the table."""
+        """Returns options that write traces beside the table."""
         return "--trace", str(self.table.path.absolute().with_suffix(".traces") / name)
 
     def _recipe_words(self) -> tuple[str, ...]:
         words = (self.cifar.recipe, "--data", str(self.pixels), "--out", str(self.out))
-        # The last of two counts.
+        # Of equal keys the last one counts.
         return (*words, "--set", *self.scale.settings, *self.cifar.settings)
 
     def _names(self) -> tuple[str, ...]:
@@ -213,7 +215,7 @@ class Plan:
         return Measurement(key, "jax_weights", 180, task, product=task.weights)
 
     def _step(self, key: str, name: str, task: Task) -> Measurement:
-        # Inductor tunes every shape when it meets it first; the others mostly load and run.
+        # Inductor tunes every new shape; the others mostly load and run.
         seconds = 560 if task.variant not in (None, EAGER) else 300
         return Measurement(key, f"{name}_step", seconds, task)
 

@@ -1,4 +1,4 @@
-"""The table that `benchmarks/gpu.py` fills: a JSON file that is whole at every moment, and so outlives any kill."""
+"""The table of `benchmarks/gpu.py`: a JSON file that is complete at every moment, so that it survives a kill."""
 
 import json
 import os
@@ -11,14 +11,14 @@ from benchmarks.common.harness import Figures
 
 
 class Refused(Exception):
-    """What this benchmark was asked for cannot be done; its text is one line."""
+    """The benchmark cannot do what was requested; the text is one line."""
 
 
 @dataclass
 class Table:
-    """Measurements by their keys, such as "batches/torch/eager/256": figures, or why there are none ("failed").
+    """Measurements by key, such as "batches/torch/eager/256": figures, or the reason of a failure ("failed").
 
-    `about` says of what they are; all that one file holds are of the same.
+    `about` describes the device and the case, which all measurements of a file share.
     """
 
     path: Path
@@ -27,31 +27,31 @@ class Table:
 
     @classmethod
     def open(cls, path: Path, about: Mapping[str, Any]) -> "Table":
-        """The table in a file, or a new one. Raises: Refused; it is of something else, or no table."""
+        """Opens a table, or a new one. Raises Refused if the file is no table or belongs to another device or case."""
         if not path.exists():
             return cls(path, dict(about), {})
         try:
             content = json.loads(path.read_text())
             table = cls(path, content["about"], content["measured"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Refused(f"{path}: no table of this benchmark ({error!r}); give another --out") from None
+            raise Refused(f"{path}: not a table of this benchmark ({error!r}); give another --out") from None
         for name, value in about.items():
             if table.about.setdefault(name, value) != value:
-                raise Refused(f"{path}: its {name} is {table.about[name]}, and here {value}; give another --out")
+                raise Refused(f"{path}: its {name} is {table.about[name]}, not {value}; give another --out")
         return table
 
     def put(self, key: str, figures: Figures) -> None:
-        """Add a measurement, and write the file."""
+        """Adds a measurement, and writes the file."""
         self.measured[key] = figures
         self.save()
 
     def forget(self, prefixes: Iterable[str]) -> None:
-        """Leave out the measurements whose keys begin so, to be taken again."""
+        """Removes the measurements whose keys begin with a prefix, so that they are repeated."""
         chosen = tuple(prefixes)
         self.measured = {key: found for key, found in self.measured.items() if not key.startswith(chosen)}
 
     def save(self) -> None:
-        """Write the file, beside the one there and then in its place."""
+        """Writes the file atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.path.with_name(f"{self.path.name}.part")
         with unfinished.open("w") as file:
@@ -61,16 +61,16 @@ class Table:
         os.replace(unfinished, self.path)
 
     def figures(self, key: str) -> Figures | None:
-        """What was measured; None where nothing was, or where it failed."""
+        """Returns the figures of a key, or None if it is missing or failed."""
         found = self.measured.get(key)
         return None if found is None or "failed" in found else found
 
     def below(self, prefix: str) -> dict[str, Figures]:
-        """The figures of keys that begin so, by the rest of the key; what failed is left out."""
+        """Returns the figures of keys with a prefix, by the rest of the key, without failures."""
         found = {key.removeprefix(prefix): self.figures(key) for key in self.measured if key.startswith(prefix)}
         return {key: figures for key, figures in found.items() if figures is not None}
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why there are no figures, by key."""
+        """The reasons of failures, by key."""
         return {key: found["failed"] for key, found in self.measured.items() if "failed" in found}

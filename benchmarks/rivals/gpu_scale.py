@@ -1,4 +1,4 @@
-"""How large `benchmarks/gpu.py` measures: on a GPU, or as a rehearsal on a CPU."""
+"""The sizes of `benchmarks/gpu.py`: on a GPU, or for a rehearsal on a CPU."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,10 @@ class Scale:
     """The sizes of a run of this benchmark.
 
     Attributes:
-        other: the second network of the levers.
-        gate: images. Few, as float32 without TF32 is slow.
-        modes: of torch.
-        settings: of the recipe of CIFAR-10, beside those that are given.
+        other: The second network of the levers.
+        gate: Images in the gate. They are few, because float32 without TF32 is slow.
+        modes: Modes of torch.
+        settings: Settings of the CIFAR-10 recipe, beside those of the command line.
     """
 
     case: Case
@@ -36,7 +36,7 @@ class Scale:
     settings: tuple[str, ...]
 
 
-# At this rate five losses fall by a tenth, see `gpu_gate.py`.
+# At this rate five losses fall by a tenth; see `gpu_gate.py`.
 GPU = Scale(
     case=Case("resnet50", "imagenet", 64, 224, 256, precision="bfloat16", learning_rate=1e-3),
     other=Case("resnet18", "small", 64, 32, 256, classes=10, precision="bfloat16"),
@@ -69,7 +69,7 @@ SMALL = Scale(
 
 
 def made_cifar(path: Path) -> Path:
-    """Write a few images of CIFAR's size whose colour is their class, packed."""
+    """Writes a packed file of a few images of CIFAR's size, whose color shows their class."""
     rng = np.random.default_rng(0)
     colours = rng.integers(0, 256, (10, 1, 1, 3))
     arrays = {"class_names": np.array(list("abcdefghij"))}

@@ -1,4 +1,4 @@
-"""The table of `benchmarks/gpu.py` as lines of text."""
+"""Formats the table of `benchmarks/gpu.py` as text."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -7,9 +7,8 @@ from benchmarks.common.harness import Figures, compare
 from benchmarks.rivals.gpu_gate import disagreement, judge
 from benchmarks.rivals.gpu_parts import OURS, RIVAL, NotRun, Plan
 
-# Bytes that a training step of ResNet-50 moves for an image of 224 pixels in bfloat16 if every tensor is read and
-# written once where an operation must: with cuDNN's convolutions and batch norm in separate passes, and with batch norm
-# fused into the convolutions. Only for this network at width 64.
+# Bytes per image that a training step of ResNet-50 of width 64 moves, at 224 pixels in bfloat16, if every operation
+# reads and writes its tensors once: with batch norm in passes apart from cuDNN's convolutions, or fused into them.
 BYTES_AN_IMAGE = {"batch norm apart": 347e6, "batch norm in the convolutions": 247e6}
 COUNTED_FOR = {"network": "resnet50", "width": 64, "size": 224, "precision": "bfloat16"}
 KERNELS = 12
@@ -27,7 +26,7 @@ def render(plan: Plan) -> str:
 
 def _facts(plan: Plan) -> Iterator[str]:
     if not plan.rival:
-        yield "torch: not run; the interpreter of --torch has none"
+        yield "torch: not run; the interpreter of --torch has no torch"
     facts = _known_facts(plan)
     if facts:
         yield f"{'device':<10}{'version':<16}{'matmul TFLOP/s':>16}{'memory GB/s':>14}"
@@ -85,7 +84,7 @@ def _rounds(plan: Plan) -> Iterator[str]:
 
 
 def _shares(plan: Plan, name: str, speed: float, label: str) -> Iterator[str]:
-    """The speed as a share of what the device can do: the higher value of the two libraries, on the same device."""
+    """Formats a speed as a fraction of the device's limits, each the higher of the two libraries' measurements."""
     facts = _known_facts(plan)
     if OURS not in facts:
         yield f"{label:<40}{speed:>12,.1f} images/s"
@@ -98,7 +97,7 @@ def _shares(plan: Plan, name: str, speed: float, label: str) -> Iterator[str]:
     if COUNTED_FOR.items() <= vars(plan.scale.case).items():
         floors = {each: best["memory_bytes_a_second"] / moved for each, moved in BYTES_AN_IMAGE.items()}
         cells = (f"{speed / floor:.3f} of {floor:,.0f} ({each})" for each, floor in floors.items())
-        yield f"{'':<10}as a share of what the memory allows: {'; '.join(cells)}"
+        yield f"{'':<10}as a fraction of the memory's limit: {'; '.join(cells)}"
 
 
 def _levers(plan: Plan) -> Iterator[str]:
@@ -138,7 +137,7 @@ def _cifar(plan: Plan) -> Iterator[str]:
                 f"({len(runs)} runs, each preparation, training and evaluation)"
             )
             if runs[0].get("images_placed") is not None:
-                yield f"{'':<4}beside that, once: {runs[0]['images_placed']:.3f} s to copy the images to the device"
+                yield f"{'':<4}in addition, once: {runs[0]['images_placed']:.3f} s to copy the images to the device"
 
 
 def _spread(values: list[float], form: str) -> str:

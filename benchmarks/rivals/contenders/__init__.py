@@ -1,1 +1,1 @@
-"""One child process for each trainer that is compared, or for each figure of a device."""
+"""Child processes, one for each compared trainer or measured device limit."""

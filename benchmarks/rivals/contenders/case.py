@@ -1,6 +1,6 @@
-"""The input of all contenders, so that all do the same: network, images, weights, and the steps to time.
+"""The common input of all contenders: network, images, weights, and the steps to time.
 
-Needs only NumPy: torch's contender runs where JAX is not installed.
+It needs only NumPy, because torch's contender runs where JAX is not installed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Case:
-    """A network and what it is trained on: `batch` images a process, `size` pixels square."""
+    """A network and its training data: `batch` images of `size` x `size` pixels for each process."""
 
     network: str
     stem: str
@@ -40,7 +40,7 @@ class Case:
         )
 
     def images(self, process: int) -> tuple[np.ndarray, np.ndarray]:
-        """A process's batch: uint8[batch, size, size, 3] and int64[batch], the same in every contender."""
+        """Returns a process's batch, uint8[batch, size, size, 3] and int64[batch], equal in every contender."""
         rng = np.random.default_rng([7, process])
         pixels = rng.integers(0, 256, (self.batch, self.size, self.size, 3), np.uint8)
         return pixels, rng.integers(0, self.classes, self.batch)
@@ -52,20 +52,20 @@ class Task:
 
     case: Case
     weights: Path
-    """Arrays in torchvision's names, of JAX's layout (HWIO kernels, [in, out] matrices)."""
+    """File of arrays with torchvision's names and JAX's layout (HWIO kernels, [in, out] matrices)."""
     steps: int
-    """In a turn."""
+    """Steps in a turn."""
     turns: int
     out: Path
-    """Where process 0 writes its results."""
+    """File to which process 0 writes its results."""
     devices: int | None = None
-    """Of a JAX contender in one process; its batch is `batch` on each."""
+    """Devices of a JAX contender in one process, with `batch` images on each."""
     losses: int = GATE_STEPS
-    """Of how many first steps the loss is told."""
+    """Number of first steps whose losses are reported."""
     warmup: int = 0
-    """Steps that follow those, and are not timed: CUDA graphs are captured in the second and third."""
+    """Untimed steps that follow these: CUDA graphs are captured in the second and third."""
     variant: str | None = None
-    """What of a contender is measured, where there are several: torch's mode, or one of `jax_levers.names`."""
+    """The variant of the contender: torch's mode, or one of `jax_levers.LEVERS`."""
 
     @classmethod
     def parse(cls) -> "Task":
@@ -83,12 +83,13 @@ class Task:
         path.write_text(json.dumps(asdict(self), default=str))
 
     def measure(self, step: Callable[[], Any], loss: Callable[[Any], float], wait: Callable[[Any], Any]) -> dict:
-        """The first losses, the seconds of the first step (which compiles), and those a step of each turn.
+        """Measures the first losses, the seconds of the first step (which compiles), and the seconds per step of each
+        turn.
 
         Args:
-            step: takes one optimizer step and returns its result, which may still be under way.
-            loss: the mean loss over all processes, from a step's result.
-            wait: returns when all of a result is there.
+            step: Takes one optimizer step and returns its result, which may be asynchronous.
+            loss: Returns the mean loss over all processes from a step's result.
+            wait: Blocks until a result is complete.
         """
         begin = time.perf_counter()
         losses = [loss(step())]

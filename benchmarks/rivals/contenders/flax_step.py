@@ -1,7 +1,6 @@
-"""The step that a data-parallel trainer in Flax is usually given: every device averages gradients, batch statistics and
-metrics leaf by leaf. Started by `benchmarks/step.py --against flax`.
+"""Runs the usual data-parallel step in Flax, in which devices average gradients, statistics and metrics leaf by leaf.
 
-The network is that of `jaxddp.models.resnet` in Linen's own layers, with `nn.max_pool`.
+`benchmarks/step.py --against flax` starts it. The network is that of `jaxddp.models.resnet` with Linen's layers.
 """
 
 import sys
@@ -23,7 +22,7 @@ from benchmarks.rivals.contenders.jax_case import lay_out, local_images, read_we
 from benchmarks.rivals.contenders.outcome import attempt
 from jaxddp.mesh import AXIS
 
-# Linen's type for paddings is a string.
+# Linen annotates paddings as a string.
 MARGINS: Any = ((1, 1), (1, 1))
 
 
@@ -86,7 +85,7 @@ def train_step(state: State, pixels: jax.Array, labels: jax.Array) -> tuple[Stat
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
         return loss, updated["batch_stats"]
 
-    # Without this cast, gradients of replicated parameters arrive as sums over the devices.
+    # Without this cast, gradients of replicated parameters would be sums over the devices.
     params = lax.pcast(state.params, AXIS, to="varying")
     (loss, batch_stats), grads = jax.value_and_grad(mean_loss, has_aux=True)(params)
     grads, batch_stats, loss = (

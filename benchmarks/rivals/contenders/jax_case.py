@@ -1,4 +1,4 @@
-"""What the contenders in JAX share: images over the devices, and weights in torchvision's names."""
+"""Helpers of the contenders in JAX: images over the devices, and weights with torchvision's names."""
 
 import os
 import re
@@ -23,20 +23,20 @@ LAST = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 
 def lay_out(task: Task) -> Topology:
-    """Join the job, or simulate the devices that are asked for in one process."""
+    """Joins the job, or simulates the task's devices in one process."""
     if task.devices is not None:
         simulate_cpu_devices(task.devices)
     return Topology.create(peers=join(find_job()))
 
 
 def local_images(task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """This process's images and labels: a batch for each of its devices, in their order."""
+    """Returns this process's images and labels: a batch for each of its devices, in order."""
     first = int(os.environ.get("JAX_PROCESS_ID", "0"))
     return concatenated(task.case.images(share) for share in range(first, first + (task.devices or 1)))
 
 
 def all_images(task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """The global batch."""
+    """Returns the images and labels of the global batch."""
     shares = task.devices or int(os.environ.get("JAX_NUM_PROCESSES", "1"))
     return concatenated(map(task.case.images, range(shares)))
 
@@ -47,7 +47,7 @@ def concatenated(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.nda
 
 
 def run(task: Task, topology: Topology, step: Callable[[], Any], loss: Callable[[Any], float]) -> None:
-    """Measure a step and write the figures."""
+    """Measures a step, and writes the figures."""
     figures = task.measure(step, loss, jax.block_until_ready)
     if topology.peers.is_first:
         add_result(task.out, figures | {"version": jax.__version__, "device": topology.device_kind})
@@ -58,9 +58,10 @@ def network(case: Case, **settings: Any) -> ResNet:
 
 
 def write_weights(case: Case, path: Path, last_scale: float = 1.0) -> None:
-    """Initialize a case's network. `last_scale` is that of each block's last batch norm.
+    """Initializes a case's network, and writes its weights.
 
-    It must not be zero, or the blocks would have no part in the first loss.
+    Args:
+        last_scale: Scale of each block's last batch norm. With zero the blocks would not affect the first loss.
     """
     image = jnp.zeros((1, case.size, case.size, 3))
     params = jax.jit(network(case, zero_init_last_scale=False).init)(jax.random.key(0), image)["params"]
@@ -68,21 +69,21 @@ def write_weights(case: Case, path: Path, last_scale: float = 1.0) -> None:
     arrays: dict[str, Any] = {torch_name(name): np.asarray(leaf, np.float32) for name, leaf in flat.items()}
     last = ".bn3.weight" if case.network in BOTTLENECK else ".bn2.weight"
     arrays = {name: array * np.float32(last_scale) if name.endswith(last) else array for name, array in arrays.items()}
-    # Written beside it first: a process that is killed leaves no half of a file under this name.
+    # The rename is atomic, so a killed process leaves no partial file under this name.
     unfinished = path.with_suffix(".part.npz")
     np.savez(unfinished, **arrays)
     os.replace(unfinished, path)
 
 
 def read_weights(path: Path, params: Any) -> Any:
-    """The weights as a pytree like `params`."""
+    """Reads weights into a pytree like `params`."""
     weights = np.load(path)
     flat = traverse_util.flatten_dict(params, sep=".")
     return traverse_util.unflatten_dict({name: weights[torch_name(name)] for name in flat}, sep=".")
 
 
 def torch_name(name: str) -> str:
-    """ "layer1_0.downsample_bn.scale" becomes "layer1.0.downsample.1.weight"."""
+    """Converts a name: "layer1_0.downsample_bn.scale" becomes "layer1.0.downsample.1.weight"."""
     *modules, last = name.split(".")
     joined = ".".join([*modules, LAST[last]])
     joined = joined.replace("downsample_conv", "downsample.0").replace("downsample_bn", "downsample.1")

@@ -1,12 +1,12 @@
-"""Runs of a recipe, one after another in one process, timed as airbench times its own. Started by `benchmarks/gpu.py`:
+"""Runs a recipe several times in one process, timed as airbench times its runs. `benchmarks/gpu.py` starts it:
 
     python jax_cifar.py cifar10_fast --data FILE --out FILE --keys 0 1 2 [--set model.width=32 …] [--trace DIR]
 
-On the clock, for each seed: the network's initialization, with what the recipe takes from the images for it, which is
-computed anew although seeds could share it; all of training; and one evaluation of the last state with whatever
-test-time augmentation the recipe has, until its metrics are on the host. Not on it: a first run, which compiles all of
-that; reading the file; copying the images to the device as uint8 where the recipe keeps them there (`data.cache`),
-which happens once and is told apart; and validation within a run, which is switched off.
+The time of each seed includes the network's initialization, with statistics of the images that the recipe needs, which
+are computed again for each seed; all of training; and one evaluation of the last state with the recipe's test-time
+augmentation, until its metrics are on the host. It excludes a first run, which compiles everything; reading the file;
+copying the images to the device as uint8 if the recipe keeps them there (`data.cache`), which happens once and is
+reported separately; and validation during training, which is off.
 """
 
 import argparse
@@ -34,16 +34,16 @@ from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.loop import fit
 
 FIRST_SEED = 1_000_000
-"""Of the run that compiles; no other has it."""
+"""Seed of the run that compiles."""
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("recipe", help="a name in configs/, or the path of a recipe file")
     parser.add_argument("--data", required=True, help="as data.path")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe's settings")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the recipe")
     parser.add_argument("--keys", nargs="*", type=int, default=[], help="the seeds")
-    parser.add_argument("--trace", type=Path, help="trace one run, and time none; where its files go")
+    parser.add_argument("--trace", type=Path, help="trace one run into this folder, and time none")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
@@ -52,7 +52,7 @@ def main(options: argparse.Namespace) -> None:
     file = with_settings(read_recipe(options.recipe), options.set, options.data)
     experiment = open_experiment(file)
     setup, val = initialize(experiment), experiment.resources.val
-    assert val is not None  # a config names both
+    assert val is not None  # A config has both splits.
     placed = place(setup, val)
     begin = time.perf_counter()
     one_run(setup, val, FIRST_SEED)
@@ -67,7 +67,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def with_settings(file: RecipeFile, words: list[str], data: str) -> RecipeFile:
-    """The recipe on one device and on other data, validated only where this script does it."""
+    """Returns the recipe for one device and other data, without validation during training."""
     config = file.config
     for word in words:
         key, _, value = word.partition("=")
@@ -77,7 +77,7 @@ def with_settings(file: RecipeFile, words: list[str], data: str) -> RecipeFile:
 
 
 def replaced(config: Config, key: str, value: str) -> Config:
-    """A value is JSON, or text."""
+    """Replaces a key of a config by a value, given as JSON or text."""
     try:
         change: Any = json.loads(value)
     except ValueError:
@@ -88,7 +88,7 @@ def replaced(config: Config, key: str, value: str) -> Config:
 
 
 def place(setup: RunSetup, val: Source) -> float | None:
-    """Seconds to copy all images to the device; None where the recipe reads them batch by batch."""
+    """Returns the seconds to copy all images to the device, or None if the recipe reads them batch by batch."""
     if setup.data.cache != "device":
         return None
     begin = time.perf_counter()
@@ -98,7 +98,7 @@ def place(setup: RunSetup, val: Source) -> float | None:
 
 
 def prepared(setup: RunSetup, seed: int) -> RunSetup:
-    """With a fresh state. In its compiled program, what an initialization takes from images is a constant."""
+    """Returns the setup with a new state. Statistics of the images are constants of its compiled initialization."""
     seeded = setup.with_seed(seed)
     if seeded.recipe.initialize is None:
         return seeded
@@ -108,7 +108,7 @@ def prepared(setup: RunSetup, seed: int) -> RunSetup:
 
 
 def one_run(setup: RunSetup, val: Source, seed: int) -> dict[str, Any]:
-    """The seconds of a run, and what its last state reaches."""
+    """Trains one run, and returns its seconds and the metrics of its last state."""
     gc.collect()
     begin = time.perf_counter()
     seeded = prepared(setup, seed)

@@ -1,6 +1,6 @@
-"""The FLOPs of a case, and the most that JAX reaches on the device. Started by `benchmarks/gpu.py`.
+"""Counts the FLOPs of a case's step, and measures the device's limits in JAX: bfloat16 matrix products and memory.
 
-Counts the step's floating-point operations, and measures a product of matrices in bfloat16 and the memory.
+`benchmarks/gpu.py` starts it.
 """
 
 import statistics
@@ -44,19 +44,19 @@ def flops_of_step(setup: RunSetup, batch: Batch) -> int:
 
 
 def matmul_speed(side: int) -> float:
-    """Floating-point operations a second of square matrices in bfloat16."""
+    """Returns the FLOPs per second of a product of square bfloat16 matrices."""
     a, b = (jax.random.normal(jax.random.key(seed), (side, side), jnp.bfloat16) for seed in (0, 1))
     return 2 * side**3 / seconds(jax.jit(jnp.matmul), a, b)
 
 
 def memory_speed(count: int) -> float:
-    """Bytes read and written a second by scaling `count` numbers in bfloat16."""
+    """Returns the bytes read and written per second when scaling `count` bfloat16 numbers."""
     x = jnp.ones(count, jnp.bfloat16)
     return 2 * x.nbytes / seconds(jax.jit(lambda x: 3 * x), x)
 
 
 def seconds(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
-    """The median over a few runs of one call, without the first, which compiles."""
+    """Returns the median seconds of a call, without the first, which compiles."""
     jax.block_until_ready(function(*arguments))
     found = []
     for _ in range(RUNS):

@@ -1,10 +1,11 @@
-"""A variant of this project's step, and the step as it is, which take turns in one process. Started by
-`benchmarks/gpu.py` for each of `LEVERS`:
+"""Compares a variant of jaxddp's step with the unchanged step; both alternate in one process.
 
-- 1x1 convolutions as products of matrices, as `jaxddp.models.ops.cpu_convolution` has them on CPUs;
-- XLA's options in `XLA_OPTIONS`;
+`benchmarks/gpu.py` starts it for each of `LEVERS`:
+
+- 1x1 convolutions as matrix products, which `jaxddp.models.ops.cpu_convolution` uses on CPUs;
+- the XLA options in `XLA_OPTIONS`;
 - a state that is not donated;
-- images that lie on the device: one step in a dispatch, and several.
+- images resident on the device, with one or several steps in a call.
 """
 
 import functools
@@ -40,24 +41,24 @@ from jaxddp.setup.feed import LONGEST_CHUNK
 from jaxddp.setup.run_setup import RunSetup
 
 BASE = "the step as it is"
-# A threshold for combining all-reduces is not among them: gradients travel in one buffer.
+# There is no threshold for combining all-reduces, because gradients are in one buffer.
 XLA_OPTIONS = (
-    # Computes while the all-reduce is under way.
+    # Computes during the all-reduce.
     "xla_gpu_enable_latency_hiding_scheduler=true",
-    # NCCL sends the one large buffer from where it is.
+    # NCCL sends the large buffer without copying it.
     "xla_gpu_enable_nccl_user_buffers=true",
-    # Hundreds of kernels, convolutions and the all-reduce too, are launched as a few CUDA graphs.
+    # Launches hundreds of kernels, including convolutions and the all-reduce, as a few CUDA graphs.
     "xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONVOLUTION,COLLECTIVES",
-    # Every kernel is launched by itself, where making graphs costs more than it saves.
+    # Launches every kernel separately, in case graphs cost more than they save.
     "xla_gpu_enable_command_buffer=",
-    # Convolutions take in the operations beside them.
+    # Fuses neighboring operations into convolutions.
     "xla_gpu_experimental_enable_conv_fusion=true",
 )
 PRODUCTS, UNDONATED = "1x1 as products", "state not donated"
-# Steps in a dispatch; None: as many as a run dispatches together.
+# Steps in a call; None means as many as a run takes in a call.
 RESIDENT = {"on the device, one a dispatch": 1, "on the device, several a dispatch": None}
 LEVERS = (PRODUCTS, *XLA_OPTIONS, UNDONATED, *RESIDENT)
-# In bfloat16 another order of additions is seen in the third digit.
+# In bfloat16 a different order of additions shows in the third digit.
 LOSS_TOLERANCE = 0.02
 
 Turn = Callable[[], float]
@@ -65,7 +66,7 @@ Turn = Callable[[], float]
 
 @dataclass(frozen=True)
 class Variant:
-    """A jitted program, the arguments that follow the state, and how many steps it takes."""
+    """A jitted program, its arguments after the state, and its number of steps."""
 
     make: Callable[[], Any]
     feed: tuple[Any, ...]
@@ -89,7 +90,7 @@ def main(task: Task) -> None:
 
 
 def make_variant(name: str, setup: RunSetup, batch: Batch, steps: int) -> Variant:
-    """One of `LEVERS`, or the step as it is."""
+    """Returns one of `LEVERS`, or the unchanged step."""
     if name in RESIDENT:
         length = RESIDENT[name] or min(LONGEST_CHUNK, steps)
         (chunk,) = setup.feed.resident_chunks([range(length)], setup.key)
@@ -103,7 +104,7 @@ def make_variant(name: str, setup: RunSetup, batch: Batch, steps: int) -> Varian
 
 
 def prepared(variant: Variant, state: TrainState, task: Task) -> tuple[Turn, dict[str, Any]]:
-    """A compiled variant's turn, in seconds a step, and what is known before it runs."""
+    """Compiles a variant. Returns a function that times a turn, in seconds per step, and figures known before."""
     state, begin = jax.tree.map(jnp.copy, state), time.perf_counter()
     compiled, cost = compile_with_cost(variant.make(), state, *variant.feed)
     figures: dict[str, Any] = {"compile": time.perf_counter() - begin}
@@ -112,7 +113,7 @@ def prepared(variant: Variant, state: TrainState, task: Task) -> tuple[Turn, dic
     state, sums = compiled(state, *variant.feed)
     figures["losses"] = [first_loss(sums)]
     if variant.steps == 1:
-        # The same images once more: this loss is that of the parameters after an update.
+        # With the same images, the second loss is that of the updated parameters.
         state, sums = compiled(state, *variant.feed)
         figures["losses"].append(first_loss(sums))
 
@@ -131,7 +132,7 @@ def prepared(variant: Variant, state: TrainState, task: Task) -> tuple[Turn, dic
 
 
 def first_loss(sums: MetricSums) -> float:
-    """The mean loss of a dispatch's first step."""
+    """Returns the mean loss of a call's first step."""
     return float(np.ravel(sums.values[..., 0, 0])[0] / np.ravel(sums.values[..., 0, 1])[0])
 
 
@@ -141,7 +142,7 @@ def with_products(setup: RunSetup) -> Any:
 
 
 def by_products(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """A convolution, but 1x1 kernels are products of matrices wherever it runs."""
+    """Computes a convolution, with 1x1 kernels as matrix products on every platform."""
     if kernel.shape[0] == 1:
         return lax.dot_general(images[:, ::stride, ::stride], kernel[0, 0], (((3,), (0,)), ((), ())))
     margins, numbers = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
@@ -162,7 +163,7 @@ def local_step(setup: RunSetup) -> TrainStep:
 
 
 def beside(found: list[float], base: list[float]) -> dict[str, Any]:
-    """The speed as a multiple of the step's as it is."""
+    """Returns the speed as a multiple of the unchanged step's."""
     return {
         "step": statistics.median(found),
         "ratio": statistics.median(base) / statistics.median(found),
@@ -171,7 +172,7 @@ def beside(found: list[float], base: list[float]) -> dict[str, Any]:
 
 
 def check_losses(figures: dict[str, dict[str, Any]]) -> None:
-    """Raises where a variant computes something else, and so has won nothing."""
+    """Raises AssertionError if a variant computes other losses than the unchanged step."""
     for name, found in figures.items():
         losses = found.get("losses", [])
         np.testing.assert_allclose(losses, figures[BASE]["losses"][: len(losses)], rtol=LOSS_TOLERANCE, err_msg=name)

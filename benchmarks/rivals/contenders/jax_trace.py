@@ -1,4 +1,4 @@
-"""A few steps of this project's step under JAX's profiler. Started by `benchmarks/gpu.py`."""
+"""Traces a few of jaxddp's steps with JAX's profiler. `benchmarks/gpu.py` starts it."""
 
 import argparse
 import sys
@@ -28,7 +28,7 @@ class Options:
 def parse() -> Options:
     parser = argparse.ArgumentParser()
     parser.add_argument("task", type=Path)
-    parser.add_argument("--trace", type=Path, required=True, help="where its files go")
+    parser.add_argument("--trace", type=Path, required=True, help="folder for the trace")
     options = parser.parse_args()
     return Options(Task.read(options.task), options.trace)
 

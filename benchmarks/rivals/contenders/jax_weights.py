@@ -1,7 +1,7 @@
-"""Writes the weights that all contenders of a case begin with. Started by `benchmarks/gpu.py`.
+"""Writes the initial weights of all contenders of a case. `benchmarks/gpu.py` starts it.
 
-The last scale of each block is a quarter, so that rounding does not grow from block to block: with 1, five losses of a
-ResNet-50 in bfloat16 fell by a fifth of what they fell in float32, in any library, and nothing could be told from them.
+The last scale of each block is a quarter, so that rounding errors do not grow from block to block. With 1, five losses
+of a ResNet-50 in bfloat16 fall by only a fifth of those in float32, in any library, which makes the gate useless.
 """
 
 import sys

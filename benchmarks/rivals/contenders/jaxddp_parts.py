@@ -1,4 +1,4 @@
-"""A case in this project's objects, as `prepare_training` makes them."""
+"""Builds a case with jaxddp's `prepare_training`."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from jaxddp.setup.run_setup import RunSetup
 
 
 def make_parts(task: Task) -> tuple[RunSetup, Batch]:
-    """The setup of a task and its placed batch. The state holds the weights that all contenders start with."""
+    """Returns the setup of a task, with the common initial weights, and its placed batch."""
     lay_out(task)
     case, names = task.case, tuple(map(str, range(task.case.classes)))
     data = DataConfig(mean=MEAN, std=STD, augment=AugmentConfig(flip=False))
@@ -23,9 +23,9 @@ def make_parts(task: Task) -> tuple[RunSetup, Batch]:
         network(case), ArrayTable(*all_images(task), names), None, optimizer, case.batch, data=data
     )
     state = setup.state.replace(params=setup.topology.replicate(read_weights(task.weights, setup.state.params)))
-    # The other contenders measure nothing beside the loss.
+    # The other contenders compute no metrics.
     setup = replace(setup.changed(metrics={}), state=state)
-    # All contenders have the images in the same order, on which local batch statistics depend.
+    # Local batch statistics depend on the order of images, so it is the same in all contenders.
     pixels, labels = local_images(task)
     ones, rows = np.ones(len(labels), np.float32), np.arange(len(labels), dtype=np.int32)
     return setup, setup.topology.place(Batch(pixels, labels, ones, rows, np.zeros_like(rows)))

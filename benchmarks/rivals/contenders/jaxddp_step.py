@@ -1,4 +1,4 @@
-"""The step of this project, as `prepare_training` makes it. Started by `benchmarks/step.py --against …`."""
+"""Measures jaxddp's step. `benchmarks/step.py --against …` and `benchmarks/gpu.py` start it."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""How a contender tells what it found: lines of JSON in a file, the last of which may say that it failed, and why.
+"""Writes a contender's results as lines of JSON, the last of which may report a failure.
 
-Needs only the standard library. What a library prints is no sign of a failure: while they tune, XLA and Inductor report
-candidates that ran out of memory, and go on without them.
+It needs only the standard library. Printed errors do not mean a failure: XLA and Inductor report autotuning candidates
+that ran out of memory, and continue without them.
 """
 
 import json
@@ -13,7 +13,7 @@ OUT_OF_MEMORY = "out of memory"
 
 
 def attempt(main: Callable[[Any], None], options: Any) -> None:
-    """Call a contender's main function; what ends it is told in the file `options.out`, and raised again."""
+    """Calls a contender's main function. Writes an exception to the file `options.out`, and raises it again."""
     try:
         main(options)
     except Exception as error:
@@ -22,14 +22,14 @@ def attempt(main: Callable[[Any], None], options: Any) -> None:
 
 
 def add_result(out: Path, figures: Mapping[str, Any], key: str | None = None) -> None:
-    """Append one line. `key` tells the results of a contender that has several apart."""
+    """Appends a line of results. A contender with several results gives each a `key`."""
     named = figures if key is None else {"key": key, **figures}
     with out.open("a") as file:
         file.write(json.dumps(named) + "\n")
 
 
 def reason(error: BaseException) -> str:
-    """Why a contender ended, in one line."""
+    """Describes an exception in one line."""
     if ran_out_of_memory(error):
         return OUT_OF_MEMORY
     line = next(iter(str(error).splitlines()), "")
@@ -37,9 +37,10 @@ def reason(error: BaseException) -> str:
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception is of that kind, or was raised from one.
+    """Returns whether an exception, or one of its causes, means out of memory.
 
-    JAX and the CUDA runtime have no class for it. Inductor keeps what ended a compilation in `inner_exception`.
+    JAX and the CUDA runtime have no class for it. Inductor keeps the cause of a failed compilation in
+    `inner_exception`.
     """
     if error is None:
         return False

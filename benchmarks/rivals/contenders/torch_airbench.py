@@ -1,11 +1,12 @@
-"""Runs a script of airbench (github.com/KellerJordan/cifar10-airbench) as it is, on given pixels, until it has printed
-enough runs. Started by `benchmarks/gpu.py`:
+"""Runs an unchanged script of airbench (github.com/KellerJordan/cifar10-airbench) until it has printed enough runs.
+
+`benchmarks/gpu.py` starts it:
 
     python torch_airbench.py SCRIPT --data FILE.npz --folder DIR --out FILE --keys 0 1 2
 
-The script reads `cifar10/train.pt` and `test.pt` where it is started, and prints a table. The line of a run's last
-evaluation holds its accuracy and the seconds of its own clock: preparation, training and test-time augmentation,
-without compiling and without the evaluation after each epoch. Its first run, "warmup", is left out.
+The script reads `cifar10/train.pt` and `test.pt` from its working directory, and prints a table. The line of a run's
+last evaluation has its accuracy and the seconds by the script's clock: preparation, training and test-time
+augmentation, without compilation and without the evaluation after each epoch. Its first run, "warmup", is ignored.
 """
 
 import argparse
@@ -29,9 +30,9 @@ FILES = {"train": "train.pt", "val": "test.pt"}
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("script", type=Path)
-    parser.add_argument("--data", type=Path, required=True, help="arrays in an .npz file, as data.path takes them")
-    parser.add_argument("--folder", type=Path, required=True, help="where the script is started")
-    parser.add_argument("--keys", nargs="+", required=True, help="of the runs, in their order")
+    parser.add_argument("--data", type=Path, required=True, help="an .npz file of arrays, as for data.path")
+    parser.add_argument("--folder", type=Path, required=True, help="working directory of the script")
+    parser.add_argument("--keys", nargs="+", required=True, help="keys of the runs, in order")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
@@ -46,7 +47,7 @@ def main(options: argparse.Namespace) -> None:
         for figures in runs(lines.passed(script.stdout)):
             add_result(options.out, figures, missing.pop(0))
             if not missing:
-                # It would go on to 200 runs.
+                # Otherwise it would continue to 200 runs.
                 script.kill()
                 return
     if lines.last.startswith(("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")):
@@ -55,7 +56,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 class Lines:
-    """Prints the lines that pass, and knows the last that is not empty."""
+    """Prints lines as they pass, and keeps the last non-empty one."""
 
     def __init__(self) -> None:
         self.last = ""
@@ -68,7 +69,7 @@ class Lines:
 
 
 def runs(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """What each run of the script's table reached, as soon as it is printed. A column is known by its heading."""
+    """Yields the result of each run in the script's table when it is printed. Headings identify the columns."""
     names: list[str] = []
     run = ""
     for line in lines:
@@ -84,7 +85,7 @@ def runs(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def write_pixels(data: Path, folder: Path) -> None:
-    """The arrays in the files that airbench's loader reads."""
+    """Writes the arrays to the files that airbench's loader reads."""
     folder.mkdir(parents=True, exist_ok=True)
     with np.load(data) as arrays:
         for split, name in FILES.items():

@@ -1,6 +1,4 @@
-"""The most that torch reaches on a device: a product of matrices in bfloat16, and the memory. Started by
-`benchmarks/gpu.py`.
-"""
+"""Measures the device's limits in torch: bfloat16 matrix products and memory. `benchmarks/gpu.py` starts it."""
 
 import statistics
 import sys
@@ -35,7 +33,7 @@ def main(task: Task) -> None:
 
 
 def seconds(call: Callable[[], torch.Tensor]) -> float:
-    """The median over a few runs of one call, without the first, which loads the kernel."""
+    """Returns the median seconds of a call, without the first, which loads the kernel."""
     wait(call())
     found = []
     for _ in range(RUNS):

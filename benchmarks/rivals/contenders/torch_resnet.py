@@ -1,4 +1,4 @@
-"""The networks of `jaxddp.models.resnet` in PyTorch, by torchvision's names (arXiv:1512.03385, the bottleneck v1.5)."""
+"""The ResNets of `jaxddp.models.resnet` in PyTorch, with torchvision's names (arXiv:1512.03385, bottleneck v1.5)."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from benchmarks.rivals.contenders.case import BOTTLENECK, STAGES, Case
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions, or 1x1, 3x3, 1x1 with four times the features; each with its batch norm."""
+    """Two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1 with four times the features, each with batch norm."""
 
     def __init__(self, inputs: int, features: int, stride: int, bottleneck: bool):
         super().__init__()
@@ -60,15 +60,15 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2
 
 
 def load(network: nn.Module, weights: dict[str, np.ndarray]) -> None:
-    """Copy weights of JAX's layout into a network; every one of both must find its partner."""
+    """Copies weights in JAX's layout into a network. The names of both must match exactly."""
     state = {name: torch.from_numpy(to_torch(array)) for name, array in weights.items()}
     missing, unexpected = network.load_state_dict(state, strict=False)
-    # Running statistics start equal; torch also counts its batches.
+    # Running statistics start equal in both; torch also counts batches.
     assert not unexpected and all(".running_" in n or n.startswith("bn1.") or "num_batches" in n for n in missing), (
         missing
     )
 
 
 def to_torch(array: np.ndarray) -> np.ndarray:
-    """HWIO becomes OIHW, [in, out] becomes [out, in]."""
+    """Transposes HWIO to OIHW, and [in, out] to [out, in]."""
     return np.ascontiguousarray(array.transpose((3, 2, 0, 1) if array.ndim == 4 else range(array.ndim)[::-1]))

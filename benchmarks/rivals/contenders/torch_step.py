@@ -1,6 +1,7 @@
-"""PyTorch in its fastest form: channels-last; DistributedDataParallel and one thread a process on a CPU; on a GPU
-autocast, a fused optimizer, and the task's variant: a mode of `torch.compile`, or none. Started by
-`benchmarks/step.py --against torch` and by `benchmarks/gpu.py`.
+"""Measures PyTorch's step in its fastest form. `benchmarks/step.py --against torch` and `benchmarks/gpu.py` start it.
+
+Memory is channels-last. On a CPU it uses DistributedDataParallel and one thread for each process; on a GPU autocast, a
+fused optimizer, and the task's variant: a mode of `torch.compile`, or none.
 """
 
 import os
@@ -20,7 +21,7 @@ from benchmarks.rivals.contenders.outcome import add_result, attempt
 from benchmarks.rivals.contenders.torch_resnet import ResNet, load
 
 EAGER = "eager"
-"""The variant that compiles nothing; the others are modes of `torch.compile`."""
+"""The variant without compilation; the others are modes of `torch.compile`."""
 
 
 def main(task: Task) -> None:
@@ -69,7 +70,7 @@ def make_step(task: Task, process: int, processes: int, device: torch.device) ->
         loss_of = torch.compile(loss_of, mode=mode)
 
     def step() -> torch.Tensor:
-        # Ends the life of what the CUDA graphs of the step before gave.
+        # Invalidates the outputs of the previous step's CUDA graphs.
         torch.compiler.cudagraph_mark_step_begin()
         loss = loss_of(pixels, labels)
         loss.backward()

@@ -1,4 +1,4 @@
-"""A trace of JAX's profiler, reduced to the kernels that take most of the time."""
+"""Summarizes a trace of JAX's profiler by the kernels that take most of the time."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import jax
 from jax.profiler import ProfileData
 
 MOST = 25
-# On a CPU there is no plane of a device: these threads run the operations.
+# On a CPU a trace has no device plane; these threads run the operations.
 DEVICE, HOST_THREADS = "/device:GPU", ("tf_XLAPjRtCpuClient", "tf_XLAExecute")
 STREAM = "Stream"
 WAITING = ("ThunkExecutor", "ThreadpoolListener")
@@ -18,7 +18,7 @@ WAITING = ("ThunkExecutor", "ThreadpoolListener")
 
 @contextmanager
 def traced(folder: Path) -> Iterator[dict[str, Any]]:
-    """Trace a block that waits for the device, and fill the dict with what `summarize` finds in the trace."""
+    """Traces a block that waits for the device, and fills the dict with the summary."""
     found: dict[str, Any] = {}
     folder.mkdir(parents=True, exist_ok=True)
     with jax.profiler.trace(str(folder)):
@@ -28,9 +28,9 @@ def traced(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def summarize(data: Any) -> dict[str, Any]:
-    """The milliseconds from the first kernel to the last, those with any kernel running, and the longest by name.
+    """Returns the milliseconds from the first to the last kernel, those with a running kernel, and the longest kernels.
 
-    Each of `kernels` is (name, milliseconds in all, how often it ran).
+    Each of `kernels` is (name, total milliseconds, number of launches).
     """
     events = list(kernels(data))
     if not events:
@@ -50,7 +50,7 @@ def summarize(data: Any) -> dict[str, Any]:
 
 
 def kernels(data: Any) -> Iterator[tuple[str, float, float]]:
-    """(name, start, duration in nanoseconds) of all that a device ran."""
+    """Yields (name, start, duration), in nanoseconds, of all kernels of a device."""
     planes = [plane for plane in data.planes if plane.name.startswith(DEVICE)]
     starts = (STREAM,) if planes else HOST_THREADS
     for plane in planes or [plane for plane in data.planes if plane.name == "/host:CPU"]:
@@ -61,7 +61,7 @@ def kernels(data: Any) -> Iterator[tuple[str, float, float]]:
 
 
 def busy(events: list[tuple[str, float, float]]) -> float:
-    """The length of the union of all intervals."""
+    """Returns the length of the union of all intervals."""
     covered, until = 0.0, float("-inf")
     for _, start, duration in sorted(events, key=lambda event: event[1]):
         covered += max(0.0, start + duration - max(start, until))
