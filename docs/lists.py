@@ -205,17 +205,20 @@ def rewritten(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with `--check` name those that are not up to date."""
-    stale = []
+    """Write the pages, or with `--check` name the lists that are not up to date or in no page."""
+    stale, seen = [], set()
     for page in PAGES:
         text = (ROOT / page).read_text()
+        seen |= {name for _, name, _ in MARKED.findall(text)}
         if (new := rewritten(text)) != text:
             stale.append(page)
             if "--check" not in arguments:
                 (ROOT / page).write_text(new)
     for page in stale:
         print(f"{page}: {'not up to date; run python docs/lists.py' if '--check' in arguments else 'written'}")
-    return int("--check" in arguments and bool(stale))
+    for name in LISTS.keys() - seen:
+        print(f"the list {name} is in no page")
+    return int(bool(LISTS.keys() - seen) or ("--check" in arguments and bool(stale)))
 
 
 if __name__ == "__main__":

@@ -27,13 +27,23 @@ import numpy as np
 import pytest
 from support.pages import blocks, page_block
 
-from jaxddp import cli
+from jaxddp import cli, registry
 from jaxddp.command_line.short_forms import typed
 from jaxddp.config import Config, load
 from jaxddp.hooks import HOOKS
 from jaxddp.models.adapt import adapt
 from jaxddp.overrides import flatten
-from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES
+from jaxddp.registry import (
+    AUGMENTATIONS,
+    LOGGERS,
+    LOSSES,
+    METRICS,
+    MODELS,
+    OBJECTIVES,
+    OPTIMIZERS,
+    SCHEDULES,
+    Registry,
+)
 from jaxddp.training.checkpoints.run_identity import FREE
 
 ROOT = Path(__file__).parent.parent
@@ -405,6 +415,11 @@ def test_the_page_names_the_configs_whose_batch_norm_is_not_local():
         r"shipped config but(.*?), which are `ghost`", (ROOT / "docs/scaling.md").read_text(), re.DOTALL
     )
     assert set(re.findall(r"`(\w+)`", listed)) == others
+
+
+def test_the_table_of_kinds_has_every_registry():
+    table = re.findall(r"`@(\w+)\.add", (ROOT / "CONTRIBUTING.md").read_text())
+    assert sorted(table) == sorted(name for name, value in vars(registry).items() if isinstance(value, Registry))
 
 
 @pytest.mark.slow
