@@ -68,7 +68,7 @@ def test_what_processes_are_told(run, monkeypatch):
     assert (first.pop("JAX_PROCESS_ID"), second.pop("JAX_PROCESS_ID")) == ("0", "1")
     assert int(first.pop("JAXDDP_COORDINATOR_FD")) != 99
     # Each has a pipe of its own; see tests/test_restarts.py.
-    assert all(int(told.pop("JAXDDP_WORDS_FD")) for told in (first, second))
+    assert all(int(told.pop("JAXDDP_STATUS_FD")) for told in (first, second))
     assert first == second
     assert first["JAX_COORDINATOR_ADDRESS"].startswith("127.0.0.1:")
     assert first["JAX_NUM_PROCESSES"] == "2"

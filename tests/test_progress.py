@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import jaxddp.core.phases as phases
 from jaxddp.core.phases import COMMIT, OUTSIDE, Phase, Standing, stuck
-from jaxddp.job.watch import Waits
+from jaxddp.job.watchdog import Timeouts
 
 PHASES = (*typing.get_args(Phase), COMMIT)
 WAITING = {"agreement", "dispatch", "device", COMMIT}
@@ -106,8 +106,8 @@ def test_a_save_waits_for_the_others_while_a_thread_of_it_does():
 
 @given(st.floats(0.1, 1e5), st.floats(0.1, 1e5))
 def test_nobody_waits_less_long_than_another_may_take(stall, silence):
-    waits = Waits(silence, stall)
-    assert all(waits.longest > Standing(phase, 0, 0.0).limit(stall) + silence for phase in PHASES)
+    timeouts = Timeouts(silence, stall)
+    assert all(timeouts.longest > Standing(phase, 0, 0.0).limit(stall) + silence for phase in PHASES)
 
 
 def test_what_is_said_of_it():
@@ -118,7 +118,7 @@ def test_what_is_said_of_it():
 ALONE = """
 import sys, threading
 import jaxddp.core.phases as phases
-from jaxddp.job.lone_watch import watch_alone
+from jaxddp.job.watchdog import watch_alone
 
 watch_alone(0.5)
 {body}

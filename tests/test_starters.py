@@ -4,10 +4,10 @@ import socket
 
 import pytest
 
-import jaxddp.job.starters as starters
+import jaxddp.job.schedulers as schedulers
 from jaxddp.core.errors import InputError
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.starters import own_address
+from jaxddp.job.schedulers import own_address
 
 SKYPILOT = {
     "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9\n10.0.0.5", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NUM_GPUS_PER_NODE": "8",
@@ -68,7 +68,7 @@ def test_skypilot_one_process_a_node(rank):
 
 
 def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
-    monkeypatch.setattr(starters, "own_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(schedulers, "own_address", lambda: "10.0.0.7")
     jobs = [found(batch(node)) for node in range(4)]
     assert [job.process_id for job in jobs] == [2, 1, 0, 3]
     # All meet at one address, which the main node knows of itself.
@@ -81,7 +81,7 @@ def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
 
 
 def test_the_main_node_of_aws_batch_takes_its_own_address_only_where_nobody_tells_it(monkeypatch):
-    monkeypatch.setattr(starters, "own_address", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(schedulers, "own_address", lambda: pytest.fail("asked"))
     assert found(batch(2, JAX_COORDINATOR_ADDRESS="10.0.0.8:1234")).coordinator == "10.0.0.8:1234"
     with pytest.raises(InputError, match="AWS_BATCH_JOB_MAIN_NODE_INDEX set but not the coordinator's address"):
         find_job({name: value for name, value in batch(1).items() if name not in MAIN_ADDRESS})

@@ -12,23 +12,20 @@ from itertools import count
 from pathlib import Path
 
 from jaxddp.cluster.command_line import default_logs, program_of
-from jaxddp.cluster.inbox import Inbox, caught_signals
+from jaxddp.cluster.elastic_sizes import sizes_that_share
+from jaxddp.cluster.event_queue import catch_signals
 from jaxddp.cluster.machine import local_cores, local_gpus, shares
-from jaxddp.cluster.meeting.alone import Alone
-from jaxddp.cluster.meeting.gathering import Gathering, Generation
-from jaxddp.cluster.meeting.hosting import Hosting
-from jaxddp.cluster.meeting.visiting import Visiting
+from jaxddp.cluster.meeting.driver import Generation, driver
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.output import say
-from jaxddp.cluster.sharing import sizes_that_share
 from jaxddp.cluster.worker import Worker
 from jaxddp.cluster.worker_group import WorkerGroup
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.wording import counted
 from jaxddp.job.environment import KEY, RUN_ID
-from jaxddp.job.host import INHERITED_SOCKET
-from jaxddp.job.messages import MOST_PROCESSES
+from jaxddp.job.leader import INHERITED_SOCKET
+from jaxddp.wire.codec import MOST_PROCESSES
 
 GENERATION = "JAXDDP_GENERATION"
 """The variable that tells a process the number of its generation, which is one start of the whole job, from 0."""
@@ -57,8 +54,8 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
     Each process is a direct child in a session of its own, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
     JAX_PROCESS_ID, JAXDDP_RUN_ID and JAXDDP_GENERATION in its environment, on one machine JAXDDP_JOB_KEY, and
     CUDA_VISIBLE_DEVICES where GPUs are divided. Process 0 of the job also inherits a socket that listens at the
-    coordinator's address; JAXDDP_COORDINATOR_FD holds its number. JAXDDP_WORDS_FD holds that of a pipe; see
-    `jaxddp.job.at_work`. Their output is shown line by line after `[R] `, and kept in `process-R.log`.
+    coordinator's address; JAXDDP_COORDINATOR_FD holds its number. JAXDDP_STATUS_FD holds that of a pipe; see
+    `jaxddp.job.work_status`. Their output is shown line by line after `[R] `, and kept in `process-R.log`.
 
     Args:
         command: the arguments of `jaxddp` (`train digits`), or any program; `python` is this interpreter.
@@ -80,30 +77,21 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
         each = f"--nodes {options.nodes} with {counted(len(gpus), 'process')} each"
         raise InputError(f"{each}: {total:,} processes; a job has at most {MOST_PROCESSES:,}")
     started, group = _Started(options, program, logs, gpus, cores, _job_environment(options)), None
-    with caught_signals() as inbox:
-        gathering, error = _gathering(options, len(gpus), sizes, inbox), None
+    with catch_signals() as events:
+        meeting, error = driver(options, len(gpus), sizes, events), None
         try:
-            while (generation := gathering.meet()) is not None:
+            while (generation := meeting.next_generation()) is not None:
                 with closing(WorkerGroup(options.grace, options.save_grace)) as group:
                     _start(group, generation, started)
-                    gathering.ended(group.watch(inbox, gathering))
+                    meeting.ended(group.watch(events, meeting))
         except JaxddpError as raised:
             error = raised
             raise
         finally:
-            gathering.close(error)
+            meeting.close(error)
     if group is not None:
         group.report()
-    return gathering.code
-
-
-def _gathering(options: Launch, processes: int, sizes: Sequence[int], inbox: Inbox) -> Gathering:
-    key = os.environ.get(KEY, "")
-    if not options.launchers_meet:
-        return Alone(options, processes, inbox)
-    if options.nr:
-        return Visiting(options, processes, key, inbox)
-    return Hosting(options, processes, sizes, key, inbox)
+    return meeting.code
 
 
 def _start(group: WorkerGroup, generation: Generation, started: _Started) -> None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxddp.cluster.output import Output
-from jaxddp.cluster.words import Words
-from jaxddp.job.at_work import WORDS_FD
+from jaxddp.job.work_status import STATUS_PIPE, WorkStatus
 
 _STARTER = Path(__file__).with_name("starter.py")
 _TWICE = "tried to connect with a different incarnation"
@@ -30,7 +29,7 @@ class Worker:
     rank: int
     process: subprocess.Popen[bytes]
     output: Output
-    words: Words
+    status: WorkStatus
     code: int | None = None
     """Its exit code, or the negative number of the signal that ended it; None while it runs. Of one that ended in the
     midst of its work with 0 it is 1."""
@@ -54,10 +53,10 @@ class Worker:
         """
         # Isolated: the user's PYTHON* variables and site packages are for the command, not for the starter.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
-        with Words.pipe() as (words, into):
+        with WorkStatus.open() as (status, into):
             process = subprocess.Popen(
                 [*starter, *command],
-                env={**environ, WORDS_FD: str(into)},
+                env={**environ, STATUS_PIPE: str(into)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -67,7 +66,7 @@ class Worker:
             )
         assert process.stdout is not None
         try:
-            return cls(rank, process, Output(rank, process.stdout, log), words)
+            return cls(rank, process, Output(rank, process.stdout, log), status)
         except BaseException:
             process.kill()
             process.wait()
@@ -84,17 +83,17 @@ class Worker:
     @property
     def has_quit(self) -> bool:
         """Whether the user's code ended it, and would do so again."""
-        return self._ended_at_work or self.words.quit
+        return self._ended_at_work or self.status.has_quit
 
     def poll(self) -> int | None:
         """Its code, or None while it runs. It stays a zombie, so that the number of its group is not reused."""
         if self.code is None:
-            self.words.read()
+            self.status.read()
             end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if end is not None:
-                self.words.read()
+                self.status.read()
                 self.code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-                self._ended_at_work = self.code == 0 and self.words.at_work
+                self._ended_at_work = self.code == 0 and self.status.is_working
                 self.code = 1 if self._ended_at_work else self.code
         return self.code
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from jaxddp.cluster.inbox import Inbox
+from jaxddp.cluster.event_queue import EventQueue
 from jaxddp.cluster.output import Output, say
 from jaxddp.cluster.restarts import BAD_INPUT, PREEMPTED, End
 from jaxddp.cluster.worker import Worker
@@ -20,11 +20,15 @@ _DEATH_SECONDS = 30.0
 """How long SIGKILL may take: one that waits for a broken disk or GPU in the kernel may never end."""
 
 
-class Onlooker(Protocol):
+class Observer(Protocol):
     """Is told what happens while a group is watched."""
 
-    def hear(self, event: Any, group: "WorkerGroup") -> None:
-        """Something else than a signal came into the inbox."""
+    def take(self, event: Any, group: "WorkerGroup") -> None:
+        """Take an event that is not a signal."""
+        ...
+
+    def poll(self, group: "WorkerGroup") -> None:
+        """Called several times a second."""
         ...
 
     def failed(self, end: End) -> None:
@@ -47,11 +51,11 @@ class WorkerGroup:
     _given_up: float = math.inf
     """When what still runs counts as what cannot be killed, once SIGKILL was sent."""
 
-    def watch(self, inbox: Inbox, onlooker: Onlooker) -> End:
+    def watch(self, events: EventQueue, observer: Observer) -> End:
         """Wait until all have ended, and say of each that did not end with 0 how it did.
 
         Args:
-            inbox: in which the signals arrive that this process receives.
+            events: those for this process, such as the signals that it receives.
 
         Returns:
             With the code 0 where all ended with 0; the exit code of the first failure, or 128 plus its signal; 75 where
@@ -59,7 +63,7 @@ class WorkerGroup:
             where a mistake did meanwhile; 1 where one cannot be killed.
         """
         with selectors.DefaultSelector() as selector:
-            selector.register(inbox, selectors.EVENT_READ)
+            selector.register(events, selectors.EVENT_READ)
             for worker in self.workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker.output)
             while self._running() and time.monotonic() < self._given_up:
@@ -69,12 +73,13 @@ class WorkerGroup:
                         output.read()
                         if output.ended:
                             selector.unregister(output)
-                self._note_ends(onlooker)
-                for event in inbox.taken():
+                self._note_ends(observer)
+                for event in events.take_all():
                     if isinstance(event, signal.Signals):
                         self._stop_on(event)
                     else:
-                        onlooker.hear(event, self)
+                        observer.take(event, self)
+                observer.poll(self)
                 self._follow_plan()
         self.close()
         return self._conclude()
@@ -107,21 +112,21 @@ class WorkerGroup:
                 if not worker.output.read():
                     time.sleep(_POLL_SECONDS)
             worker.output.close()
-            worker.words.close()
+            worker.status.close()
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.code is None]
 
-    def _note_ends(self, onlooker: Onlooker) -> None:
+    def _note_ends(self, observer: Observer) -> None:
         ended = [worker for worker in self._running() if worker.poll() is not None]
         # Of processes that are found ended together, one that was killed is the likelier cause.
         for worker in sorted(ended, key=lambda worker: ((worker.code or 0) >= 0, worker.rank)):
             worker.output.drain(_DRAIN_SECONDS)
             if worker.code != 0:
                 say(str(worker))
-                self._stop_after(worker, onlooker)
+                self._stop_after(worker, observer)
 
-    def _stop_after(self, worker: Worker, onlooker: Onlooker) -> None:
+    def _stop_after(self, worker: Worker, observer: Observer) -> None:
         if self._failed:
             return
         if self._asked:
@@ -131,7 +136,7 @@ class WorkerGroup:
         elif worker.code != PREEMPTED:
             self._failed = worker
             self._schedule(_MOMENT_SECONDS, self.grace)
-            onlooker.failed(self._end_of(worker))
+            observer.failed(self._end_of(worker))
         elif not self._plan:
             # It has saved and ended; the others were asked to as well, and may still be writing.
             self._schedule(self.save_grace, self.grace)

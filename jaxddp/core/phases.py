@@ -1,7 +1,7 @@
 """How far this process has come: the phase that it is in, the steps that it has done, and where its seconds went.
 
 It is told as a log is: what is at work says so here, and nothing that is computed depends on it. The thread that trains
-tells it, and the job's watch reads it (`jaxddp.job.watch`). Progress is a phase that begins or ends, a step that is
+tells it, and the job's watch reads it (`jaxddp.job.watchdog`). Progress is a phase that begins or ends, a step that is
 done, or something within a phase that calls `moved`. What a phase does can be said in words, which whoever listens
 shows while they last (`jaxddp.job.activity`).
 """

@@ -1,6 +1,6 @@
 """This process's place in its job, read from the environment variables that its launcher or scheduler sets.
 
-What each of them sets is in `starters.py`. Nothing here starts a JAX backend.
+What each of them sets is in `schedulers.py`. Nothing here starts a JAX backend.
 """
 
 import os
@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import show
 from jaxddp.job.ports import split_address
-from jaxddp.job.starters import EXPLICIT, STARTERS, Starter
+from jaxddp.job.schedulers import EXPLICIT, SCHEDULERS, Scheduler
 from jaxddp.job.variables import COUNT, INDEX, Environ, Found, look, number, text
+from jaxddp.wire.handshake import KEY, Identity
 
-RUN_ID, KEY = "JAXDDP_RUN_ID", "JAXDDP_JOB_KEY"
+RUN_ID = "JAXDDP_RUN_ID"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Job:
     local_device_ids: tuple[int, ...] | None = None
     """Which of this host's accelerators this process uses; None for all that it sees."""
     run_id: str = ""
-    """Distinguishes this job from another at the same address; empty where the starter gives none."""
+    """Distinguishes this job from another at the same address; empty where the scheduler gives none."""
     sources: tuple[str, ...] = ()
     """The variables that these values come from."""
     key: str = field(default="", repr=False)
@@ -41,6 +42,10 @@ class Job:
     @property
     def port(self) -> int:
         return split_address(self.coordinator)[1]
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.process_id, self.num_processes, self.run_id, self.key)
 
     def __str__(self) -> str:
         place = f"process {self.process_id} of {self.num_processes}, coordinator {self.coordinator}"
@@ -56,15 +61,15 @@ def find_job(environ: Environ = os.environ) -> Job | None:
     Raises `InputError` where variables say that there are more processes and not where they meet or which this one is,
     or where one cannot be used; names these.
     """
-    starters = [starter for starter in STARTERS if starter.sign is None or look(environ, starter.sign)]
-    started = next((starter for starter in starters if starter.process(environ)), EXPLICIT)
-    ordered = [EXPLICIT, started, *starters]
-    count = next(filter(None, (starter.count(environ) for starter in ordered)), None)
+    schedulers = [scheduler for scheduler in SCHEDULERS if scheduler.sign is None or look(environ, scheduler.sign)]
+    started = next((scheduler for scheduler in schedulers if scheduler.process(environ)), EXPLICIT)
+    ordered = [EXPLICIT, started, *schedulers]
+    count = next(filter(None, (scheduler.count(environ) for scheduler in ordered)), None)
     process = started.process(environ)
     num_processes = number(count, COUNT) if count else None
     if num_processes == 1 and (process is None or number(process, INDEX) == 0 or _is_told_to_be_alone(environ)):
         return None
-    address = next(filter(None, (starter.address(environ) for starter in ordered)), None)
+    address = next(filter(None, (scheduler.address(environ) for scheduler in ordered)), None)
     if not (address or count or process):
         return None
     if address is None or process is None or count is None or num_processes is None:
@@ -93,17 +98,17 @@ def _is_told_to_be_alone(environ: Environ) -> bool:
     return EXPLICIT.count(environ) is not None and EXPLICIT.process(environ) is None
 
 
-def _local_devices(environ: Environ, starters: Sequence[Starter]) -> Found | None:
+def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> Found | None:
     """Which accelerators this process uses: those of JAX_LOCAL_DEVICE_IDS, or one for each process of the host."""
     if said := look(environ, "JAX_LOCAL_DEVICE_IDS"):
         return said
-    for starter in starters:
-        local = look(environ, starter.local)
+    for scheduler in schedulers:
+        local = look(environ, scheduler.local)
         if local is None:
             continue
         # A scheduler that shows each process one device has already assigned it.
         chosen = len(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) == 1 and environ.get("CUDA_VISIBLE_DEVICES")
-        shared = look(environ, starter.locals)
+        shared = look(environ, scheduler.locals)
         return None if chosen or shared is None or _first_count(shared) == 1 else local
     return None
 

@@ -10,54 +10,24 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from types import TracebackType
 
 import jax
 
 from jaxddp.core.errors import InputError, JaxddpError, Preempted
 from jaxddp.core.own_code import forget, is_ctrl_c, told
-from jaxddp.core.peers import ALONE, Peers, Spent
-from jaxddp.core.phases import doing, phase
+from jaxddp.core.peers import ALONE, Peers
+from jaxddp.core.phases import doing
 from jaxddp.core.versions import installed_version
-from jaxddp.job.device_exchange import DevicePeers
+from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
-from jaxddp.job.link import Link
-from jaxddp.job.lone_watch import watch_alone, watch_no_more
-from jaxddp.job.watch import Waits, end_now, show_stacks_on_signal
+from jaxddp.job.job_peers import DevicePeers, JobPeers
+from jaxddp.job.process_exit import end_now, show_stacks_on_signal
+from jaxddp.job.watchdog import Timeouts, stop_watching_alone, watch_alone
 
-_link: Link | None = None
+_plane: ControlPlane | None = None
 """That of this process, for a second call of `join`, and for what ends the process."""
-
-
-class JobPeers(Peers):
-    """The processes of a job that this one is linked with. They watch each other."""
-
-    def __init__(self, link: Link):
-        self._link = link
-
-    @property
-    def process_index(self) -> int:
-        return self._link.job.process_id
-
-    @property
-    def process_count(self) -> int:
-        return self._link.job.num_processes
-
-    @property
-    def longest_wait(self) -> float:
-        return self._link.waits.longest
-
-    def from_first(self, name: str, make: Callable[[], str]) -> str:
-        with contextlib.nullcontext() if self.is_first else phase("agreement"):
-            return self._link.spread(name, make, self.longest_wait)
-
-    def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
-        with phase("agreement"):
-            return self._link.decide(name, text, decide, self.longest_wait)
-
-    def spent(self) -> Mapping[int, Spent]:
-        return {process: (alive.step, alive.spent) for process, alive in self._link.standings().items()}
 
 
 def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: float = 600, shutdown: float = 60) -> Peers:
@@ -78,24 +48,24 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
 
     Raises:
         Unreachable: the processes do not reach each other in time.
-        InputError: they differ where they must not; see `Link.meet`.
+        InputError: they differ where they must not; see `ControlPlane.join`.
     """
-    global _link
+    global _plane
     show_stacks_on_signal()
     if job is None or jax.distributed.is_initialized():
-        if _link is None:
+        if _plane is None:
             watch_alone(stall)
         return peers()
     with doing(f"meeting {job.num_processes} processes"):
-        _link = Link.meet(job, _versions(), start, waits=Waits(silence, stall, shutdown))
-    watch_no_more()
+        _plane = ControlPlane.join(job, _versions(), start, timeouts=Timeouts(silence, stall, shutdown))
+    stop_watching_alone()
     sys.excepthook = _on_exception
     if job.process_id == 0:
         print(f"joined: {job}", flush=True)
     try:
         with _without_proxies():
             jax.distributed.initialize(
-                _link.jax_address,
+                _plane.jax_address,
                 job.num_processes,
                 job.process_id,
                 local_device_ids=job.local_device_ids,
@@ -104,7 +74,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
                 # The watch must detect a loss first: it can name the process.
                 heartbeat_timeout_seconds=math.ceil(silence * 3),
                 shutdown_timeout_seconds=math.ceil(shutdown),
-                coordinator_bind_address=_link.jax_address if job.process_id == 0 else None,
+                coordinator_bind_address=_plane.jax_address if job.process_id == 0 else None,
             )
     except RuntimeError as error:
         if "before any JAX" not in str(error):
@@ -113,7 +83,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
             "JAX was used before this process joined its job; in a script call prepare_training first, in a recipe "
             "file use JAX inside its functions only"
         ) from error
-    atexit.register(_leave, _link)
+    atexit.register(_leave, _plane)
     return peers()
 
 
@@ -122,8 +92,8 @@ def peers() -> Peers:
 
     Whoever can be handed the peers takes them from there.
     """
-    if _link is not None:
-        return JobPeers(_link)
+    if _plane is not None:
+        return JobPeers(_plane)
     return DevicePeers() if jax.distributed.is_initialized() else ALONE
 
 
@@ -134,12 +104,12 @@ def abandon(reason: str, code: int) -> None:
     same reason: then all found it, and each says it in its own name. After a preemption this returns too: all
     processes stop at the same step, and one that is done must not end one that still writes.
     """
-    if _link is None or code == Preempted.exit_code:
+    if _plane is None or code == Preempted.exit_code:
         return
-    loss, own = _link.watch.loss(), f"ended: {reason}"
+    loss, own = _plane.watchdog.loss(), f"ended: {reason}"
     if loss is not None and loss.reason != own:
         end_now(str(loss), loss.code)
-    _link.fail(own, code)
+    _plane.fail(own, code)
     end_now(reason, code)
 
 
@@ -150,19 +120,19 @@ def _versions() -> dict[str, str]:
     return {"Python": ".".join(platform.python_version_tuple()[:2])} | versions
 
 
-def _leave(link: Link) -> None:
+def _leave(plane: ControlPlane) -> None:
     """Leave the job with all others.
 
     They watch each other until JAX has let all go: its barrier may wait for processes that still compute, and where it
     notices a loss first, it ends the process by SIGABRT.
     """
-    if not link.finish():
+    if not plane.finish():
         # JAX's barrier would wait for them once more, and then abort.
-        link.fail(f"ended its program, and waited {link.waits.shutdown:g} s for the others", 1)
+        plane.fail(f"ended its program, and waited {plane.timeouts.shutdown:g} s for the others", 1)
         advice = "let all processes end alike, or raise parallel.shutdown_timeout"
-        end_now(f"the other processes were not done {link.waits.shutdown:g} s after this one; {advice}", 1)
+        end_now(f"the other processes were not done {plane.timeouts.shutdown:g} s after this one; {advice}", 1)
     jax.distributed.shutdown()
-    link.leave()
+    plane.leave()
 
 
 @contextlib.contextmanager
@@ -177,12 +147,12 @@ def _without_proxies() -> Iterator[None]:
 
 def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """For uncaught exceptions: the other processes must not wait for this one."""
-    if isinstance(error, Preempted) and _link is not None:
-        _leave(_link)
+    if isinstance(error, Preempted) and _plane is not None:
+        _leave(_plane)
         end_now(str(error), error.exit_code)
     if isinstance(error, JaxddpError):
         abandon(told(error), error.exit_code)
-    loss = _link.watch.loss() if _link is not None else None
+    loss = _plane.watchdog.loss() if _plane is not None else None
     if loss is None:
         # The line that follows says it.
         forget(error)

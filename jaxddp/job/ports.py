@@ -12,10 +12,9 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.wording import show
 from jaxddp.job.variables import HANDLES, Found, number
+from jaxddp.wire.admission import BACKLOG
 
 LOOPBACK = "127.0.0.1"
-WAITING = 4096
-"""Connections that may wait to be accepted: those of all processes of the largest job at once."""
 _PORTS = Range(1, 65535)
 
 
@@ -35,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(where[:2], family=family, backlog=WAITING)
+        return socket.create_server(where[:2], family=family, backlog=BACKLOG)
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"there is no host {host!r}; give its name or address") from error
     except OSError as error:

@@ -14,7 +14,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import COMMIT, standing
 from jaxddp.job.membership import abandon
-from jaxddp.job.watch import end_now
+from jaxddp.job.process_exit import end_now
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.orbax_errors import UNFINISHED

@@ -29,7 +29,7 @@ def nothing(environ: Environ) -> Found | None:
 
 
 @dataclass(frozen=True)
-class Starter:
+class Scheduler:
     """How the place of a process in its job is read; by functions, since few starters have a variable for each part."""
 
     process: Lookup
@@ -183,15 +183,15 @@ def _given_address(environ: Environ) -> Found | None:
     return _beside("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT")(environ) or address
 
 
-EXPLICIT = Starter(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), _given_address)
+EXPLICIT = Scheduler(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), _given_address)
 """`jaxddp launch`, Kubeflow's JAX runtime, or a person: nothing comes before these."""
 
 # The first that gives this process a number has started it. Each passes on the variables of what it runs in, so what
 # starts processes within another's job comes before that: torchrun and MPI before SLURM (whose variables are those of
 # mpirun's own helpers there), and all of them before what starts one process a node.
-STARTERS = (
+SCHEDULERS = (
     EXPLICIT,
-    Starter(
+    Scheduler(
         variable("RANK"),
         variable("WORLD_SIZE"),
         _torchrun_address,
@@ -199,7 +199,7 @@ STARTERS = (
         local="LOCAL_RANK",
         locals="LOCAL_WORLD_SIZE",
     ),
-    Starter(
+    Scheduler(
         variable("OMPI_COMM_WORLD_RANK"),
         variable("OMPI_COMM_WORLD_SIZE"),
         _open_mpi_address,
@@ -207,7 +207,7 @@ STARTERS = (
         local="OMPI_COMM_WORLD_LOCAL_RANK",
         locals="OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    Starter(
+    Scheduler(
         variable("SUBMITIT_LOCAL_GLOBALID"),
         variable("SUBMITIT_LOCAL_NTASKS"),
         _submitit_address,
@@ -215,7 +215,7 @@ STARTERS = (
         local="SUBMITIT_LOCAL_LOCALID",
         locals="SUBMITIT_LOCAL_NTASKS",
     ),
-    Starter(
+    Scheduler(
         _slurm_process,
         variable("SLURM_STEP_NUM_TASKS"),
         _slurm_address,
@@ -223,7 +223,7 @@ STARTERS = (
         local="SLURM_LOCALID",
         locals="SLURM_STEP_TASKS_PER_NODE",
     ),
-    Starter(
+    Scheduler(
         variable("PMI_RANK"),
         variable("PMI_SIZE"),
         _pmi_address,
@@ -231,22 +231,22 @@ STARTERS = (
         locals="MPI_LOCALNRANKS",
     ),
     # From here on one process a node, with all GPUs of it. Kubeflow: the torch runtime, and JAXJob of before.
-    Starter(variable("PET_NODE_RANK"), variable("PET_NNODES"), _beside("PET_MASTER_ADDR", "PET_MASTER_PORT")),
-    Starter(
+    Scheduler(variable("PET_NODE_RANK"), variable("PET_NNODES"), _beside("PET_MASTER_ADDR", "PET_MASTER_PORT")),
+    Scheduler(
         variable("PROCESS_ID"),
         variable("NUM_PROCESSES"),
         _beside("COORDINATOR_ADDRESS", "COORDINATOR_PORT"),
         sign="COORDINATOR_ADDRESS",
     ),
     # xpk, whose address is in JAX's variables.
-    Starter(variable("NODE_RANK"), variable("NNODES"), sign="JOBSET_NAME"),
-    Starter(
+    Scheduler(variable("NODE_RANK"), variable("NNODES"), sign="JOBSET_NAME"),
+    Scheduler(
         variable("SKYPILOT_NODE_RANK"),
         variable("SKYPILOT_NUM_NODES"),
         _skypilot_address,
         lambda environ: environ.get("SKYPILOT_TASK_ID", ""),
     ),
-    Starter(_batch_process, variable("AWS_BATCH_JOB_NUM_NODES"), _batch_address, _batch_job),
+    Scheduler(_batch_process, variable("AWS_BATCH_JOB_NUM_NODES"), _batch_address, _batch_job),
     # An Indexed Job of Kubernetes does not say how many there are.
-    Starter(variable("JOB_COMPLETION_INDEX")),
+    Scheduler(variable("JOB_COMPLETION_INDEX")),
 )
