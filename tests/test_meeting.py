@@ -16,7 +16,15 @@ from support.strangers import STRANGERS, answers
 
 import jaxddp.cluster.meeting.network as network
 from jaxddp.cluster.event_queue import EventQueue
-from jaxddp.cluster.meeting.launcher_messages import CODEC, Assignment, Ended, Failed, JobEnded, Notice, Stop
+from jaxddp.cluster.meeting.launcher_messages import (
+    CODEC,
+    Assignment,
+    JobEnded,
+    MachineEnded,
+    MachineFailed,
+    Notice,
+    Stop,
+)
 from jaxddp.cluster.meeting.network import LauncherClient, LauncherServer
 from jaxddp.cluster.meeting.transitions import Arrived, Disconnected, Received, Unreached
 from jaxddp.core.errors import InputError
@@ -66,12 +74,12 @@ def test_strangers_at_the_server_end_nothing(server):
         assert isinstance(challenge, Challenge)
         refused = name == "another run"
         assert [type(each) for each in more] == [Refusal] * refused, name
-    joined.send(0, Failed(4, 9, "process 7: exit code 9"))
-    assert soon(events) == Received(1, Failed(4, 9, "process 7: exit code 9"))
+    joined.send(0, MachineFailed(4, 9, "process 7: exit code 9"))
+    assert soon(events) == Received(1, MachineFailed(4, 9, "process 7: exit code 9"))
     opened.send(1, Notice("a line"))
     assert soon(heard) == Received(0, Notice("a line"))
-    joined.close(Ended(4, 9, "over", asked=False, quits=False))
-    assert soon(events) == Received(1, Ended(4, 9, "over", asked=False, quits=False))
+    joined.close(MachineEnded(4, 9, "over", asked=False, quits=False))
+    assert soon(events) == Received(1, MachineEnded(4, 9, "over", asked=False, quits=False))
     assert soon(events) == Disconnected(1, "left")
     for connection in silent:
         connection.close()
@@ -139,8 +147,8 @@ async def _block() -> None:
 NOTES = [
     Assignment(1, 2, 4, "h:1", "run.1"),
     Stop(1, saved=True),
-    Failed(1, 3, "process 1: exit code 3"),
-    Ended(1, 0, "done", asked=False, quits=False),
+    MachineFailed(1, 3, "process 1: exit code 3"),
+    MachineEnded(1, 0, "done", asked=False, quits=False),
     Notice("a line"),
     JobEnded(75),
 ]

@@ -18,7 +18,7 @@ from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
 from jaxddp.job.follower import Follower
-from jaxddp.job.process_messages import CODEC, Alive, Answer, Lost, Value
+from jaxddp.job.process_messages import CODEC, Alive, Lost, Reply, Value
 from jaxddp.job.watchdog import Loss, Timeouts
 from jaxddp.wire.codec import LENGTH, Malformed, encode
 from jaxddp.wire.handshake import Challenge, Hello, Refusal, Welcome
@@ -263,7 +263,7 @@ _VALUES = st.recursive(
 )
 
 
-@given(st.sampled_from([HELLO, Lost(1, "r", 1), Answer(1, "n", "t"), Value(2, "n", "t"), Alive()]), st.data())
+@given(st.sampled_from([HELLO, Lost(1, "r", 1), Reply(1, "n", "t"), Value(2, "n", "t"), Alive()]), st.data())
 def test_fields_are_of_their_types_or_malformed(message, data):
     plain = json.loads(encode(message)[LENGTH:])
     name = data.draw(st.sampled_from(sorted(plain)))

@@ -3,7 +3,7 @@
 import os
 
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.output import say
+from jaxddp.cluster.process_output import say
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole

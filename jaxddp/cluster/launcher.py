@@ -5,30 +5,33 @@ This process starts no JAX backend, which would take memory on every GPU.
 
 import os
 import secrets
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 
-from jaxddp.cluster.command_line import default_logs, program_of
 from jaxddp.cluster.elastic_sizes import sizes_that_share
 from jaxddp.cluster.event_queue import catch_signals
 from jaxddp.cluster.machine import local_cores, local_gpus, shares
 from jaxddp.cluster.meeting.driver import Generation, driver
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.output import say
+from jaxddp.cluster.process_output import say
 from jaxddp.cluster.worker import Worker
 from jaxddp.cluster.worker_group import WorkerGroup
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.wording import counted
+from jaxddp.core.wording import counted, nearest
 from jaxddp.job.environment import KEY, RUN_ID
 from jaxddp.job.leader import INHERITED_SOCKET
 from jaxddp.wire.codec import MOST_PROCESSES
 
 GENERATION = "JAXDDP_GENERATION"
-"""The variable that tells a process the number of its generation, which is one start of the whole job, from 0."""
+"""The environment variable that holds the number of a generation, which is one start of the whole job, from 0."""
+_COMMANDS = ("train", "eval", "find-lr", "predict", "doctor", "data")
+"""A command that begins with one of these runs as `python -m jaxddp`."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,11 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
         InputError: options that contradict each other or this machine, or a command that does not exist.
         Unreachable: the other machines do not come in time.
     """
-    program = program_of(command)
+    program = _program(command)
     options.check()
     gpus, cores = _shares(options)
     sizes = sizes_that_share(config, options, len(gpus), len(gpus[0]))
-    logs = options.logs or default_logs(command)
+    logs = options.logs or _default_logs(command)
     if (total := options.machines.most * len(gpus)) > MOST_PROCESSES:
         each = f"--nodes {options.nodes} with {counted(len(gpus), 'process')} each"
         raise InputError(f"{each}: {total:,} processes; a job has at most {MOST_PROCESSES:,}")
@@ -92,6 +95,28 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
     if group is not None:
         group.report()
     return meeting.code
+
+
+def _program(command: Sequence[str]) -> list[str]:
+    """Return the program and its arguments. `python` is this interpreter. Raises: InputError; it does not exist."""
+    word = command[0]
+    if word in _COMMANDS:
+        return [sys.executable, "-m", "jaxddp", *command]
+    if word in ("python", "python3"):
+        return [sys.executable, *command[1:]]
+    if shutil.which(word) is None:
+        raise InputError(f"launch: {word!r} is neither a command of jaxddp nor a program{nearest(word, _COMMANDS)}")
+    return list(command)
+
+
+def _default_logs(command: Sequence[str]) -> Path:
+    """Return `logs` in the work directory that a command names, otherwise `runs/launch`."""
+    for word, following in zip_longest(command, command[1:], fillvalue=""):
+        if word == "--workdir" and following:
+            return Path(following) / "logs"
+        if word.startswith("--workdir="):
+            return Path(word.partition("=")[2]) / "logs"
+    return Path("runs/launch")
 
 
 def _start(group: WorkerGroup, generation: Generation, started: _Started) -> None:

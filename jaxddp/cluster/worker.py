@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxddp.cluster.output import Output
+from jaxddp.cluster.process_output import Output
 from jaxddp.job.work_status import STATUS_PIPE, WorkStatus
 
 _STARTER = Path(__file__).with_name("starter.py")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jaxddp.cluster.event_queue import EventQueue
-from jaxddp.cluster.output import Output, say
+from jaxddp.cluster.process_output import Output, say
 from jaxddp.cluster.restarts import BAD_INPUT, PREEMPTED, End
 from jaxddp.cluster.worker import Worker
 

@@ -15,7 +15,7 @@ from jaxddp.job.environment import Job
 from jaxddp.job.follower import Follower
 from jaxddp.job.leader import Leader
 from jaxddp.job.ports import LOOPBACK, split_address
-from jaxddp.job.process_messages import Alive, Answer, Left, Lost, Message, Value
+from jaxddp.job.process_messages import Alive, Left, Lost, Message, Reply, Value
 from jaxddp.job.watchdog import Loss, Timeouts, end_process
 from jaxddp.wire.network_thread import NetworkThread
 
@@ -138,7 +138,7 @@ class ControlPlane:
 
         self._run(send(), _FLUSH_SECONDS)
 
-    def _decide(self, side: Leader, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Answer:
+    def _decide(self, side: Leader, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Reply:
         def decided() -> str:
             return decide(self._network.result(side.gather(value.number, value.name, value.text, timeout)))
 
@@ -179,14 +179,14 @@ def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
     return proxy, f"{LOOPBACK}:{int(line)}" if line.strip().isdigit() else coordinator
 
 
-def _answer(number: int, name: str, make: Callable[[], str]) -> Answer:
+def _answer(number: int, name: str, make: Callable[[], str]) -> Reply:
     try:
-        return Answer(number, name, make())
+        return Reply(number, name, make())
     except (InputError, Unreachable) as error:
-        return Answer(number, name, "", error.to_json(), error.exit_code)
+        return Reply(number, name, "", error.to_json(), error.exit_code)
 
 
-def _text(answer: Answer) -> str:
+def _text(answer: Reply) -> str:
     if answer.error:
         raise error_from(answer.code, answer.error)
     return answer.text

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.job.environment import Job
-from jaxddp.job.process_messages import CODEC, Answer, Done, Message
+from jaxddp.job.process_messages import CODEC, Done, Message, Reply
 from jaxddp.job.watchdog import Loss, Timeouts, Watchdog
 from jaxddp.wire.client import Client, NotReached
 from jaxddp.wire.connection import Connection
@@ -27,7 +27,7 @@ class Follower:
     def __init__(self, job: Job, facts: Mapping[str, str]):
         server = "process 0 of a jaxddp job; give another port"
         self._job, self._client = job, Client(job.identity, facts, CODEC, noun="process", server=server)
-        self._answers = dict[int, asyncio.Future[Answer]]()
+        self._answers = dict[int, asyncio.Future[Reply]]()
         self.jax_address = ""
         self.watchdog: Watchdog | None = None
 
@@ -49,7 +49,7 @@ class Follower:
         self._listening = asyncio.ensure_future(self._listen())
         self._beating = asyncio.ensure_future(self.watchdog.beat())
 
-    async def answer(self, number: int, name: str, timeout: float) -> Answer:
+    async def answer(self, number: int, name: str, timeout: float) -> Reply:
         """Return process 0's answer in the exchange of a number.
 
         Raises:
@@ -106,7 +106,7 @@ class Follower:
         except ConnectionResetError:
             raise Unreachable("process 0 ended before all processes had joined") from None
 
-    def _answer(self, number: int) -> asyncio.Future[Answer]:
+    def _answer(self, number: int) -> asyncio.Future[Reply]:
         # The answer may arrive before this process asks for it.
         return self._answers.setdefault(number, asyncio.get_running_loop().create_future())
 
@@ -114,7 +114,7 @@ class Follower:
         assert self.watchdog is not None
         async for message in self._connection.messages():
             self.watchdog.receive(0, message)
-            if isinstance(message, Answer) and not (answer := self._answer(message.number)).done():
+            if isinstance(message, Reply) and not (answer := self._answer(message.number)).done():
                 answer.set_result(message)
         self.watchdog.disconnected(0)
 

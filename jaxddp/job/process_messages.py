@@ -53,7 +53,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """What process 0 makes of the values of all processes; or its error, as JSON, and the exit code of that error."""
 
     number: Number
@@ -63,5 +63,5 @@ class Answer:
     code: ExitCode = 2
 
 
-Message = Alive | Done | Left | Lost | Value | Answer
-CODEC = Codec(*HANDSHAKE, Alive, Done, Left, Lost, Value, Answer)
+Message = Alive | Done | Left | Lost | Value | Reply
+CODEC = Codec(*HANDSHAKE, Alive, Done, Left, Lost, Value, Reply)

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 from jaxddp.cluster.meeting.launcher_messages import (
     Assignment,
-    Ended,
-    Failed,
     JobEnded,
     LauncherMessage,
+    MachineEnded,
+    MachineFailed,
     Notice,
     Stop,
     shortened,
@@ -17,10 +17,10 @@ from jaxddp.cluster.meeting.transitions import (
     Disconnected,
     Effect,
     Event,
-    Fail,
-    Follow,
+    JoinGeneration,
     LocalEnded,
     LocalFailed,
+    RaiseError,
     Reach,
     Received,
     Say,
@@ -80,9 +80,9 @@ class Agent:
 
     def last_messages(self, error: JaxddpError | None) -> list[LauncherMessage]:
         if error is not None:
-            return [Ended(self.generation, error.exit_code, shortened(str(error)), asked=False, quits=False)]
+            return [MachineEnded(self.generation, error.exit_code, shortened(str(error)), asked=False, quits=False)]
         if self.asked:
-            return [Ended(self.generation, self.code, "asked to stop", asked=True, quits=False)]
+            return [MachineEnded(self.generation, self.code, "asked to stop", asked=True, quits=False)]
         return []
 
     def _changed_by(self, event: Event, now: float, effects: list[Effect]) -> "Agent":
@@ -99,10 +99,10 @@ class Agent:
             case Received(_, message):
                 return self._received(message, effects)
             case LocalFailed(end):
-                effects.append(Send(0, Failed(self.generation, end.code, shortened(end.cause))))
+                effects.append(Send(0, MachineFailed(self.generation, end.code, shortened(end.cause))))
                 return self
             case LocalEnded(end):
-                ended = Ended(self.generation, end.code, shortened(end.cause), end.asked, end.quits)
+                ended = MachineEnded(self.generation, end.code, shortened(end.cause), end.asked, end.quits)
                 effects.append(Send(0, ended))
                 return replace(self, is_running=False, end=end)
             case Signalled(number):
@@ -123,7 +123,7 @@ class Agent:
                 effects.append(StopProcesses(saved=False))
                 return replace(self, job_code=code)
             case Assignment() if not self.is_running:
-                effects.append(Follow(message))
+                effects.append(JoinGeneration(message))
                 return replace(self, is_running=True, generation=message.generation, end=None)
             case _:
                 pass
@@ -147,5 +147,5 @@ class Agent:
         return replace(self, give_up=now + options.wait + _ADMISSION_SECONDS)
 
     def _unreached(self, error: JaxddpError, effects: list[Effect]) -> "Agent":
-        effects.append(Say(str(error)) if self.was_connected else Fail(error))
+        effects.append(Say(str(error)) if self.was_connected else RaiseError(error))
         return replace(self, is_over=True, code=self.end.code if self.end and self.end.code else 1)

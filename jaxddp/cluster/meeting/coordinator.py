@@ -10,10 +10,10 @@ from typing import Literal
 
 from jaxddp.cluster.meeting.launcher_messages import (
     Assignment,
-    Ended,
-    Failed,
     JobEnded,
     LauncherMessage,
+    MachineEnded,
+    MachineFailed,
     Notice,
     Stop,
     shortened,
@@ -23,15 +23,15 @@ from jaxddp.cluster.meeting.transitions import (
     Disconnected,
     Effect,
     Event,
-    Fail,
     LocalEnded,
     LocalFailed,
+    RaiseError,
     Received,
     SaveProcesses,
     Say,
     Send,
     Signalled,
-    Start,
+    StartGeneration,
     StopProcesses,
     TimePassed,
 )
@@ -40,7 +40,7 @@ from jaxddp.cluster.restarts import PREEMPTED, Budget, End, decide
 from jaxddp.core.errors import JaxddpError, Unreachable
 from jaxddp.core.wording import counted
 
-Phase = Literal["gathering", "running", "delay", "over"]
+Stage = Literal["gathering", "running", "delay", "over"]
 """Machines are awaited; a generation runs; it ended, and another one follows; the job has ended."""
 
 
@@ -55,7 +55,7 @@ class Coordinator:
         own: the number of this machine.
         present: the hosts of the connected machines and of this one.
         budget: how many restarts are left.
-        since: when the phase began.
+        since: when the stage began.
         changed: when a machine last came or went.
         generation: the number of the last start, from 0.
         members: the machines of that start.
@@ -75,7 +75,7 @@ class Coordinator:
     budget: Budget
     since: float
     changed: float
-    phase: Phase = "gathering"
+    stage: Stage = "gathering"
     generation: int = -1
     members: tuple[int, ...] = ()
     ends: Mapping[int, End] = field(default_factory=dict)
@@ -94,23 +94,23 @@ class Coordinator:
 
     @property
     def is_over(self) -> bool:
-        return self.phase == "over"
+        return self.stage == "over"
 
     @property
     def wake(self) -> float | None:
-        if self.phase == "gathering":
+        if self.stage == "gathering":
             give_up = self.since + self.options.wait
             return give_up if self._size is None else min(self.changed + self.options.settle, give_up)
-        return self.since + self.delay if self.phase == "delay" else self.grow_at
+        return self.since + self.delay if self.stage == "delay" else self.grow_at
 
     def after(self, event: Event, now: float) -> tuple["Coordinator", list[Effect]]:
         effects: list[Effect] = []
-        if self.phase == "over":
+        if self.stage == "over":
             return self, effects
         state = self._changed_by(event, now, effects)
-        if state.phase == "running" and not state._pending:
+        if state.stage == "running" and not state._pending:
             state = state._concluded(now, effects)
-        if state.phase == "gathering" and state._size == state.sizes[-1]:
+        if state.stage == "gathering" and state._size == state.sizes[-1]:
             state = state._started(now, effects)
         return state, effects
 
@@ -122,7 +122,7 @@ class Coordinator:
     @property
     def _pending(self) -> set[int]:
         """The machines whose processes have not ended."""
-        return set(self.members) - self.ends.keys() if self.phase == "running" else set()
+        return set(self.members) - self.ends.keys() if self.stage == "running" else set()
 
     @property
     def _size(self) -> int | None:
@@ -139,10 +139,10 @@ class Coordinator:
                 changed = now if machine in self.present else self.changed
                 state = replace(self, present=_without(self.present, machine), changed=changed)
                 return state._ended(machine, End(1, f"machine {machine} {reason}"), effects)
-            case Received(machine, Failed(generation, code, cause)):
+            case Received(machine, MachineFailed(generation, code, cause)):
                 is_current = generation == self.generation and machine in self._pending
                 return self._failed(End(code, cause), effects) if is_current else self
-            case Received(machine, Ended() as message):
+            case Received(machine, MachineEnded() as message):
                 return self._received_end(machine, message, effects)
             case LocalFailed(end):
                 return self._failed(end, effects)
@@ -150,7 +150,7 @@ class Coordinator:
                 return self._ended(self.own, end, effects)
             case Signalled(number):
                 effects.append(Say(f"{number.name}: no process runs here; this launcher ends"))
-                return replace(self, phase="over", code=128 + number)
+                return replace(self, stage="over", code=128 + number)
             case TimePassed():
                 return self._woken(now, effects)
             case _:
@@ -159,22 +159,22 @@ class Coordinator:
     def _woken(self, now: float, effects: list[Effect]) -> "Coordinator":
         if self.wake is None or now < self.wake:
             return self
-        if self.phase == "gathering":
+        if self.stage == "gathering":
             return self._too_few(effects) if self._size is None else self._started(now, effects)
-        if self.phase == "delay":
-            return replace(self, phase="gathering", since=now)
+        if self.stage == "delay":
+            return replace(self, stage="gathering", since=now)
         return replace(self, grow_at=None)._grown(effects)
 
     def _started(self, now: float, effects: list[Effect]) -> "Coordinator":
         """Start the next generation on as many machines as can share the batch, the first by their numbers."""
         members = tuple(sorted(self.present)[: self._size])
-        state = replace(self, phase="running", since=now, generation=self.generation + 1, members=members)
+        state = replace(self, stage="running", since=now, generation=self.generation + 1, members=members)
         state = replace(state, ends={}, failure=None, growing=False, grow_at=None)
         if spare := sorted(self.present.keys() - set(members)):
             names = " and ".join(f"machine {machine}" for machine in spare)
             wait = "waits" if len(spare) == 1 else "wait"
             state._tell_all(f"{names} {wait} as a spare: the batch is shared by {len(members)}", effects)
-        effects.append(Start(state._assignments()))
+        effects.append(StartGeneration(state._assignments()))
         return state
 
     def _assignments(self) -> dict[int, Assignment]:
@@ -210,7 +210,7 @@ class Coordinator:
             stop = Stop(self.generation, saved)
             effects.append(StopProcesses(saved) if machine == self.own else Send(machine, stop))
 
-    def _received_end(self, machine: int, message: Ended, effects: list[Effect]) -> "Coordinator":
+    def _received_end(self, machine: int, message: MachineEnded, effects: list[Effect]) -> "Coordinator":
         elastic, state = self.options.machines.elastic, self
         if message.asked and elastic:
             # The machine leaves. That its connection ends is no news.
@@ -220,7 +220,7 @@ class Coordinator:
             return state._ended(machine, end, effects)
         if message.asked and not elastic and not state._pending:
             effects.append(Say(f"machine {machine}: {message.cause}"))
-            return replace(state, phase="over", code=message.code)
+            return replace(state, stage="over", code=message.code)
         if message.asked and machine in self.ends:
             # Its processes had ended before. It counts once those of the others have, too.
             return replace(state, ends={**self.ends, machine: replace(self.ends[machine], asked=True)})
@@ -241,11 +241,11 @@ class Coordinator:
         elastic, ran = self.options.machines.elastic, now - self.since
         verdict = decide(self.ends, self.failure, self.budget, ran, elastic=elastic, growing=self.growing)
         if isinstance(verdict, int):
-            return replace(self, phase="over", code=verdict)
+            return replace(self, stage="over", code=verdict)
         self._tell_all(verdict.line, effects)
         # If too few machines come back, this is the exit code.
         code = PREEMPTED if self.failure is None else self.failure.code
-        return replace(self, phase="delay", since=now, delay=verdict.delay, budget=verdict.budget, code=code)
+        return replace(self, stage="delay", since=now, delay=verdict.delay, budget=verdict.budget, code=code)
 
     def _too_few(self, effects: list[Effect]) -> "Coordinator":
         names = ", ".join(f"{machine} ({host})" for machine, host in sorted(self.present.items()))
@@ -254,8 +254,8 @@ class Coordinator:
             f"s: {names}; start the others, or raise --wait"
         )
         never_started = self.generation < 0
-        effects.append(Fail(Unreachable(f"--nodes {self.options.nodes}: {line}")) if never_started else Say(line))
-        return replace(self, phase="over")
+        effects.append(RaiseError(Unreachable(f"--nodes {self.options.nodes}: {line}")) if never_started else Say(line))
+        return replace(self, stage="over")
 
     def _tell_all(self, line: str, effects: list[Effect]) -> None:
         effects.append(Say(line))

@@ -17,22 +17,22 @@ from jaxddp.cluster.meeting.network import LauncherClient, LauncherServer, Netwo
 from jaxddp.cluster.meeting.transitions import (
     Effect,
     Event,
-    Fail,
-    Follow,
+    JoinGeneration,
     LocalEnded,
     LocalFailed,
+    RaiseError,
     Reach,
     SaveProcesses,
     Say,
     Send,
     Signalled,
-    Start,
+    StartGeneration,
     State,
     StopProcesses,
     TimePassed,
 )
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.output import say
+from jaxddp.cluster.process_output import say
 from jaxddp.cluster.restarts import End
 from jaxddp.cluster.worker_group import WorkerGroup
 from jaxddp.core.errors import JaxddpError, about
@@ -121,9 +121,9 @@ class Driver:
             case Reach(seconds):
                 assert self._network is not None
                 self._network.reach(seconds)
-            case Start():
+            case StartGeneration():
                 self._start(effect)
-            case Follow(assignment):
+            case JoinGeneration(assignment):
                 self._generation = Generation(assignment)
             case StopProcesses(saved):
                 if group is not None:
@@ -131,10 +131,10 @@ class Driver:
             case SaveProcesses():
                 if group is not None:
                     group.save()
-            case Fail(error):
+            case RaiseError(error):
                 raise error
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: StartGeneration) -> None:
         listener, address = self._listen()
         own, *others = (
             (machine, replace(assignment, coordinator=address)) for machine, assignment in start.assignments.items()

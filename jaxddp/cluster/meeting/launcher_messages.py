@@ -36,7 +36,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Failed:
+class MachineFailed:
     """The first process of this machine failed; its other processes may still run."""
 
     generation: Number
@@ -45,7 +45,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Ended:
+class MachineEnded:
     """All processes of this machine have ended. The fields are those of `jaxddp.cluster.restarts.End`."""
 
     generation: Number
@@ -69,8 +69,8 @@ class JobEnded:
     code: ExitCode
 
 
-LauncherMessage = Assignment | Stop | Failed | Ended | Notice | JobEnded
-CODEC = Codec(*HANDSHAKE, Alive, Left, Lost, Assignment, Stop, Failed, Ended, Notice, JobEnded)
+LauncherMessage = Assignment | Stop | MachineFailed | MachineEnded | Notice | JobEnded
+CODEC = Codec(*HANDSHAKE, Alive, Left, Lost, Assignment, Stop, MachineFailed, MachineEnded, Notice, JobEnded)
 
 
 def shortened(text: str) -> str:

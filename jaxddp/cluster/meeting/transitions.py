@@ -97,14 +97,14 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartGeneration:
     """Start a generation on these machines, of which this is one. The driver adds the coordinator's address."""
 
     assignments: Mapping[int, Assignment]
 
 
 @dataclass(frozen=True)
-class Follow:
+class JoinGeneration:
     """Start the processes of this machine as machine 0 says."""
 
     assignment: Assignment
@@ -123,13 +123,13 @@ class SaveProcesses:
 
 
 @dataclass(frozen=True)
-class Fail:
+class RaiseError:
     """Raise an error: the job never started."""
 
     error: JaxddpError
 
 
-Effect = Say | Send | Reach | Start | Follow | StopProcesses | SaveProcesses | Fail
+Effect = Say | Send | Reach | StartGeneration | JoinGeneration | StopProcesses | SaveProcesses | RaiseError
 
 
 class State(Protocol):
