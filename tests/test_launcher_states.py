@@ -244,6 +244,7 @@ HAPPENS: list[Callable[[World, int, End], None]] = [
 ENDS = [DONE, SAVED, KILLED, End(137, "process 0: killed by SIGKILL"), End(2, "a mistake"), End(1, "x", quits=True)]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(["2", "3", "1:2", "1:3", "2:4"]),
@@ -260,7 +261,7 @@ def test_whatever_happens_the_job_ends_and_with_one_code_for_all(nodes, restarts
     assert {agent.code for agent in told} <= {world.coordinator.code}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from(["2", "3", "1:3"]), st.integers(1, 3))
 def test_a_job_in_which_nothing_happens_starts_once_and_is_done(nodes, restarts):
     world = World(nodes, restarts)
