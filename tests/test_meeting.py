@@ -110,11 +110,11 @@ def test_a_machine_that_comes_again_takes_its_place_when_the_old_one_is_missed(s
     _, events, job = server
     old, _ = client(job)
     assert isinstance(soon(events), Arrived)
-    monkeypatch.setattr("jaxddp.cluster.meeting.network.SILENCE_SECONDS", -0.7)
+    monkeypatch.setattr(network, "_TAKEOVER_SECONDS", 0.3)
     twin, heard = client(job)
     said = soon(heard)
     assert isinstance(said, Unreached) and "--nr 1 twice: on " in str(said.error)
-    monkeypatch.setattr("jaxddp.cluster.meeting.network.SILENCE_SECONDS", 20)
+    monkeypatch.setattr(network, "_TAKEOVER_SECONDS", 20)
     new, heard = client(job)
     assert heard.next(time.monotonic() + 0.3) is None
     old.close()

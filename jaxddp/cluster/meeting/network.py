@@ -21,6 +21,8 @@ from jaxddp.wire.network_thread import NetworkThread
 
 SILENCE_SECONDS = 10.0
 """Without a sign of life for so long, a launcher counts as lost."""
+_TAKEOVER_SECONDS = SILENCE_SECONDS + 1
+"""How long a launcher waits for the place of an earlier one of its machine, whose silence is noticed by then."""
 _FLUSH_SECONDS = 2.0
 _JOIN_SECONDS = 2 * SILENCE_SECONDS + 10
 
@@ -113,7 +115,7 @@ class LauncherServer(Network):
             # A launcher that vanished may come again sooner than its silence is noticed.
             client = self._clients[machine]
             try:
-                async with asyncio.timeout(SILENCE_SECONDS + 1):
+                async with asyncio.timeout(_TAKEOVER_SECONDS):
                     await client.closed.wait()
             except TimeoutError:
                 return f"--nr {machine} twice: on {client.host} and on {host}; give each machine its own"
