@@ -266,7 +266,7 @@ def test_whatever_happens_the_job_ends_and_with_one_code_for_all(nodes, restarts
 def test_a_job_in_which_nothing_happens_starts_once_and_is_done(nodes, restarts):
     world = World(nodes, restarts)
     world.settle()
-    assert world.run_ids == ["name"]
+    assert world.run_ids == ["name.0"]
     assert {world.state(machine).code for machine in range(world.most)} == {0}
 
 

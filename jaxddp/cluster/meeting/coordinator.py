@@ -51,7 +51,7 @@ class Coordinator:
     Attributes:
         processes: how many each machine has.
         sizes: the numbers of machines that the job may have, in ascending order.
-        name: the run id of the first generation.
+        name: the run id of the job.
         own: the number of this machine.
         present: the hosts of the connected machines and of this one.
         budget: how many restarts are left.
@@ -179,9 +179,10 @@ class Coordinator:
 
     def _assignments(self) -> dict[int, Assignment]:
         number, each = self.generation, self.processes
-        # Launchers that do not meet can only have the plain name in common. They start once.
-        run_id = f"{self.name}.{number}" if number else self.name
-        if not self.options.launchers_meet:
+        meets = self.options.launchers_meet
+        # Launchers of several machines that do not meet have only the plain name in common. They start once.
+        run_id = f"{self.name}.{number}" if number or meets else self.name
+        if not meets:
             total = self.options.machines.most * each
             return {self.own: Assignment(number, self.own * each, total, "", run_id)}
         total = len(self.members) * each
