@@ -42,7 +42,7 @@ def threads() -> int:
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(activity, "PATIENCE_SECONDS", 0.02)
-    monkeypatch.setattr(activity, "_BETWEEN_SECONDS", 0.02)
+    monkeypatch.setattr(activity, "_UPDATE_SECONDS", 0.02)
 
 
 def wait_until(true) -> None:
@@ -54,9 +54,9 @@ def wait_until(true) -> None:
 
 def test_words_are_of_the_innermost_block_that_has_any():
     heard: list[str] = []
-    with phases.told_to(heard.append), phases.doing("reading"):
+    with phases.reported_to(heard.append), phases.doing("reading"):
         with phases.phase("compile", "compiling"), phases.phase("agreement"):
-            assert heard[-1] == "compiling" and phases.standing().phase == "agreement"
+            assert heard[-1] == "compiling" and phases.progress().phase == "agreement"
         assert heard[-1] == "reading"
         with pytest.raises(RuntimeError), phases.phase("training", ""):
             assert heard[-1] == ""
@@ -66,15 +66,15 @@ def test_words_are_of_the_innermost_block_that_has_any():
 
 def test_the_last_to_listen_hears_alone():
     first, second = [], []
-    with phases.told_to(first.append), phases.doing("one"):
-        with phases.told_to(second.append), phases.doing("two"):
+    with phases.reported_to(first.append), phases.doing("one"):
+        with phases.reported_to(second.append), phases.doing("two"):
             assert (first[-1], second[-1]) == ("", "two")
         assert (first[-1], second[-1]) == ("one", "")
 
 
 def test_threads_beside_the_one_that_trains_say_nothing():
     heard: list[str] = []
-    with phases.told_to(heard.append), phases.phase("start", "training"):
+    with phases.reported_to(heard.append), phases.phase("start", "training"):
         thread = threading.Thread(target=lambda: phases.doing("beside").__enter__())
         thread.start()
         thread.join()

@@ -173,7 +173,7 @@ OF_JAX = (
             "unexpectedly tried to connect with a different incarnation.",
             "Perhaps a process with that number was started",
         ),
-        ("is unhealthy.", "Perhaps another process ended, which its log says)"),
+        ("is unhealthy.", "Perhaps another process ended; see its log)"),
     ],
 )
 def test_what_jax_aborts_is_told_in_its_words_and_in_ours(status, perhaps, run, brief):

@@ -235,7 +235,7 @@ CONFIG = "Config().replace(train={'batch_size': 8}, eval={'batch_size': 8})"
 def test_a_machine_that_the_batch_does_not_fit_is_a_spare(machine, place):
     options = f"nodes='1:3', restarts=1, settle=3, wait=20, {place}"
     three = [machine(SAVING, f"{options}, nr={nr}", CONFIG) for nr in (2, 1, 0)][::-1]
-    line = "never on 3 machines: train.batch_size=8 cannot be divided among 3 devices; what is over waits as a spare"
+    line = "never on 3 machines: train.batch_size=8 cannot be divided among 3 devices; surplus machines wait as spares"
     three[0].said(line, "generation 0: process 0 of 2")
     three[0].said("machine 1 (", "machine 2 (")
     three[0].wait_until(lambda: any("process 1 of 2" in each.out for each in three[1:]))

@@ -136,7 +136,7 @@ def test_what_is_started_again_and_how_often(code, starts, capfd, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "line"), [("+", 1, "in the midst of its work, as by os._exit(0)"), ("+-", 0, "")]
+    ("words", "code", "line"), [("+", 1, "during its work, as from os._exit(0)"), ("+-", 0, "")]
 )
 def test_an_exit_code_of_0_counts_where_the_work_has_ended(words, code, line, capfd, tmp_path):
     text = f"os.write(int(os.environ['{STATUS_PIPE}']), b'{words}'); os._exit(0)"
@@ -200,7 +200,7 @@ def test_which_numbers_of_machines_share_a_batch(capfd, monkeypatch):
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     assert shared("1:4") == [1, 2, 3, 4] and capfd.readouterr().err == ""
     assert shared("1:5") == [1, 2, 3, 4]
-    line = "never on 5 machines: train.batch_size=24 cannot be divided among 5 devices; what is over waits as a spare"
+    line = "never on 5 machines: train.batch_size=24 cannot be divided among 5 devices; surplus machines wait as spares"
     assert capfd.readouterr().err == f"jaxddp launch: {line}\n"
     assert shared("1:8", processes=2) == [1, 2, 3, 4, 6]
     assert shared("1:3", processes=2, gpus=2) == [1, 2, 3]

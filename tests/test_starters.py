@@ -223,32 +223,32 @@ def test_one_process_is_alone_without_an_error(environ):
         (
             {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"},
             "environment: SKYPILOT_NUM_NODES, SKYPILOT_NODE_RANK set but not the coordinator's address "
-            "(JAX_COORDINATOR_ADDRESS); set it, or JAX_NUM_PROCESSES=1 for a process alone",
+            "(JAX_COORDINATOR_ADDRESS); set it, or JAX_NUM_PROCESSES=1 for a single process",
         ),
         (
             {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9"},
             "environment: SKYPILOT_NODE_IPS, SKYPILOT_NUM_NODES set but not this process's id (JAX_PROCESS_ID); "
-            "set it, or JAX_NUM_PROCESSES=1 for a process alone",
+            "set it, or JAX_NUM_PROCESSES=1 for a single process",
         ),
         (
             {"JOB_COMPLETION_INDEX": "0"},
             "environment: JOB_COMPLETION_INDEX set but not the coordinator's address (JAX_COORDINATOR_ADDRESS) and the "
-            "number of processes (JAX_NUM_PROCESSES); set them, or JAX_NUM_PROCESSES=1 for a process alone",
+            "number of processes (JAX_NUM_PROCESSES); set them, or JAX_NUM_PROCESSES=1 for a single process",
         ),
         (
             {"WORLD_SIZE": "8"},
             "environment: WORLD_SIZE set but not the coordinator's address (JAX_COORDINATOR_ADDRESS) and this "
-            "process's id (JAX_PROCESS_ID); set them, or JAX_NUM_PROCESSES=1 for a process alone",
+            "process's id (JAX_PROCESS_ID); set them, or JAX_NUM_PROCESSES=1 for a single process",
         ),
         (
             {"RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "h0"},
             "environment: WORLD_SIZE, RANK set but not the coordinator's address (JAX_COORDINATOR_ADDRESS); set it, or "
-            "JAX_NUM_PROCESSES=1 for a process alone",
+            "JAX_NUM_PROCESSES=1 for a single process",
         ),
         (
             {name: value for name, value in STEP.items() if name != "SLURM_STEP_NODELIST"} | {"SLURM_PROCID": "3"},
             "environment: SLURM_STEP_NUM_TASKS, SLURM_PROCID set but not the coordinator's address "
-            "(JAX_COORDINATOR_ADDRESS); set it, or JAX_NUM_PROCESSES=1 for a process alone",
+            "(JAX_COORDINATOR_ADDRESS); set it, or JAX_NUM_PROCESSES=1 for a single process",
         ),
         (
             KUBEFLOW_TORCH | {"PET_NODE_RANK": "0", "PET_NNODES": "1:4"},
@@ -262,7 +262,7 @@ def test_one_process_is_alone_without_an_error(environ):
         (
             {"SLURM_JOB_ID": "77", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
             "environment: SLURM_PROCID set but not the coordinator's address (JAX_COORDINATOR_ADDRESS) and the number "
-            "of processes (JAX_NUM_PROCESSES); set them, or JAX_NUM_PROCESSES=1 for a process alone",
+            "of processes (JAX_NUM_PROCESSES); set them, or JAX_NUM_PROCESSES=1 for a single process",
         ),
         (NODE | {"SKYPILOT_NODE_RANK": "3"}, "SKYPILOT_NODE_RANK=3: expected 0 to 2, for SKYPILOT_NUM_NODES=3"),
     ],

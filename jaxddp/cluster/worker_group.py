@@ -1,4 +1,4 @@
-"""A group of processes from start to end: all succeed, or the first failure ends the others, in bounded time."""
+"""Watches a group of processes until all have succeeded, or the first failure has ended the others, in bounded time."""
 
 import math
 import selectors
@@ -14,10 +14,10 @@ from jaxddp.cluster.worker import Worker
 
 _POLL_SECONDS = 0.02
 _MOMENT_SECONDS = 2.0
-"""How long the others may take to end by themselves once one has failed: their own last lines say more."""
+"""How long the others may take to end by themselves after a failure. Their own last lines are more informative."""
 _DRAIN_SECONDS = 1.0
 _DEATH_SECONDS = 30.0
-"""How long SIGKILL may take: one that waits for a broken disk or GPU in the kernel may never end."""
+"""How long SIGKILL may take. A process that waits in the kernel for a broken disk or GPU may never end."""
 
 
 class Observer(Protocol):
@@ -38,29 +38,29 @@ class Observer(Protocol):
 
 @dataclass
 class WorkerGroup:
-    """The workers of one machine, watched until all have ended; `close` ends them."""
+    """The workers of one machine. `watch` waits for them, and `close` ends them."""
 
     grace: float
     """Seconds between SIGTERM and SIGKILL after a failure."""
     save_grace: float
-    """The same where all are asked to stop, and save first."""
+    """The same after all are asked to stop, when they save first."""
     workers: list[Worker] = field(default_factory=list)
     _failed: Worker | None = None
     _asked: signal.Signals | None = None
     _plan: list[tuple[float, signal.Signals]] = field(default_factory=list)
     _given_up: float = math.inf
-    """When what still runs counts as what cannot be killed, once SIGKILL was sent."""
+    """When a process that still runs counts as one that cannot be killed; set when SIGKILL is sent."""
 
     def watch(self, events: EventQueue, observer: Observer) -> End:
-        """Wait until all have ended, and say of each that did not end with 0 how it did.
+        """Wait until all have ended, and print how each one ended that did not end with 0.
 
         Args:
             events: those for this process, such as the signals that it receives.
 
         Returns:
-            With the code 0 where all ended with 0; the exit code of the first failure, or 128 plus its signal; 75 where
-            all others than 0 were preempted after saving; 128 plus the received signal where that ended them, and 2
-            where a mistake did meanwhile; 1 where one cannot be killed.
+            The common end. Its code is 0 if all ended with 0; the exit code of the first failure, or 128 plus its
+            signal; 75 if all that did not end with 0 saved after a preemption; 128 plus the received signal if that
+            ended them, or 2 if a user's mistake did meanwhile; 1 if one cannot be killed.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(events, selectors.EVENT_READ)
@@ -90,18 +90,18 @@ class WorkerGroup:
             self._schedule(0, self.save_grace)
 
     def stop_with_others(self, *, saved: bool) -> None:
-        """Those of another machine have failed, or `saved` and stopped: give these a moment, or time to save, too."""
+        """Stop because another machine's processes failed (after a moment), or `saved` (after time to save)."""
         if not self._plan:
             self._schedule(self.save_grace if saved else _MOMENT_SECONDS, self.grace)
 
     def report(self) -> None:
-        """Say which process failed first, and its last lines."""
+        """Print which process failed first, and its last lines."""
         if self._failed is not None:
             output = self._failed.output
             say("\n".join([f"{self._failed}; its last lines, all of them in {output.path}:", *output.last_lines]))
 
     def close(self) -> None:
-        """End what still runs, and show the last output."""
+        """End the processes that still run, and show the last output."""
         give_up = min(time.monotonic() + _DEATH_SECONDS, self._given_up)
         for worker in self.workers:
             worker.end(give_up)
@@ -119,7 +119,7 @@ class WorkerGroup:
 
     def _note_ends(self, observer: Observer) -> None:
         ended = [worker for worker in self._running() if worker.poll() is not None]
-        # Of processes that are found ended together, one that was killed is the likelier cause.
+        # If several ended at the same time, one that was killed is the more likely cause.
         for worker in sorted(ended, key=lambda worker: ((worker.code or 0) >= 0, worker.rank)):
             worker.output.drain(_DRAIN_SECONDS)
             if worker.code != 0:
@@ -131,14 +131,14 @@ class WorkerGroup:
             return
         if self._asked:
             if worker.code == BAD_INPUT:
-                # Such as a disk that is full when all save. Another start would fail alike.
+                # For example, the disk is full when all save. Another start would fail in the same way.
                 self._failed = worker
         elif worker.code != PREEMPTED:
             self._failed = worker
             self._schedule(_MOMENT_SECONDS, self.grace)
             observer.failed(self._end_of(worker))
         elif not self._plan:
-            # It has saved and ended; the others were asked to as well, and may still be writing.
+            # It has saved and ended. The others were asked to stop, too, and may still be writing.
             self._schedule(self.save_grace, self.grace)
 
     def _stop_on(self, number: signal.Signals) -> None:
@@ -165,7 +165,7 @@ class WorkerGroup:
         codes = {worker.code for worker in self.workers}
         asked, left = self._asked is not None, self._running()
         for worker in left:
-            say(f"process {worker.rank}: SIGKILL does not end it, which waits in the kernel (a disk, a GPU?)")
+            say(f"process {worker.rank}: SIGKILL does not end it; it waits in the kernel (for a disk or GPU?)")
         if self._failed is not None:
             return self._end_of(self._failed)
         if left:
@@ -176,7 +176,7 @@ class WorkerGroup:
         return End(_exit_code(-self._asked), self._asked.name, asked)
 
     def _end_of(self, worker: Worker) -> End:
-        # That of the others, which end because of it, says nothing of it.
+        # The exit codes of the others are consequences.
         quits = any(each.has_quit for each in self.workers)
         return End(_exit_code(worker.code or 0), str(worker), self._asked is not None, quits)
 

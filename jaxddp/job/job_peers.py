@@ -72,6 +72,7 @@ class DevicePeers(Peers):
 
 
 def _gathered(text: str) -> list[str]:
+    """Return the texts of all processes, in their order."""
     own = np.frombuffer(text.encode(), np.uint8)
     lengths = np.asarray(multihost_utils.process_allgather(np.array([len(own)])))[:, 0]
     padded = np.zeros(max(int(lengths.max()), 1), np.uint8)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jaxddp.core.phases as phases
-from jaxddp.core.phases import Standing
+from jaxddp.core.phases import Progress
 from jaxddp.job.process_exit import end_now, show_stacks
 from jaxddp.job.process_messages import Alive, Done, Left, Lost
 from jaxddp.wire.connection import Connection
@@ -172,12 +172,12 @@ class Watchdog:
                 self.report(Loss(process, f"gave no sign of life for {silence:g} s{self._on(process)}", 1))
 
     def _find_stuck(self) -> None:
-        standings = {process: Standing(one.phase, one.step, one.idle) for process, one in self.heartbeats().items()}
-        process = phases.stuck(standings, self._timeouts.stall)
+        processes = {process: Progress(one.phase, one.step, one.idle) for process, one in self.heartbeats().items()}
+        process = phases.stuck(processes, self._timeouts.stall)
         if process is not None:
-            stuck = standings[process]
+            stuck = processes[process]
             # If several processes do not wait for others, any of them may be the cause.
-            is_alone = not stuck.waits and all(one.waits for other, one in standings.items() if other != process)
+            is_alone = not stuck.waits and all(one.waits for other, one in processes.items() if other != process)
             stacks, logs = ("own", "its log has") if is_alone else ("all", "the log of each process has")
             reason = f"{stuck}{self._on(process)}; {logs} the stacks of its threads; {_ADVICE}"
             self.report(Loss(process, reason, 1, stacks))
@@ -188,7 +188,7 @@ class Watchdog:
 
 
 def _heartbeat() -> Alive:
-    own = phases.standing()
+    own = phases.progress()
     return Alive(own.phase, own.step, own.idle, phases.spent())
 
 
@@ -232,7 +232,7 @@ class _WatchdogThread(threading.Thread):
             begin, interval = time.monotonic(), min(_BEAT_SECONDS, self.stall / 4)
             time.sleep(interval)
             phases.excuse(time.monotonic() - begin - interval)
-            own = phases.standing()
+            own = phases.progress()
             if phases.stuck({0: own}, self.stall) is not None:
                 show_stacks()
                 end_now(f"this process {own}; the stacks of its threads are above; {_ADVICE}", 1)
