@@ -135,9 +135,7 @@ def test_what_is_started_again_and_how_often(code, starts, capfd, tmp_path):
         )
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "line"), [("+", 1, "during its work, as from os._exit(0)"), ("+-", 0, "")]
-)
+@pytest.mark.parametrize(("words", "code", "line"), [("+", 1, "during its work, as from os._exit(0)"), ("+-", 0, "")])
 def test_an_exit_code_of_0_counts_where_the_work_has_ended(words, code, line, capfd, tmp_path):
     text = f"os.write(int(os.environ['{STATUS_PIPE}']), b'{words}'); os._exit(0)"
     ran = Ran(capfd, tmp_path, text, processes=1, restarts=1)
