@@ -171,7 +171,7 @@ OF_JAX = (
     [
         (
             "unexpectedly tried to connect with a different incarnation.",
-            "Perhaps a process with that number was started",
+            "Perhaps a process with that id was started",
         ),
         ("is unhealthy.", "Perhaps another process ended; see its log)"),
     ],
