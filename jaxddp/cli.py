@@ -11,8 +11,8 @@ from jaxddp.core.own_code import telling
 from jaxddp.core.versions import versions
 from jaxddp.core.wording import choices, on_screen
 from jaxddp.job.activity import shown_on
-from jaxddp.job.at_work import at_work
 from jaxddp.job.environment import find_job
+from jaxddp.job.work_status import at_work
 from jaxddp.keys import HELP
 from jaxddp.recipe_file import config_names
 

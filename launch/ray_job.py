@@ -33,7 +33,7 @@ import jaxddp.cluster.starter as starter
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.wording import first_line
 from jaxddp.job.environment import KEY, RUN_ID
-from jaxddp.job.host import INHERITED_SOCKET
+from jaxddp.job.leader import INHERITED_SOCKET
 from jaxddp.job.ports import listen
 
 FORWARDED = ("JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "JAXDDP_CACHE", "JAXDDP_DATASETS")

@@ -34,10 +34,15 @@ class Terminal(io.StringIO):
         return True
 
 
+def threads() -> list[str]:
+    """Those that show what lasts."""
+    return [thread.name for thread in threading.enumerate() if thread.name == "jaxddp-activity"]
+
+
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(activity, "PATIENCE_SECONDS", 0.02)
-    monkeypatch.setattr(activity, "_BETWEEN_SECONDS", 0.02)
+    monkeypatch.setattr(activity, "_UPDATE_SECONDS", 0.02)
 
 
 def wait_until(true) -> None:
@@ -49,9 +54,9 @@ def wait_until(true) -> None:
 
 def test_words_are_of_the_innermost_block_that_has_any():
     heard: list[str] = []
-    with phases.told_to(heard.append), phases.doing("reading"):
+    with phases.reported_to(heard.append), phases.doing("reading"):
         with phases.phase("compile", "compiling"), phases.phase("agreement"):
-            assert heard[-1] == "compiling" and phases.standing().phase == "agreement"
+            assert heard[-1] == "compiling" and phases.progress().phase == "agreement"
         assert heard[-1] == "reading"
         with pytest.raises(RuntimeError), phases.phase("training", ""):
             assert heard[-1] == ""
@@ -61,15 +66,15 @@ def test_words_are_of_the_innermost_block_that_has_any():
 
 def test_the_last_to_listen_hears_alone():
     first, second = [], []
-    with phases.told_to(first.append), phases.doing("one"):
-        with phases.told_to(second.append), phases.doing("two"):
+    with phases.reported_to(first.append), phases.doing("one"):
+        with phases.reported_to(second.append), phases.doing("two"):
             assert (first[-1], second[-1]) == ("", "two")
         assert (first[-1], second[-1]) == ("one", "")
 
 
 def test_threads_beside_the_one_that_trains_say_nothing():
     heard: list[str] = []
-    with phases.told_to(heard.append), phases.phase("start", "training"):
+    with phases.reported_to(heard.append), phases.phase("start", "training"):
         thread = threading.Thread(target=lambda: phases.doing("beside").__enter__())
         thread.start()
         thread.join()
@@ -77,7 +82,7 @@ def test_threads_beside_the_one_that_trains_say_nothing():
 
 
 def test_what_lasts_is_shown_until_it_ends_and_what_is_short_is_not(impatient):
-    screen, before = Told(), threading.active_count()
+    screen = Told()
     with activity.shown_on(screen):
         with phases.doing("reading"):
             wait_until(lambda: screen.lines.count("reading") > 2)
@@ -86,7 +91,7 @@ def test_what_lasts_is_shown_until_it_ends_and_what_is_short_is_not(impatient):
         with phases.doing("compiling"):
             pass
     assert "compiling" not in screen.lines and screen.lines[-1] == ""
-    assert threading.active_count() == before
+    assert threads() == []
 
 
 def test_off_a_terminal_it_is_a_line_that_stays(capfd):
@@ -119,11 +124,10 @@ def test_a_command_says_what_lasts_in_process_0_alone(process, impatient, monkey
             monkeypatch.setenv(name, value)
     recipe = tmp_path / "slow.py"
     recipe.write_text("import time\ntime.sleep(0.3)\ndef get_config(): raise ValueError('enough')\n")
-    before = threading.active_count()
     assert main(["train", str(recipe)]) == 2
     *lines, last = capfd.readouterr().err.splitlines()
     assert lines == ([] if process else [f"reading {recipe} ..."]) and "enough" in last
-    assert threading.active_count() == before
+    assert threads() == []
 
 
 def test_a_live_display_shows_it_in_place_of_the_last_metrics():

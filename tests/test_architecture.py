@@ -48,6 +48,7 @@ HOUSE = (
     Room(4, "weights"),
     Room(5, "configs"),
     Room(5, "training", "jax"),
+    Room(5, "wire"),
     # Above what trains, which is handed the peers of a job: setup/ joins it.
     Room(6, "job", "jax"),
     Room(6, "recipe", "jax optax"),
@@ -294,7 +295,7 @@ BAD = [
     (floors, "jaxddp/training/loop.py", "from jaxddp.job.membership import peers"),
     (floors, "jaxddp/training/listeners/history.py", "def f():\n    import jaxddp.job.membership as membership"),
     (floors, "jaxddp/recipe/fine_tuning.py", "from jaxddp.job import membership"),
-    (floors, "jaxddp/job/link.py", "from jaxddp.workdir.session import session"),
+    (floors, "jaxddp/job/control_plane.py", "from jaxddp.workdir.session import session"),
     (floors, "jaxddp/training/loop.py", "from jaxddp.setup.prepare import prepare"),
     (floors, "jaxddp/recipe/recipe.py", "class A:\n    def f(self):\n        from jaxddp.cli import main"),
     (floors, "jaxddp/cluster/launcher.py", "from jaxddp.api import train"),

@@ -16,7 +16,7 @@ from support.ilsvrc import IMAGES, write_tree
 from support.runs import RECIPE, file_of
 
 from jaxddp.cli import main
-from jaxddp.cluster.doctor import allreduce, checks
+from jaxddp.cluster.doctor import allreduce, machine_checks
 from jaxddp.cluster.doctor.checklist import Checklist, CheckRow, doctor, merge
 from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError
@@ -31,7 +31,7 @@ OF_A_CONFIG = ["data", "images", "recipe", "step", "work directory"]
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """How much is summed is private, since no user has a reason to change it; the real sizes take seconds."""
-    monkeypatch.setattr(checks, "_SIZES", {"4 kB": 4_000, "1 MB": 1_000_000})
+    monkeypatch.setattr(machine_checks, "_SIZES", {"4 kB": 4_000, "1 MB": 1_000_000})
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +126,8 @@ def test_a_work_directory_that_cannot_be_made(tmp_path):
 
 def test_too_little_room_for_the_checkpoints(tmp_path):
     with pytest.raises(InputError, match=r"checkpoints will take up to 1000000 TB; free some space"):
-        checks.work_directory(tmp_path, 10**18)
-    assert "free, checkpoints up to 1.0 kB" in checks.work_directory(tmp_path, 1000).detail
+        machine_checks.work_directory(tmp_path, 10**18)
+    assert "free, checkpoints up to 1.0 kB" in machine_checks.work_directory(tmp_path, 1000).detail
 
 
 @pytest.mark.parametrize("device", [0, 5])
@@ -154,7 +154,7 @@ def test_a_wrong_sum_on_any_device_is_caught(device, monkeypatch):
 
 
 def test_any_exception_is_a_row_of_one_line():
-    def broken() -> checks.Finding:
+    def broken() -> machine_checks.Finding:
         raise RuntimeError("no such\ndriver")
 
     report = Checklist()
@@ -164,11 +164,11 @@ def test_any_exception_is_a_row_of_one_line():
 
 def test_a_batch_script_of_slurm_is_told_of_srun(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    found = checks.environment()
+    found = machine_checks.environment()
     assert found.verdict == "warn" and found.value == []
     assert found.detail.endswith("a single process; SLURM has 4 tasks for this job; start them with srun")
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert checks.environment().verdict == "ok"
+    assert machine_checks.environment().verdict == "ok"
 
 
 def test_an_incomplete_environment_is_a_row(monkeypatch):
@@ -180,7 +180,7 @@ def test_an_incomplete_environment_is_a_row(monkeypatch):
 
 
 def test_gpus_that_jax_does_not_see_are_a_warning(monkeypatch):
-    monkeypatch.setattr(checks, "local_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(machine_checks, "local_gpus", lambda: ["0", "1"])
     row = by_check(doctor(None, None))["devices"]
     assert row.verdict == "warn" and "does not see the 2 GPUs here" in row.detail
 
@@ -248,7 +248,7 @@ def test_an_unknown_config(capfd):
 BROKEN_IN_ONE = """
 import os, sys
 from jaxddp.cli import main
-from jaxddp.cluster.doctor import checks
+from jaxddp.cluster.doctor import machine_checks
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
 
@@ -257,10 +257,10 @@ def raises(reason):
         raise InputError(reason)
     return broken
 
-checks._SIZES = {"4 kB": 4_000}
+machine_checks._SIZES = {"4 kB": 4_000}
 if os.environ["JAX_PROCESS_ID"] == "1":
-    checks.check_sum = raises("17 is not 18")
-    checks.work_directory = raises("this disk is full")
+    machine_checks.check_sum = raises("17 is not 18")
+    machine_checks.work_directory = raises("this disk is full")
 sys.exit(main(["doctor", *sys.argv[1:]]))
 """
 

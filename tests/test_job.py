@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.host import INHERITED_SOCKET
-from jaxddp.job.link import Link
-from jaxddp.job.messages import MOST_PROCESSES
-from jaxddp.job.rendezvous import Roll
+from jaxddp.job.leader import INHERITED_SOCKET
+from jaxddp.job.roster import Roster
+from jaxddp.wire.codec import MOST_PROCESSES
 
 JOB = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
 TORCHRUN = {"MASTER_ADDR": "h0", "MASTER_PORT": "29500", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}
@@ -386,7 +386,9 @@ def met(*jobs: Job, timeout: float = 20, versions: tuple[str, ...] = ()) -> list
     """Why each of these does not come to its job, where all try at once."""
     facts = [{"jax": version} for version in versions] or [dict[str, str]()] * len(jobs)
     with ThreadPoolExecutor(len(jobs)) as pool:
-        tries = [pool.submit(Link.meet, job, own, timeout, end=print) for job, own in zip(jobs, facts, strict=True)]
+        tries = [
+            pool.submit(ControlPlane.join, job, own, timeout, end=print) for job, own in zip(jobs, facts, strict=True)
+        ]
         found = [each.exception(60) for each in tries]
     assert all(isinstance(error, Exception) for error in found), found
     return [error for error in found if isinstance(error, Exception)]
@@ -431,11 +433,11 @@ def test_another_job_at_the_same_address():
 
 def test_a_process_that_does_not_come_is_named():
     with pytest.raises(Unreachable, match=r"processes 1, 2 of 3 did not join in 0.3 s"):
-        Link.meet(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
+        ControlPlane.join(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
 
 
 def test_of_the_most_processes_that_may_be_the_first_are_named_at_once():
-    absent = Roll(Job("h:1", MOST_PROCESSES, 0), {}, "h").absent(60, "h")
+    absent = Roster(MOST_PROCESSES, "h").absent(60, "h")
     assert str(absent).startswith("processes 1, 2, 3, 4, 5, 6, 7, 8 and 16,777,207 more of 16777216 did not join in")
 
 
@@ -443,21 +445,21 @@ def test_of_the_most_processes_that_may_be_the_first_are_named_at_once():
 def test_a_socket_that_was_not_passed_on(value, monkeypatch):
     monkeypatch.setenv(INHERITED_SOCKET, value)
     with pytest.raises(InputError, match=f"{INHERITED_SOCKET}='{value[:9]}.*: (expected a whole number|is no socket)"):
-        Link.meet(Job("127.0.0.1:1", 2, 0), {}, timeout=5)
+        ControlPlane.join(Job("127.0.0.1:1", 2, 0), {}, timeout=5)
 
 
 def test_an_address_where_nobody_listens():
     job = Job(f"127.0.0.1:{free_port()}", 2, 1)
     with pytest.raises(Unreachable, match=rf"coordinator {job.coordinator}: process 1 could not reach it in 0.5 s"):
-        Link.meet(job, {}, timeout=0.5)
+        ControlPlane.join(job, {}, timeout=0.5)
     with pytest.raises(Unreachable, match="name cannot be resolved"):
-        Link.meet(Job("no-such-host.invalid:1", 2, 1), {}, timeout=0.5)
+        ControlPlane.join(Job("no-such-host.invalid:1", 2, 1), {}, timeout=0.5)
 
 
 @pytest.mark.parametrize("name", ["host..a", ".cluster", f"{'x' * 64}.cluster"])
 def test_a_name_that_no_host_can_have(name):
     with pytest.raises(InputError, match=f"coordinator {name}:1: there is no host '{name}'; give its name or address"):
-        Link.meet(Job(f"{name}:1", 2, 1), {}, timeout=20)
+        ControlPlane.join(Job(f"{name}:1", 2, 1), {}, timeout=20)
 
 
 @pytest.mark.slow
@@ -467,10 +469,10 @@ def test_a_port_that_is_taken_or_not_ours():
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(InputError, match=f"coordinator {address}: port .* is taken; choose another"):
-            Link.meet(Job(address, 2, 0), {}, timeout=5)
+            ControlPlane.join(Job(address, 2, 0), {}, timeout=5)
         begin = time.monotonic()
         with pytest.raises(Unreachable, match="no answer in 0.5 s"):
-            Link.meet(Job(address, 2, 1), {}, timeout=0.5)
+            ControlPlane.join(Job(address, 2, 1), {}, timeout=0.5)
         assert time.monotonic() - begin < 30
     with pytest.raises(InputError, match="192.0.2.1:4321: not an address of this machine; process 0 .* runs on"):
-        Link.meet(Job("192.0.2.1:4321", 2, 0), {}, timeout=5)
+        ControlPlane.join(Job("192.0.2.1:4321", 2, 0), {}, timeout=5)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import jaxddp.job.keeper as keeper
+import jaxddp.job.coordinator_proxy as coordinator_proxy
 
 SECONDS = 20
 
@@ -27,7 +27,7 @@ def coordinator() -> Iterator[socket.socket]:
 def kept(coordinator) -> Iterator[tuple[subprocess.Popen, tuple[str, int]]]:
     """The process, and where JAX's client would connect."""
     host, port = coordinator.getsockname()
-    command = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), host, str(port)]
+    command = [sys.executable, "-I", "-S", str(Path(coordinator_proxy.__file__)), host, str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield process, ("127.0.0.1", int(process.stdout.readline()))
         process.stdin.close()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.launches import HANGING
 
-from jaxddp.cluster.output import Lines, Output
+from jaxddp.cluster.process_output import Lines, Output
 
 
 def test_a_grandchild_that_goes_on_writing_holds_nobody_up(tmp_path, capfd):

@@ -68,7 +68,7 @@ def test_what_processes_are_told(run, monkeypatch):
     assert (first.pop("JAX_PROCESS_ID"), second.pop("JAX_PROCESS_ID")) == ("0", "1")
     assert int(first.pop("JAXDDP_COORDINATOR_FD")) != 99
     # Each has a pipe of its own; see tests/test_restarts.py.
-    assert all(int(told.pop("JAXDDP_WORDS_FD")) for told in (first, second))
+    assert all(int(told.pop("JAXDDP_STATUS_FD")) for told in (first, second))
     assert first == second
     assert first["JAX_COORDINATOR_ADDRESS"].startswith("127.0.0.1:")
     assert first["JAX_NUM_PROCESSES"] == "2"
@@ -171,9 +171,9 @@ OF_JAX = (
     [
         (
             "unexpectedly tried to connect with a different incarnation.",
-            "Perhaps a process with that number was started",
+            "Perhaps a process with that id was started",
         ),
-        ("is unhealthy.", "Perhaps another process ended, which its log says)"),
+        ("is unhealthy.", "Perhaps another process ended; see its log)"),
     ],
 )
 def test_what_jax_aborts_is_told_in_its_words_and_in_ours(status, perhaps, run, brief):

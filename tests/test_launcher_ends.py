@@ -111,7 +111,7 @@ def test_a_process_that_cannot_be_killed_is_not_waited_for_without_an_end(run, b
     if result != "0":
         pytest.skip("no process may trace another one here")
     assert ran.code == 9
-    assert "process 0: SIGKILL does not end it, which waits in the kernel (a disk, a GPU?)" in ran.errors
+    assert "process 0: SIGKILL does not end it; it waits in the kernel (for a disk or GPU?)" in ran.errors
 
 
 def test_a_second_ctrl_c_kills(tmp_path):

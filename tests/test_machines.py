@@ -13,8 +13,8 @@ import pytest
 from support.launches import FAILING, GENERATION, SAVING, Machine, free_port, machines, plain_environment
 
 from jaxddp.core.errors import InputError
+from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
-from jaxddp.job.link import Link
 
 
 @pytest.fixture(autouse=True)
@@ -151,14 +151,14 @@ def test_launchers_that_do_not_fit_are_turned_away_and_end_nothing(machine, plac
     first = machine(SAVING, f"{options}, nr=0")
     other = machine(SAVING, options.replace("'2'", "'2:3'") + ", nr=1")
     assert other.end() == 2
-    assert "--nodes differs: machine 0 has '2', machine 1 (" in other.err and "has '2:3'" in other.err
+    assert "--nodes differs: machine 0 has '2', machine 1 on " in other.err and "has '2:3'" in other.err
     two = machine(SAVING, f"{options}, nr=1, run_id='another'")
     assert two.end() == 2
     assert "launchers of another job meet there; give each job a port of its own" in two.err
     # One that starts its processes without meeting the others.
     job = Job(place.split("'")[1], 2, 1, run_id="run")
     with pytest.raises(InputError, match="launchers of another job meet there; .* --restarts or --nodes MIN:MAX alike"):
-        Link.meet(job, {}, 10)
+        ControlPlane.join(job, {}, 10)
     second = machine(SAVING, f"{options}, nr=1")
     second.said("generation 0: process 1 of 2")
     first.said("generation 0: process 0 of 2").send(signal.SIGTERM)
@@ -193,7 +193,9 @@ def test_machines_come_and_go(machine, place):
     options = f"nodes='1:2', settle=0.3, join_after=0, {place}"
     first = machine(SAVING, f"{options}, nr=0").said("generation 0: process 0 of 1")
     second = machine(SAVING, f"{options}, nr=1").said("generation 1: process 1 of 2")
-    first.said("saved 0", "2 machines are there; all save, and start again with them", "generation 1: process 0 of 2")
+    first.said(
+        "saved 0", "2 machines are connected; all save, and start again with them", "generation 1: process 0 of 2"
+    )
     # Its launcher alone is asked: it leaves, and the others go on.
     assert second.send(signal.SIGTERM).end() == 75
     first.said("saved 1", "machine 1 left; the others go on", "generation 2: process 0 of 1")
@@ -233,7 +235,7 @@ CONFIG = "Config().replace(train={'batch_size': 8}, eval={'batch_size': 8})"
 def test_a_machine_that_the_batch_does_not_fit_is_a_spare(machine, place):
     options = f"nodes='1:3', restarts=1, settle=3, wait=20, {place}"
     three = [machine(SAVING, f"{options}, nr={nr}", CONFIG) for nr in (2, 1, 0)][::-1]
-    line = "never on 3 machines: train.batch_size=8 cannot be divided among 3 devices; what is over waits as a spare"
+    line = "never on 3 machines: train.batch_size=8 cannot be divided among 3 devices; surplus machines wait as spares"
     three[0].said(line, "generation 0: process 0 of 2")
     three[0].said("machine 1 (", "machine 2 (")
     three[0].wait_until(lambda: any("process 1 of 2" in each.out for each in three[1:]))

@@ -14,65 +14,73 @@ from hypothesis import strategies as st
 from support.launches import HANGING, free_port
 from support.strangers import STRANGERS, answers
 
-import jaxddp.cluster.meeting.conversation as conversation
-from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.meeting.conversation import Arrived, Gone, Heard
-from jaxddp.cluster.meeting.door import Door
-from jaxddp.cluster.meeting.notes import Assignment, Ended, Failed, Over, Stop, Told, packed, unpacked
-from jaxddp.cluster.meeting.visitor import Unreached, Visitor
+import jaxddp.cluster.meeting.network as network
+from jaxddp.cluster.event_queue import EventQueue
+from jaxddp.cluster.meeting.launcher_messages import (
+    CODEC,
+    Assignment,
+    JobEnded,
+    MachineEnded,
+    MachineFailed,
+    Notice,
+    Stop,
+)
+from jaxddp.cluster.meeting.network import LauncherClient, LauncherServer
+from jaxddp.cluster.meeting.transitions import Arrived, Disconnected, Received, Unreached
 from jaxddp.core.errors import InputError
+from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
-from jaxddp.job.link import Link
-from jaxddp.job.messages import Challenge, Refusal, Strange, Value
+from jaxddp.wire.codec import LENGTH, Malformed, encode
+from jaxddp.wire.handshake import Challenge, Refusal
 
 
 @pytest.fixture
-def door() -> Iterator[tuple[Door, Inbox, Job]]:
+def server() -> Iterator[tuple[LauncherServer, EventQueue, Job]]:
     listener = socket.create_server(("127.0.0.1", 0))
     job = Job("{}:{}".format(*listener.getsockname()), 3, 0, run_id="run/launchers", key="secret")
-    inbox = Inbox()
-    opened = Door(listener, job, {"--nodes": "3"}, inbox)
-    yield opened, inbox, job
+    events = EventQueue()
+    opened = LauncherServer(listener, job, {"--nodes": "3"}, events.put)
+    yield opened, events, job
     opened.close()
-    inbox.close()
+    events.close()
 
 
-def visitor(job: Job, machine: int = 1, *, seconds: float = 20, **changes: object) -> tuple[Visitor, Inbox]:
-    inbox = Inbox()
+def client(job: Job, machine: int = 1, *, seconds: float = 20, **changes: object) -> tuple[LauncherClient, EventQueue]:
+    events = EventQueue()
     facts = changes.pop("facts", {"--nodes": "3"})
-    visiting = Visitor(Job(**{**vars(job), "process_id": machine, **changes}), facts, inbox)
-    visiting.reach(seconds)
-    return visiting, inbox
+    joining = LauncherClient(Job(**{**vars(job), "process_id": machine, **changes}), facts, events.put)
+    joining.reach(seconds)
+    return joining, events
 
 
-def soon(inbox: Inbox) -> object:
-    found = inbox.next(time.monotonic() + HANGING)
+def soon(events: EventQueue) -> object:
+    found = events.next(time.monotonic() + HANGING)
     assert found is not None
     return found
 
 
-def test_strangers_at_the_door_end_nothing(door):
-    opened, inbox, job = door
+def test_strangers_at_the_server_end_nothing(server):
+    opened, events, job = server
     where = ("127.0.0.1", job.port)
     silent = [socket.create_connection(where, timeout=20) for _ in range(100)]
     connections = {}
     for name, said in STRANGERS.items():
         connections[name] = socket.create_connection(where, timeout=20)
         connections[name].sendall(said)
-    guest, heard = visitor(job)
-    assert soon(heard) == Arrived(0, "127.0.0.1") and soon(inbox).machine == 1
+    joined, heard = client(job)
+    assert soon(heard) == Arrived(0, "127.0.0.1") and soon(events).machine == 1
     for name, connection in connections.items():
         challenge, *more = answers(connection)
         assert isinstance(challenge, Challenge)
         refused = name == "another run"
         assert [type(each) for each in more] == [Refusal] * refused, name
-    guest.send(Failed(4, 9, "process 7: exit code 9"))
-    assert soon(inbox) == Heard(1, Failed(4, 9, "process 7: exit code 9"))
-    opened.send(1, Told("a line"))
-    assert soon(heard) == Heard(0, Told("a line"))
-    guest.close(Ended(4, 9, "over", asked=False))
-    assert soon(inbox) == Heard(1, Ended(4, 9, "over", asked=False))
-    assert soon(inbox) == Gone(1, "left")
+    joined.send(0, MachineFailed(4, 9, "process 7: exit code 9"))
+    assert soon(events) == Received(1, MachineFailed(4, 9, "process 7: exit code 9"))
+    opened.send(1, Notice("a line"))
+    assert soon(heard) == Received(0, Notice("a line"))
+    joined.close(MachineEnded(4, 9, "over", asked=False, quits=False))
+    assert soon(events) == Received(1, MachineEnded(4, 9, "over", asked=False, quits=False))
+    assert soon(events) == Disconnected(1, "left")
     for connection in silent:
         connection.close()
 
@@ -80,52 +88,56 @@ def test_strangers_at_the_door_end_nothing(door):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"key": "guess"}, "JAXDDP_JOB_KEY is another one there; give all machines of a job the same"),
-        ({"key": ""}, "JAXDDP_JOB_KEY is another one there; give all machines of a job the same"),
+        ({"key": "guess"}, "JAXDDP_JOB_KEY differs from that of machine 0; give all machines of a job the same"),
+        ({"key": ""}, "JAXDDP_JOB_KEY differs from that of machine 0; give all machines of a job the same"),
         ({"run_id": "another/launchers"}, "launchers of another job meet there"),
-        ({"facts": {"--nodes": "1:3"}}, "--nodes differs: machine 0 has '3', machine 1 ("),
-        ({"facts": {}}, "--nodes differs: machine 0 has '3', machine 1 ("),
+        ({"facts": {"--nodes": "1:3"}}, "--nodes differs: machine 0 has '3', machine 1 on "),
+        ({"facts": {}}, "--nodes differs: machine 0 has '3', machine 1 on "),
         ({"machine": 7}, "--nr 7 on "),
     ],
     ids=str,
 )
-def test_who_is_not_let_in(changes, line, door):
-    _, inbox, job = door
-    guest, heard = visitor(job, **changes)
+def test_who_is_not_let_in(changes, line, server):
+    _, events, job = server
+    joined, heard = client(job, **changes)
     said = soon(heard)
     assert isinstance(said, Unreached) and f"--coordinator {job.coordinator}: {line}" in str(said.error)
-    guest.close()
-    assert inbox.next(time.monotonic()) is None
+    joined.close()
+    assert events.next(time.monotonic()) is None
 
 
-def test_a_machine_that_comes_again_takes_its_place_when_the_old_one_is_missed(door, monkeypatch):
-    _, inbox, job = door
-    old, _ = visitor(job)
-    assert isinstance(soon(inbox), Arrived)
-    monkeypatch.setattr("jaxddp.cluster.meeting.door.SILENCE_SECONDS", -0.7)
-    twin, heard = visitor(job)
+def test_a_machine_that_comes_again_takes_its_place_when_the_old_one_is_missed(server, monkeypatch):
+    _, events, job = server
+    old, _ = client(job)
+    assert isinstance(soon(events), Arrived)
+    monkeypatch.setattr(network, "_TAKEOVER_SECONDS", 0.3)
+    twin, heard = client(job)
     said = soon(heard)
     assert isinstance(said, Unreached) and "--nr 1 twice: on " in str(said.error)
-    monkeypatch.setattr("jaxddp.cluster.meeting.door.SILENCE_SECONDS", 20)
-    new, heard = visitor(job)
+    monkeypatch.setattr(network, "_TAKEOVER_SECONDS", 20)
+    new, heard = client(job)
     assert heard.next(time.monotonic() + 0.3) is None
     old.close()
-    assert isinstance(soon(inbox), Gone) and isinstance(soon(inbox), Arrived) and isinstance(soon(heard), Arrived)
+    assert (
+        isinstance(soon(events), Disconnected)
+        and isinstance(soon(events), Arrived)
+        and isinstance(soon(heard), Arrived)
+    )
     for each in (twin, new):
         each.close()
 
 
 @pytest.mark.slow
-def test_a_silent_machine_is_lost(door, monkeypatch):
-    _, inbox, job = door
-    monkeypatch.setattr(conversation, "SILENCE_SECONDS", 0.4)
+def test_a_silent_machine_is_lost(server, monkeypatch):
+    _, events, job = server
+    monkeypatch.setattr(network, "SILENCE_SECONDS", 0.4)
     # It says its hello, and nothing more: a silence that no public way brings about.
-    guest, _ = visitor(job)
-    assert isinstance(soon(inbox), Arrived)
-    guest._network.begin(_block())
-    gone = soon(inbox)
-    assert isinstance(gone, Gone) and re.fullmatch(r"gave no sign of life for 0\.4 s \(on .*\)", gone.reason)
-    guest.close()
+    joined, _ = client(job)
+    assert isinstance(soon(events), Arrived)
+    joined._thread.begin(_block())
+    gone = soon(events)
+    assert isinstance(gone, Disconnected) and re.fullmatch(r"gave no sign of life for 0\.4 s \(on .*\)", gone.reason)
+    joined.close()
 
 
 async def _block() -> None:
@@ -135,58 +147,59 @@ async def _block() -> None:
 NOTES = [
     Assignment(1, 2, 4, "h:1", "run.1"),
     Stop(1, saved=True),
-    Failed(1, 3, "process 1: exit code 3"),
-    Ended(1, 0, "done", asked=False),
-    Told("a line"),
-    Over(75),
+    MachineFailed(1, 3, "process 1: exit code 3"),
+    MachineEnded(1, 0, "done", asked=False, quits=False),
+    Notice("a line"),
+    JobEnded(75),
 ]
 
 
 @pytest.mark.parametrize("note", NOTES, ids=lambda note: type(note).__name__)
 def test_notes_arrive_as_they_were_sent(note):
-    assert unpacked(packed(note)) == note
+    assert CODEC.decode(encode(note)[LENGTH:]) == note
 
 
 @pytest.mark.parametrize(
-    "value",
+    "content",
     [
-        Value(0, "Shutdown", "{}"),
-        Value(0, "Over", "{}"),
-        Value(0, "Over", '{"code": 256}'),
-        Value(0, "Over", '{"code": true}'),
-        Value(0, "Over", '{"code": 1, "more": 2}'),
-        Value(0, "Over", "[1]"),
-        Value(0, "Told", '{"line": 7}'),
-        Value(0, "Told", "[" * 60_000),
-        Value(0, "Stop", '{"generation": -1, "saved": false}'),
-        Value(0, "Stop", '{"generation": 1, "saved": 0}'),
+        '{"kind": "Shutdown"}',
+        '{"kind": "JobEnded"}',
+        '{"kind": "JobEnded", "code": 256}',
+        '{"kind": "JobEnded", "code": true}',
+        '{"kind": "JobEnded", "code": 1, "more": 2}',
+        "[1]",
+        '{"kind": "Notice", "line": 7}',
+        "[" * 60_000,
+        '{"kind": "Stop", "generation": -1, "saved": false}',
+        '{"kind": "Stop", "generation": 1, "saved": 0}',
+        '{"kind": "Value", "number": 0, "name": "Notice", "text": "x"}',
     ],
-    ids=str,
+    ids=lambda content: content[:70],
 )
-def test_strange_notes(value):
-    with pytest.raises(Strange):
-        unpacked(value)
+def test_strange_notes(content):
+    with pytest.raises(Malformed):
+        CODEC.decode(content.encode())
 
 
 @given(st.sampled_from([type(note).__name__ for note in NOTES]), st.text(max_size=60))
 def test_any_text_is_a_note_or_strange(name, text):
-    with contextlib.suppress(Strange):
-        note = unpacked(Value(0, name, text))
-        assert unpacked(packed(note)) == note
+    with contextlib.suppress(Malformed):
+        note = CODEC.decode(f'{{"kind": "{name}", {text}}}'.encode(errors="replace"))
+        assert CODEC.decode(encode(note)[LENGTH:]) == note
 
 
-def test_an_inbox_keeps_order_and_waits_no_longer_than_it_should():
-    inbox = Inbox()
-    assert inbox.next(time.monotonic() - 1) is None
+def test_an_events_keeps_order_and_waits_no_longer_than_it_should():
+    events = EventQueue()
+    assert events.next(time.monotonic() - 1) is None
     for number in range(100_000):
-        inbox.put(number)
-    assert inbox.next(-math.inf) == 0
-    assert list(inbox.taken()) == list(range(1, 100_000)) and list(inbox.taken()) == []
-    inbox.put("late")
-    assert inbox.next() == "late"
-    inbox.close()
+        events.put(number)
+    assert events.next(-math.inf) == 0
+    assert list(events.take_all()) == list(range(1, 100_000)) and list(events.take_all()) == []
+    events.put("late")
+    assert events.next() == "late"
+    events.close()
     # A thread that still says something harms nobody.
-    inbox.put("too late")
+    events.put("too late")
 
 
 def test_a_late_process_of_an_older_start_is_turned_away():
@@ -194,9 +207,9 @@ def test_a_late_process_of_an_older_start_is_turned_away():
     job = Job(f"127.0.0.1:{free_port()}", 2, 0, run_id="name.1")
     late = Job(job.coordinator, 2, 1, run_id="name.0")
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(Link.meet, job, {}, 20, end=print)
+        first = pool.submit(ControlPlane.join, job, {}, 20, end=print)
         with pytest.raises(InputError, match="it serves another job; give each job a port of its own"):
-            Link.meet(late, {}, 20)
-        second = Link.meet(Job(job.coordinator, 2, 1, run_id="name.1"), {}, 20, end=print)
+            ControlPlane.join(late, {}, 20)
+        second = ControlPlane.join(Job(job.coordinator, 2, 1, run_id="name.1"), {}, 20, end=print)
         for link in (second, first.result(20)):
             link.leave()

@@ -15,10 +15,11 @@ from support.shared import sgd
 import jaxddp
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE, Peers
+from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
-from jaxddp.job.link import Link
-from jaxddp.job.membership import JobPeers, join
-from jaxddp.job.watch import Waits
+from jaxddp.job.job_peers import JobPeers
+from jaxddp.job.membership import join
+from jaxddp.job.watchdog import Timeouts
 from jaxddp.mesh import Topology
 
 COUNT = 3
@@ -48,11 +49,11 @@ def job() -> Iterator[list[Peers]]:
         coordinator = "{}:{}".format(*probe.getsockname())
     jobs = [Job(coordinator, COUNT, process) for process in range(COUNT)]
     with ThreadPoolExecutor(COUNT) as pool:
-        links = list(pool.map(lambda own: Link.meet(own, {}, 30, end=print), jobs))
-        yield [JobPeers(link) for link in links]
-        assert all(pool.map(Link.finish, links))
-        for link in links:
-            link.leave()
+        planes = list(pool.map(lambda own: ControlPlane.join(own, {}, 30, end=print), jobs))
+        yield [JobPeers(plane) for plane in planes]
+        assert all(pool.map(ControlPlane.finish, planes))
+        for plane in planes:
+            plane.leave()
 
 
 def of_each(job: list[Peers], ask: Callable[[Peers], Any]) -> list[Any]:
@@ -85,7 +86,7 @@ def test_a_value_that_differs_is_named_to_all(other, job):
 
 
 def test_a_process_waits_as_long_as_its_job_says(job):
-    assert {peers.longest_wait for peers in job} == {Waits().longest}
+    assert {peers.longest_wait for peers in job} == {Timeouts().longest}
 
 
 def test_who_joins_no_job_is_alone_however_often_it_asks():

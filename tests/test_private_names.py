@@ -32,7 +32,7 @@ USED = {
     "jaxddp/engine/program_cache.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
     "jaxddp/engine/extra_arguments.py": "eqns",
     "jaxddp/workdir/digests.py": "eqns",
-    "jaxddp/job/device_exchange.py": "jax.experimental.multihost_utils",
+    "jaxddp/job/job_peers.py": "jax.experimental.multihost_utils",
     "jaxddp/job/preemption.py": "jax.experimental.multihost_utils",
     "jaxddp/measure/cost.py": "memory_analysis",
     "jaxddp/measure/flops.py": "eqns",

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxddp.core.phases as phases
-from jaxddp.core.phases import COMMIT, OUTSIDE, Phase, Standing, stuck
-from jaxddp.job.watch import Waits
+from jaxddp.core.phases import COMMIT, OUTSIDE, Phase, Progress, stuck
+from jaxddp.job.watchdog import Timeouts
 
 PHASES = (*typing.get_args(Phase), COMMIT)
 WAITING = {"agreement", "dispatch", "device", COMMIT}
 standings = st.dictionaries(
     st.integers(0, 7),
-    st.builds(Standing, st.sampled_from(PHASES), st.integers(0, 3), st.floats(0, 100)),
+    st.builds(Progress, st.sampled_from(PHASES), st.integers(0, 3), st.floats(0, 100)),
     min_size=1,
 )
 
@@ -30,28 +30,28 @@ def test_phases_within_each_other_have_seconds_of_their_own():
     with phases.phase("validation"):
         time.sleep(0.02)
         with phases.phase("device"):
-            assert phases.standing().phase == "device"
+            assert phases.progress().phase == "device"
             time.sleep(0.05)
-        assert phases.standing().phase == "validation"
+        assert phases.progress().phase == "validation"
     spent = {name: phases.spent()[name] - before.get(name, 0) for name in ("validation", "device")}
     assert spent["validation"] >= 0.02
     assert spent["device"] >= 0.05
-    assert phases.standing().phase == OUTSIDE
+    assert phases.progress().phase == OUTSIDE
 
 
 def test_a_phase_ends_with_an_exception():
     with pytest.raises(RuntimeError), phases.phase("input"):
         raise RuntimeError
-    assert phases.standing().phase == OUTSIDE
+    assert phases.progress().phase == OUTSIDE
 
 
 def test_progress_is_a_phase_a_step_or_a_move():
     for goes_on in (lambda: phases.at_step(7), phases.moved, lambda: phases.excuse(100.0)):
-        phases._own.changed = time.monotonic() - 50
-        assert phases.standing().idle >= 50
+        phases._tracker.changed = time.monotonic() - 50
+        assert phases.progress().idle >= 50
         goes_on()
-        assert phases.standing().idle < 50
-    assert phases.standing().step == 7
+        assert phases.progress().idle < 50
+    assert phases.progress().step == 7
     phases.at_step(0)
 
 
@@ -72,16 +72,16 @@ def test_who_is_stuck(found, timeout):
 
 
 def test_where_all_wait_the_one_that_is_behind_is_named():
-    found = {0: Standing("device", 9, 20.0), 1: Standing("dispatch", 8, 15.0), 2: Standing("device", 8, 16.0)}
+    found = {0: Progress("device", 9, 20.0), 1: Progress("dispatch", 8, 15.0), 2: Progress("device", 8, 16.0)}
     assert stuck(found, 10) == 2
-    assert stuck({**found, 3: Standing("save", 9, 20.0)}, 10) is None
-    assert stuck({**found, 3: Standing("save", 9, 31.0)}, 10) == 3
+    assert stuck({**found, 3: Progress("save", 9, 20.0)}, 10) is None
+    assert stuck({**found, 3: Progress("save", 9, 31.0)}, 10) == 3
 
 
 def test_of_a_save_the_one_that_has_not_written_its_part_is_named():
-    found = {0: Standing(COMMIT, 9, 40.0), 1: Standing("save", 9, 31.0), 2: Standing(COMMIT, 9, 41.0)}
+    found = {0: Progress(COMMIT, 9, 40.0), 1: Progress("save", 9, 31.0), 2: Progress(COMMIT, 9, 41.0)}
     assert stuck(found, 10) == 1
-    assert stuck({**found, 1: Standing("save", 9, 30.0)}, 10) is None
+    assert stuck({**found, 1: Progress("save", 9, 30.0)}, 10) is None
 
 
 def test_a_save_waits_for_the_others_while_a_thread_of_it_does():
@@ -94,31 +94,31 @@ def test_a_save_waits_for_the_others_while_a_thread_of_it_does():
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert waits.wait(20) and phases.standing().phase == OUTSIDE
+    assert waits.wait(20) and phases.progress().phase == OUTSIDE
     with phases.phase("save"):
-        assert phases.standing().phase == COMMIT
+        assert phases.progress().phase == COMMIT
         with phases.phase("device"):
-            assert phases.standing().phase == "device"
+            assert phases.progress().phase == "device"
         goes_on.set()
         thread.join()
-        assert phases.standing().phase == "save"
+        assert phases.progress().phase == "save"
 
 
 @given(st.floats(0.1, 1e5), st.floats(0.1, 1e5))
 def test_nobody_waits_less_long_than_another_may_take(stall, silence):
-    waits = Waits(silence, stall)
-    assert all(waits.longest > Standing(phase, 0, 0.0).limit(stall) + silence for phase in PHASES)
+    timeouts = Timeouts(silence, stall)
+    assert all(timeouts.longest > Progress(phase, 0, 0.0).limit(stall) + silence for phase in PHASES)
 
 
 def test_what_is_said_of_it():
-    assert str(Standing("input", 1200, 600.4)) == "made no progress for 600 s after step 1,200, in phase 'input'"
-    assert str(Standing("start", 0, 3600)) == "made no progress for 3600 s, in phase 'start'"
+    assert str(Progress("input", 1200, 600.4)) == "made no progress for 600 s after step 1,200, in phase 'input'"
+    assert str(Progress("start", 0, 3600)) == "made no progress for 3600 s, in phase 'start'"
 
 
 ALONE = """
 import sys, threading
 import jaxddp.core.phases as phases
-from jaxddp.job.lone_watch import watch_alone
+from jaxddp.job.watchdog import watch_alone
 
 watch_alone(0.5)
 {body}
@@ -177,10 +177,10 @@ def test_of_two_threads_the_first_counts_until_it_is_done():
         thread = threading.Thread(target=run)
         thread.start()
         inside.wait(10)
-        assert phases.standing().phase == "training"
-    assert phases.standing().phase == OUTSIDE
+        assert phases.progress().phase == "training"
+    assert phases.progress().phase == OUTSIDE
     with phases.phase("save"):
         done.set()
         thread.join(20)
-        assert phases.standing()[:2] == ("save", 0)
-    assert phases.standing().phase == OUTSIDE
+        assert phases.progress()[:2] == ("save", 0)
+    assert phases.progress().phase == OUTSIDE

@@ -300,6 +300,6 @@ def test_what_a_recipe_waits_for_as_it_is_read_is_bounded(folder, monkeypatch):
     bounds = list[float]()
     # A watch would go on, and end this process.
     monkeypatch.setattr(parse, "watch_alone", bounds.append)
-    (folder / "slow.py").write_text(f"import jaxddp.core.phases as own\nPHASE = own.standing().phase\n{CONFIG}")
+    (folder / "slow.py").write_text(f"import jaxddp.core.phases as own\nPHASE = own.progress().phase\n{CONFIG}")
     parse.parse_recipe(Train, "jaxddp train", ["slow.py"])
     assert bounds == [Config().parallel.stall_timeout] and sys.modules["jaxddp_recipe_slow"].PHASE == "start"

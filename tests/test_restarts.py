@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.launches import FAILING, GENERATION, SAVING, Machine, Ran, machines, plain_environment, program
 
-import jaxddp.job.at_work as at_work_module
+import jaxddp.job.work_status as work_status
+from jaxddp.cluster.elastic_sizes import sizes_that_share
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.restarts import Again, Budget, End, decide
-from jaxddp.cluster.sharing import sizes_that_share
-from jaxddp.cluster.words import Words
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.job.at_work import WORDS_FD, at_work
+from jaxddp.job.work_status import STATUS_PIPE, WorkStatus, at_work
 
 SAVED = End(75, "asked to stop")
 KILLED = End(137, "process 1: killed by SIGKILL")
@@ -136,36 +135,34 @@ def test_what_is_started_again_and_how_often(code, starts, capfd, tmp_path):
         )
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "line"), [("+", 1, "in the midst of its work, as by os._exit(0)"), ("+-", 0, "")]
-)
+@pytest.mark.parametrize(("words", "code", "line"), [("+", 1, "during its work, as from os._exit(0)"), ("+-", 0, "")])
 def test_an_exit_code_of_0_counts_where_the_work_has_ended(words, code, line, capfd, tmp_path):
-    text = f"os.write(int(os.environ['{WORDS_FD}']), b'{words}'); os._exit(0)"
+    text = f"os.write(int(os.environ['{STATUS_PIPE}']), b'{words}'); os._exit(0)"
     ran = Ran(capfd, tmp_path, text, processes=1, restarts=1)
     assert ran.code == code and (f"process 0: exit code 0 {line}" in ran.errors) == bool(line)
     assert "restart 1" not in ran.err
 
 
 def test_what_a_process_says_of_its_work(monkeypatch):
-    with Words.pipe() as (words, into):
+    with WorkStatus.open() as (status, into):
         mine = os.dup(into)
-    monkeypatch.setenv(WORDS_FD, str(mine))
+    monkeypatch.setenv(STATUS_PIPE, str(mine))
     # This process has looked for one before, or will once more: no other test is to speak into this one.
-    at_work_module._pipe.cache_clear()
+    work_status._pipe.cache_clear()
     try:
         with at_work(), at_work():
-            words.read()
-            assert words.at_work and WORDS_FD not in os.environ
-        words.read()
-        assert not words.at_work and not words.quit
+            status.read()
+            assert status.is_working and STATUS_PIPE not in os.environ
+        status.read()
+        assert not status.is_working and not status.has_quit
         with pytest.raises(SystemExit), at_work():
             sys.exit(3)
-        words.read()
-        assert not words.at_work and words.quit
+        status.read()
+        assert not status.is_working and status.has_quit
     finally:
-        at_work_module._pipe.cache_clear()
+        work_status._pipe.cache_clear()
         os.close(mine)
-        words.close()
+        status.close()
 
 
 @pytest.mark.slow
@@ -173,7 +170,7 @@ def test_what_a_process_says_of_its_work(monkeypatch):
 def test_a_signal_ends_the_delay_before_a_restart(number, machine):
     launcher = machine(FAILING, "restarts=9").said("restart 3 of 9 in 4 s")
     assert launcher.send(number).end() == 128 + number
-    assert launcher.out.count("begun") == 3 and f"{number.name}: nothing runs here" in launcher.err
+    assert launcher.out.count("begun") == 3 and f"{number.name}: no process runs here" in launcher.err
 
 
 def test_a_job_that_was_asked_to_stop_is_not_started_again(machine):
@@ -201,7 +198,7 @@ def test_which_numbers_of_machines_share_a_batch(capfd, monkeypatch):
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     assert shared("1:4") == [1, 2, 3, 4] and capfd.readouterr().err == ""
     assert shared("1:5") == [1, 2, 3, 4]
-    line = "never on 5 machines: train.batch_size=24 cannot be divided among 5 devices; what is over waits as a spare"
+    line = "never on 5 machines: train.batch_size=24 cannot be divided among 5 devices; surplus machines wait as spares"
     assert capfd.readouterr().err == f"jaxddp launch: {line}\n"
     assert shared("1:8", processes=2) == [1, 2, 3, 4, 6]
     assert shared("1:3", processes=2, gpus=2) == [1, 2, 3]

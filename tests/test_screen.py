@@ -18,13 +18,14 @@ from support.listeners import BATCH, TOTAL, drive, evaluation_record, run_start,
 from jaxddp.command_line.terminal import print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import on_screen
-from jaxddp.job.environment import Job
-from jaxddp.job.messages import LENGTH, Hello, decode, encode
-from jaxddp.job.rendezvous import Roll
+from jaxddp.job.process_messages import CODEC
+from jaxddp.job.roster import Roster
 from jaxddp.training.events import RunEnd, Used
 from jaxddp.training.progress import display as screen
 from jaxddp.training.progress import lines
 from jaxddp.training.progress.display import PlainLines
+from jaxddp.wire.codec import LENGTH, encode
+from jaxddp.wire.handshake import Hello
 
 USED = Used(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
 
@@ -48,11 +49,10 @@ def test_what_comes_from_outside_is_shown_and_not_obeyed(capsys) -> None:
 
 
 def test_a_stranger_s_name_of_its_host_is_shown_and_not_obeyed() -> None:
-    roll = Roll(Job("127.0.0.1:1", 2, 0), {"jax": "1"}, "first")
-    hello = decode(encode(Hello(5, 2, "", "evil\x1b[2J", {}, "", ""))[LENGTH:])
+    hello = CODEC.decode(encode(Hello(5, 2, "", "evil\x1b[2J", {}, "", ""))[LENGTH:])
     assert isinstance(hello, Hello)
-    refusal = roll.mismatch(hello)
-    assert refusal is not None and r"JAX_PROCESS_ID=5 on evil\x1b[2J: " in refusal.reason
+    reason = Roster(2, "first").conflict(hello)
+    assert reason is not None and r"JAX_PROCESS_ID=5 on evil\x1b[2J: " in reason
 
 
 def test_figures_are_readable() -> None:

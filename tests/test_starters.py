@@ -4,10 +4,10 @@ import socket
 
 import pytest
 
-import jaxddp.job.starters as starters
+import jaxddp.job.schedulers as schedulers
 from jaxddp.core.errors import InputError
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.starters import own_address
+from jaxddp.job.schedulers import own_address
 
 SKYPILOT = {
     "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9\n10.0.0.5", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NUM_GPUS_PER_NODE": "8",
@@ -68,7 +68,7 @@ def test_skypilot_one_process_a_node(rank):
 
 
 def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
-    monkeypatch.setattr(starters, "own_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(schedulers, "own_address", lambda: "10.0.0.7")
     jobs = [found(batch(node)) for node in range(4)]
     assert [job.process_id for job in jobs] == [2, 1, 0, 3]
     # All meet at one address, which the main node knows of itself.
@@ -81,7 +81,7 @@ def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
 
 
 def test_the_main_node_of_aws_batch_takes_its_own_address_only_where_nobody_tells_it(monkeypatch):
-    monkeypatch.setattr(starters, "own_address", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(schedulers, "own_address", lambda: pytest.fail("asked"))
     assert found(batch(2, JAX_COORDINATOR_ADDRESS="10.0.0.8:1234")).coordinator == "10.0.0.8:1234"
     with pytest.raises(InputError, match="AWS_BATCH_JOB_MAIN_NODE_INDEX set but not the coordinator's address"):
         find_job({name: value for name, value in batch(1).items() if name not in MAIN_ADDRESS})
@@ -223,32 +223,32 @@ def test_one_process_is_alone_without_an_error(environ):
         (
             {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"},
             "environment: SKYPILOT_NUM_NODES, SKYPILOT_NODE_RANK set but not the coordinator's address "
-            "(JAX_COORDINATOR_ADDRESS); set it, or JAX_NUM_PROCESSES=1 for a process alone",
+            "(JAX_COORDINATOR_ADDRESS); set it, or JAX_NUM_PROCESSES=1 for a single process",
         ),
         (
             {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9"},
             "environment: SKYPILOT_NODE_IPS, SKYPILOT_NUM_NODES set but not this process's id (JAX_PROCESS_ID); "
-            "set it, or JAX_NUM_PROCESSES=1 for a process alone",
+            "set it, or JAX_NUM_PROCESSES=1 for a single process",
         ),
         (
             {"JOB_COMPLETION_INDEX": "0"},
             "environment: JOB_COMPLETION_INDEX set but not the coordinator's address (JAX_COORDINATOR_ADDRESS) and the "
-            "number of processes (JAX_NUM_PROCESSES); set them, or JAX_NUM_PROCESSES=1 for a process alone",
+            "number of processes (JAX_NUM_PROCESSES); set them, or JAX_NUM_PROCESSES=1 for a single process",
         ),
         (
             {"WORLD_SIZE": "8"},
             "environment: WORLD_SIZE set but not the coordinator's address (JAX_COORDINATOR_ADDRESS) and this "
-            "process's id (JAX_PROCESS_ID); set them, or JAX_NUM_PROCESSES=1 for a process alone",
+            "process's id (JAX_PROCESS_ID); set them, or JAX_NUM_PROCESSES=1 for a single process",
         ),
         (
             {"RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "h0"},
             "environment: WORLD_SIZE, RANK set but not the coordinator's address (JAX_COORDINATOR_ADDRESS); set it, or "
-            "JAX_NUM_PROCESSES=1 for a process alone",
+            "JAX_NUM_PROCESSES=1 for a single process",
         ),
         (
             {name: value for name, value in STEP.items() if name != "SLURM_STEP_NODELIST"} | {"SLURM_PROCID": "3"},
             "environment: SLURM_STEP_NUM_TASKS, SLURM_PROCID set but not the coordinator's address "
-            "(JAX_COORDINATOR_ADDRESS); set it, or JAX_NUM_PROCESSES=1 for a process alone",
+            "(JAX_COORDINATOR_ADDRESS); set it, or JAX_NUM_PROCESSES=1 for a single process",
         ),
         (
             KUBEFLOW_TORCH | {"PET_NODE_RANK": "0", "PET_NNODES": "1:4"},
@@ -262,7 +262,7 @@ def test_one_process_is_alone_without_an_error(environ):
         (
             {"SLURM_JOB_ID": "77", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
             "environment: SLURM_PROCID set but not the coordinator's address (JAX_COORDINATOR_ADDRESS) and the number "
-            "of processes (JAX_NUM_PROCESSES); set them, or JAX_NUM_PROCESSES=1 for a process alone",
+            "of processes (JAX_NUM_PROCESSES); set them, or JAX_NUM_PROCESSES=1 for a single process",
         ),
         (NODE | {"SKYPILOT_NODE_RANK": "3"}, "SKYPILOT_NODE_RANK=3: expected 0 to 2, for SKYPILOT_NUM_NODES=3"),
     ],

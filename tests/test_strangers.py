@@ -15,31 +15,29 @@ from hypothesis import strategies as st
 from support.strangers import FACTS, HELLO, STRANGERS, answers, changed
 
 from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
-from jaxddp.job.link import Link
-from jaxddp.job.member import Member
-from jaxddp.job.messages import (
-    LENGTH,
-    Alive,
-    Answer,
-    Challenge,
-    Hello,
-    Lost,
-    Refusal,
-    Strange,
-    Value,
-    Welcome,
-    decode,
-    encode,
-)
-from jaxddp.job.watch import Loss, Waits
+from jaxddp.job.follower import Follower
+from jaxddp.job.process_messages import CODEC, Alive, Lost, Reply, Value
+from jaxddp.job.watchdog import Loss, Timeouts
+from jaxddp.wire.codec import LENGTH, Malformed, encode
+from jaxddp.wire.handshake import Challenge, Hello, Refusal, Welcome
 
 
-def leave(pool: ThreadPoolExecutor, links: Sequence[Link]) -> None:
-    for finished in [pool.submit(link.finish) for link in links]:
+def leave(pool: ThreadPoolExecutor, planes: Sequence[ControlPlane]) -> None:
+    for finished in [pool.submit(plane.finish) for plane in planes]:
         finished.result(30)
-    for link in links:
-        link.leave()
+    for plane in planes:
+        plane.leave()
+
+
+def connected(address: tuple[str, int]) -> socket.socket:
+    """A connection to process 0, which may listen a little later."""
+    give_up = time.monotonic() + 10
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(address, timeout=20)
+        assert time.monotonic() < give_up
 
 
 class Meeting:
@@ -51,17 +49,13 @@ class Meeting:
             self.address = probe.getsockname()
         self.key, self.timeout, self.losses = key, timeout, list[Loss]()
         self.pool = ThreadPoolExecutor(8)
-        self.first = self.pool.submit(self.link, 0)
-        give_up = time.monotonic() + 10
-        while True:
-            with contextlib.suppress(ConnectionRefusedError), self.stranger():
-                return
-            assert time.monotonic() < give_up
+        self.first = self.pool.submit(self.plane, 0)
+        connected(self.address).close()
 
-    def link(self, process: int, **changes: object) -> Link:
+    def plane(self, process: int, **changes: object) -> ControlPlane:
         job = Job("{}:{}".format(*self.address), 2, process, run_id="run", key=self.key)
         job = Job(**{**vars(job), **changes})
-        return Link.meet(job, FACTS, self.timeout, end=self.losses.append)
+        return ControlPlane.join(job, FACTS, self.timeout, end=self.losses.append)
 
     def stranger(self, said: bytes = b"") -> socket.socket:
         """A connection on which this is said to process 0."""
@@ -71,8 +65,8 @@ class Meeting:
 
     def agree(self) -> None:
         """Both exchange a value."""
-        links = [self.first.result(20), self.second]
-        told = [self.pool.submit(link.decide, "name", str(n), ",".join, 20) for n, link in enumerate(links)]
+        planes = [self.first.result(20), self.second]
+        told = [self.pool.submit(plane.decide, "name", str(n), ",".join, 20) for n, plane in enumerate(planes)]
         assert [each.result(20) for each in told] == ["0,1", "0,1"]
 
     def close(self) -> None:
@@ -84,10 +78,10 @@ class Meeting:
 def test_strangers_end_no_job_before_or_after_the_meeting(key, monkeypatch):
     # They are served side by side: were one that says nothing waited for, the meeting would not come about. How long
     # a stranger may be silent is private, since no user has a reason to choose it.
-    monkeypatch.setattr("jaxddp.job.strangers._HELLO_SECONDS", 600.0)
+    monkeypatch.setattr("jaxddp.wire.admission._HELLO_SECONDS", 600.0)
     meeting = Meeting(key)
     before = [meeting.stranger(said) for said in STRANGERS.values()]
-    meeting.second = meeting.link(1)
+    meeting.second = meeting.plane(1)
     meeting.agree()
     after = [meeting.stranger(said) for said in STRANGERS.values()]
     meeting.agree()
@@ -102,22 +96,24 @@ def test_strangers_end_no_job_before_or_after_the_meeting(key, monkeypatch):
 
 def test_who_does_not_know_the_key_takes_no_place():
     meeting = Meeting("secret")
-    with pytest.raises(InputError, match=r"coordinator .*: JAXDDP_JOB_KEY is another one there; give all processes of"):
-        meeting.link(1, key="guess")
-    with pytest.raises(InputError, match="JAXDDP_JOB_KEY is another one there"):
-        meeting.link(1, key="")
+    with pytest.raises(
+        InputError, match=r"coordinator .*: JAXDDP_JOB_KEY differs from that of process 0; give all processes of"
+    ):
+        meeting.plane(1, key="guess")
+    with pytest.raises(InputError, match="JAXDDP_JOB_KEY differs from that of process 0"):
+        meeting.plane(1, key="")
     # A proof serves once: of another challenge it is none.
     assert isinstance(answers(meeting.stranger(changed(proof="0" * 64)))[1], Refusal)
-    meeting.second = meeting.link(1)
+    meeting.second = meeting.plane(1)
     meeting.agree()
     meeting.close()
 
 
 def test_a_key_on_one_side_alone_is_named():
     meeting = Meeting("", timeout=20)
-    line = "JAXDDP_JOB_KEY is set in process 1 on .*, and not in process 0; give all the same"
+    line = "JAXDDP_JOB_KEY is set in process 1 on .*, and not in process 0; set it in all"
     with pytest.raises(InputError, match=line):
-        meeting.link(1, key="secret")
+        meeting.plane(1, key="secret")
     with pytest.raises(InputError, match=line):
         meeting.first.result(20)
 
@@ -135,15 +131,15 @@ def test_a_coordinator_that_does_not_know_the_key_is_found_out():
 
         pool.submit(pretend)
         job = Job("{}:{}".format(*server.getsockname()), 2, 1, key="secret")
-        with pytest.raises(InputError, match="JAXDDP_JOB_KEY is another one there"):
-            Link.meet(job, FACTS, 10)
+        with pytest.raises(InputError, match="JAXDDP_JOB_KEY differs from that of process 0"):
+            ControlPlane.join(job, FACTS, 10)
 
 
 def test_a_flood_of_silent_connections_keeps_nobody_out():
     meeting = Meeting()
     before = len([thread for thread in threading.enumerate() if thread.name == "jaxddp-job"])
     silent = [meeting.stranger() for _ in range(200)]
-    meeting.second = meeting.link(1)
+    meeting.second = meeting.plane(1)
     meeting.agree()
     after = len([thread for thread in threading.enumerate() if thread.name == "jaxddp-job"])
     # That of process 1.
@@ -159,52 +155,53 @@ def test_a_process_that_ended_while_it_waited_may_come_again():
         address = probe.getsockname()
     job = Job("{}:{}".format(*address), 3, 0)
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(Link.meet, job, FACTS, 30, end=print)
+        first = pool.submit(ControlPlane.join, job, FACTS, 30, end=print)
         hello = encode(Hello(1, 3, "", "there", FACTS, "nonce", ""))
         for _ in range(2):
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(address, timeout=5) as early:
+            with connected(address) as early:
                 early.sendall(hello)
-                early.recv(1000)
-        others = [pool.submit(Link.meet, Job(job.coordinator, 3, n), FACTS, 30, end=print) for n in (1, 2)]
-        links = [first.result(40), *(each.result(40) for each in others)]
-        told = [pool.submit(link.decide, "name", str(n), ",".join, 20) for n, link in enumerate(links)]
+                # Process 0 closes the connection once it has read the hello and the end, and has freed the place.
+                assert [type(message) for message in answers(early)] == [Challenge]
+        others = [pool.submit(ControlPlane.join, Job(job.coordinator, 3, n), FACTS, 30, end=print) for n in (1, 2)]
+        planes = [first.result(40), *(each.result(40) for each in others)]
+        told = [pool.submit(plane.decide, "name", str(n), ",".join, 20) for n, plane in enumerate(planes)]
         assert [each.result(20) for each in told] == ["0,1,2"] * 3
-        leave(pool, links)
+        leave(pool, planes)
 
 
 def test_what_process_0_makes_or_cannot_make_is_everyone_s():
     meeting = Meeting()
-    meeting.second = meeting.link(1)
+    meeting.second = meeting.plane(1)
     first = meeting.first.result(20)
 
-    assert first.spread("a number", lambda: "7", 20) == "7"
-    assert meeting.second.spread("a number", lambda: "8", 20) == "7"
+    assert first.broadcast("a number", lambda: "7", 20) == "7"
+    assert meeting.second.broadcast("a number", lambda: "8", 20) == "7"
     for error in (InputError("step 4 is damaged"), Unreachable("the server of files is away")):
 
         def fails(error: Exception = error) -> str:
             raise error
 
-        for link in (first, meeting.second):
+        for plane in (first, meeting.second):
             with pytest.raises(type(error), match=f"^{error}$"):
-                link.spread("a checkpoint", fails, 20)
+                plane.broadcast("a checkpoint", fails, 20)
     meeting.close()
 
 
 def test_a_process_that_comes_again_while_the_job_ends_may_come_once_more():
     meeting = Meeting()
-    meeting.second = meeting.link(1)
+    meeting.second = meeting.plane(1)
     first = meeting.first.result(20)
     meeting.second.fail("ended: disk on fire", 1)
-    assert first.watch.loss(20) is not None
+    assert first.watchdog.loss(20) is not None
     with pytest.raises(Unreachable, match="process 1 came again while the job there ends; start it once more"):
-        meeting.link(1)
-    for link in (meeting.second, first):
-        link.leave()
+        meeting.plane(1)
+    for plane in (meeting.second, first):
+        plane.leave()
 
 
 def test_processes_that_are_at_different_places_are_named():
     meeting = Meeting()
-    meeting.second = meeting.link(1)
+    meeting.second = meeting.plane(1)
     first = meeting.pool.submit(meeting.first.result(20).decide, "seed", "0", ",".join, 20)
     line = "seed: process 1 is at 'the steps' meanwhile; does it run the same program"
     with pytest.raises(InputError, match="the steps: process 0 is at 'seed' meanwhile; does it run the same program"):
@@ -226,17 +223,17 @@ def test_a_hundred_processes_meet_agree_and_lose_one_in_one_thread():
 
     async def others() -> None:
         known = [asyncio.Event() for _ in range(count - 2)]
-        members = [Member(Job(coordinator, count, process, key="k"), FACTS) for process in range(1, count)]
+        followers = [Follower(Job(coordinator, count, process, key="k"), FACTS) for process in range(1, count)]
         ends = [lambda loss, event=event: (lost.append(loss.process), event.set()) for event in known]
         await asyncio.gather(
-            *(member.meet(30, Waits(), end) for member, end in zip(members, [*ends, print], strict=True))
+            *(follower.meet(30, Timeouts(), end) for follower, end in zip(followers, [*ends, print], strict=True))
         )
-        for process, member in enumerate(members, 1):
-            member.tell(Value(0, "name", str(process)))
-        told = await asyncio.gather(*(member.answer(0, "name", 20) for member in members))
+        for process, follower in enumerate(followers, 1):
+            follower.send(Value(0, "name", str(process)))
+        told = await asyncio.gather(*(follower.answer(0, "name", 20) for follower in followers))
         assert {answer.text for answer in told} == {str(sum(range(count)))}
-        members[-1].watch.close()
-        for connection in members[-1].tell(Alive()):
+        followers[-1].watchdog.close()
+        for connection in followers[-1].send(Alive()):
             connection.writer.transport.abort()
         async with asyncio.timeout(20):
             await asyncio.gather(*(event.wait() for event in known))
@@ -244,17 +241,19 @@ def test_a_hundred_processes_meet_agree_and_lose_one_in_one_thread():
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(asyncio.run, others())
         before = set(threading.enumerate())
-        link = Link.meet(Job(coordinator, count, 0, key="k"), FACTS, 30, end=lambda loss: lost.append(loss.process))
+        plane = ControlPlane.join(
+            Job(coordinator, count, 0, key="k"), FACTS, 30, end=lambda loss: lost.append(loss.process)
+        )
         assert [thread.name for thread in set(threading.enumerate()) - before] == ["jaxddp-job"]
-        assert link.decide("name", "0", lambda texts: str(sum(map(int, texts))), 20) == str(sum(range(count)))
+        assert plane.decide("name", "0", lambda texts: str(sum(map(int, texts))), 20) == str(sum(range(count)))
         first.result(60)
     assert lost == [count - 1] * (count - 1)
 
 
 @given(st.binary(max_size=200))
-def test_bytes_are_a_message_or_strange(content):
-    with contextlib.suppress(Strange):
-        assert decode(encode(decode(content))[LENGTH:]) == decode(content)
+def test_bytes_are_a_message_or_malformed(content):
+    with contextlib.suppress(Malformed):
+        assert CODEC.decode(encode(CODEC.decode(content))[LENGTH:]) == CODEC.decode(content)
 
 
 _VALUES = st.recursive(
@@ -264,15 +263,15 @@ _VALUES = st.recursive(
 )
 
 
-@given(st.sampled_from([HELLO, Lost(1, "r", 1), Answer(1, "n", "t"), Value(2, "n", "t"), Alive()]), st.data())
-def test_fields_are_of_their_types_or_strange(message, data):
+@given(st.sampled_from([HELLO, Lost(1, "r", 1), Reply(1, "n", "t"), Value(2, "n", "t"), Alive()]), st.data())
+def test_fields_are_of_their_types_or_malformed(message, data):
     plain = json.loads(encode(message)[LENGTH:])
     name = data.draw(st.sampled_from(sorted(plain)))
     plain[name] = data.draw(_VALUES)
-    with contextlib.suppress(Strange):
-        found = decode(json.dumps(plain).encode())
+    with contextlib.suppress(Malformed):
+        found = CODEC.decode(json.dumps(plain).encode())
         for field, kind in vars(type(found)).get("__annotations__", {}).items():
             value = getattr(found, field)
             assert kind is not str or isinstance(value, str)
             assert not isinstance(value, bool) and isinstance(value, float) == (field == "idle")
-        assert decode(encode(found)[LENGTH:]) == found
+        assert CODEC.decode(encode(found)[LENGTH:]) == found

@@ -52,7 +52,7 @@ def job_processes(launcher: int) -> dict[str, int]:
         with suppress(OSError):
             for child in children(worker):
                 command = Path(f"/proc/{child}/cmdline").read_bytes()
-                found[f"keeper {rank}" if b"keeper.py" in command else f"child of {rank}"] = child
+                found[f"keeper {rank}" if b"coordinator_proxy.py" in command else f"child of {rank}"] = child
     return found
 
 

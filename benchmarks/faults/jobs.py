@@ -104,7 +104,7 @@ class Job:
         """Returns the pid of the helper that holds a process's connection to JAX's coordinator. Raises as `worker`."""
         with contextlib.suppress(OSError):
             for child in children(self.worker(rank)):
-                if b"keeper.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"coordinator_proxy.py" in Path(f"/proc/{child}/cmdline").read_bytes():
                     return child
         raise ProcessLookupError(f"process {rank} has no keeper")
 

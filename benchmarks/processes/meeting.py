@@ -21,11 +21,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.harness import CHILD_SECONDS, Figures, machine
+from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
-from jaxddp.job.link import Link
-from jaxddp.job.member import Member
-from jaxddp.job.messages import Value
-from jaxddp.job.watch import Loss, Waits
+from jaxddp.job.follower import Follower
+from jaxddp.job.process_messages import Value
+from jaxddp.job.watchdog import Loss, Timeouts
 
 SECONDS = 120.0
 FACTS = {"Python": "3", "jax's version": "0"}
@@ -36,11 +36,11 @@ def first(address: str, processes: int) -> None:
     """Runs process 0, and prints its figures as JSON."""
     before, lost = used(), threading.Event()
     begin = time.perf_counter()
-    link = Link.meet(job(address, processes, 0), FACTS, SECONDS, end=lambda loss: lost.set())
+    plane = ControlPlane.join(job(address, processes, 0), FACTS, SECONDS, end=lambda loss: lost.set())
     figures: Figures = {"meet": time.perf_counter() - begin}
     for name in VALUES:
         begin = time.perf_counter()
-        link.decide(name, "0", verdict, SECONDS)
+        plane.decide(name, "0", verdict, SECONDS)
         figures[name] = time.perf_counter() - begin
     figures |= {f"{name} of process 0": value for name, value in used().items()}
     figures["resident MB before"] = before["resident MB"]
@@ -61,17 +61,17 @@ async def others(address: str, processes: int) -> None:
         if len(losses) == processes - 2:
             all_lost.set()
 
-    members = [Member(job(address, processes, process), FACTS) for process in range(1, processes)]
-    await asyncio.gather(*(member.meet(SECONDS, Waits(), end) for member in members))
+    followers = [Follower(job(address, processes, process), FACTS) for process in range(1, processes)]
+    await asyncio.gather(*(follower.meet(SECONDS, Timeouts(), end) for follower in followers))
     for number, name in enumerate(VALUES):
-        for process, member in enumerate(members, 1):
-            member.tell(Value(number, name, "1" if name == VALUES[1] and process == processes // 2 else "0"))
-        answers = await asyncio.gather(*(member.answer(number, name, SECONDS) for member in members))
+        for process, follower in enumerate(followers, 1):
+            follower.send(Value(number, name, "1" if name == VALUES[1] and process == processes // 2 else "0"))
+        answers = await asyncio.gather(*(follower.answer(number, name, SECONDS) for follower in followers))
         assert {answer.text for answer in answers} == {str(number * (processes // 2))}, answers[0]
     begin = time.perf_counter()
-    assert members[-1].watch is not None
-    members[-1].watch.close()
-    for connection in members[-1].tell(Value(len(VALUES), "the last", "0")):
+    assert followers[-1].watchdog is not None
+    followers[-1].watchdog.close()
+    for connection in followers[-1].send(Value(len(VALUES), "the last", "0")):
         connection.writer.transport.abort()
     async with asyncio.timeout(SECONDS):
         await all_lost.wait()

@@ -1,46 +1,46 @@
-"""Starts the processes of a job on this machine, gives each its place in the job, and waits for their end.
+"""Starts the processes of a job on this machine, and waits until they have ended.
 
 This process starts no JAX backend, which would take memory on every GPU.
 """
 
 import os
 import secrets
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 
-from jaxddp.cluster.command_line import default_logs, program_of
-from jaxddp.cluster.inbox import Inbox, caught_signals
+from jaxddp.cluster.elastic_sizes import sizes_that_share
+from jaxddp.cluster.event_queue import catch_signals
 from jaxddp.cluster.machine import local_cores, local_gpus, shares
-from jaxddp.cluster.meeting.alone import Alone
-from jaxddp.cluster.meeting.gathering import Gathering, Generation
-from jaxddp.cluster.meeting.hosting import Hosting
-from jaxddp.cluster.meeting.visiting import Visiting
+from jaxddp.cluster.meeting.driver import Generation, driver
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.output import say
-from jaxddp.cluster.sharing import sizes_that_share
+from jaxddp.cluster.process_output import say
 from jaxddp.cluster.worker import Worker
 from jaxddp.cluster.worker_group import WorkerGroup
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.wording import counted
+from jaxddp.core.wording import counted, nearest
 from jaxddp.job.environment import KEY, RUN_ID
-from jaxddp.job.host import INHERITED_SOCKET
-from jaxddp.job.messages import MOST_PROCESSES
+from jaxddp.job.leader import INHERITED_SOCKET
+from jaxddp.wire.codec import MOST_PROCESSES
 
 GENERATION = "JAXDDP_GENERATION"
-"""The variable that tells a process the number of its generation, which is one start of the whole job, from 0."""
+"""The environment variable that holds the number of a generation, which is one start of the whole job, from 0."""
+_COMMANDS = ("train", "eval", "find-lr", "predict", "doctor", "data")
+"""A command that begins with one of these runs as `python -m jaxddp`."""
 
 
 @dataclass(frozen=True)
-class _Started:
-    """What is the same in each generation.
+class _Settings:
+    """The settings that all generations share.
 
     Attributes:
-        gpus: of each process, as CUDA names them.
-        cores: of each process; an empty sequence means all.
+        gpus: those of each process, in the notation of CUDA_VISIBLE_DEVICES.
+        cores: those of each process; an empty sequence means all.
     """
 
     options: Launch
@@ -52,91 +52,109 @@ class _Started:
 
 
 def launch(options: Launch, command: Sequence[str], config: Config | None = None) -> int:
-    """Run a command in every process of this machine, and wait for their end. Call it from the main thread.
+    """Run a command in every process of this machine, and wait until all have ended. Call it from the main thread.
 
-    Each process is a direct child in a session of its own, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
+    Each process is a direct child in its own session, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
     JAX_PROCESS_ID, JAXDDP_RUN_ID and JAXDDP_GENERATION in its environment, on one machine JAXDDP_JOB_KEY, and
-    CUDA_VISIBLE_DEVICES where GPUs are divided. Process 0 of the job also inherits a socket that listens at the
-    coordinator's address; JAXDDP_COORDINATOR_FD holds its number. JAXDDP_WORDS_FD holds that of a pipe; see
-    `jaxddp.job.at_work`. Their output is shown line by line after `[R] `, and kept in `process-R.log`.
+    CUDA_VISIBLE_DEVICES if GPUs are divided. Process 0 of the job also inherits a socket that listens at the
+    coordinator's address; JAXDDP_COORDINATOR_FD holds its file descriptor. JAXDDP_STATUS_FD holds that of a pipe; see
+    `jaxddp.job.work_status`. The output of process R is shown line by line after `[R] `, and written to
+    `process-R.log`.
 
     Args:
         command: the arguments of `jaxddp` (`train digits`), or any program; `python` is this interpreter.
-        config: that of the command, where it trains or evaluates one: how many machines can share its batches.
+        config: the config that the command trains or evaluates, if any; it determines how many machines can share a
+            batch.
 
     Returns:
-        The exit code of the job: see `jaxddp.cluster.worker_group.WorkerGroup.watch`; of several starts, the last's.
+        The exit code of the job; see `jaxddp.cluster.worker_group.WorkerGroup.watch`. After restarts it is that of the
+        last start.
 
     Raises:
         InputError: options that contradict each other or this machine, or a command that does not exist.
         Unreachable: the other machines do not come in time.
     """
-    program = program_of(command)
+    program = _program(command)
     options.check()
     gpus, cores = _shares(options)
     sizes = sizes_that_share(config, options, len(gpus), len(gpus[0]))
-    logs = options.logs or default_logs(command)
+    logs = options.logs or _default_logs(command)
     if (total := options.machines.most * len(gpus)) > MOST_PROCESSES:
         each = f"--nodes {options.nodes} with {counted(len(gpus), 'process')} each"
         raise InputError(f"{each}: {total:,} processes; a job has at most {MOST_PROCESSES:,}")
-    started, group = _Started(options, program, logs, gpus, cores, _job_environment(options)), None
-    with caught_signals() as inbox:
-        gathering, error = _gathering(options, len(gpus), sizes, inbox), None
+    settings, group = _Settings(options, program, logs, gpus, cores, _job_environment(options)), None
+    with catch_signals() as events:
+        meeting, error = driver(options, len(gpus), sizes, events), None
         try:
-            while (generation := gathering.meet()) is not None:
+            while (generation := meeting.next_generation()) is not None:
                 with closing(WorkerGroup(options.grace, options.save_grace)) as group:
-                    _start(group, generation, started)
-                    gathering.ended(group.watch(inbox, gathering))
+                    _start(group, generation, settings)
+                    meeting.ended(group.watch(events, meeting))
         except JaxddpError as raised:
             error = raised
             raise
         finally:
-            gathering.close(error)
+            meeting.close(error)
     if group is not None:
         group.report()
-    return gathering.code
+    return meeting.code
 
 
-def _gathering(options: Launch, processes: int, sizes: Sequence[int], inbox: Inbox) -> Gathering:
-    key = os.environ.get(KEY, "")
-    if not options.launchers_meet:
-        return Alone(options, processes, inbox)
-    if options.nr:
-        return Visiting(options, processes, key, inbox)
-    return Hosting(options, processes, sizes, key, inbox)
+def _program(command: Sequence[str]) -> list[str]:
+    """Return the program and its arguments. `python` is this interpreter. Raises: InputError; it does not exist."""
+    word = command[0]
+    if word in _COMMANDS:
+        return [sys.executable, "-m", "jaxddp", *command]
+    if word in ("python", "python3"):
+        return [sys.executable, *command[1:]]
+    if shutil.which(word) is None:
+        raise InputError(f"launch: {word!r} is neither a command of jaxddp nor a program{nearest(word, _COMMANDS)}")
+    return list(command)
 
 
-def _start(group: WorkerGroup, generation: Generation, started: _Started) -> None:
+def _default_logs(command: Sequence[str]) -> Path:
+    """Return `logs` in the work directory that a command names, otherwise `runs/launch`."""
+    for word, following in zip_longest(command, command[1:], fillvalue=""):
+        if word == "--workdir" and following:
+            return Path(following) / "logs"
+        if word.startswith("--workdir="):
+            return Path(word.partition("=")[2]) / "logs"
+    return Path("runs/launch")
+
+
+def _start(group: WorkerGroup, generation: Generation, settings: _Settings) -> None:
     """Start the processes of this machine."""
-    assignment, each = generation.assignment, len(started.gpus)
-    # Closed here once process 0 holds it: otherwise others could still connect to it after process 0 ended.
+    assignment, each = generation.assignment, len(settings.gpus)
+    # Process 0 inherits the socket. This process closes it, so that nobody can connect after process 0 ended.
     with generation.listener or nullcontext() as listener:
         total, machines = counted(assignment.processes, "process"), assignment.processes // each
         over = f" on {machines} machines" if machines > 1 else ""
-        say(f"jaxddp launch: {total}{over}, coordinator {assignment.coordinator}, output in {started.logs}")
+        say(f"jaxddp launch: {total}{over}, coordinator {assignment.coordinator}, output in {settings.logs}")
         shared = {
-            **started.environ,
+            **settings.environ,
             "JAX_COORDINATOR_ADDRESS": assignment.coordinator,
             "JAX_NUM_PROCESSES": str(assignment.processes),
             RUN_ID: assignment.run_id,
             GENERATION: str(assignment.generation),
         }
-        for rank, gpus, cores in zip(count(assignment.first_rank), started.gpus, started.cores, strict=False):
+        for rank, gpus, cores in zip(count(assignment.first_rank), settings.gpus, settings.cores, strict=False):
             inherited = [listener.fileno()] if listener and rank == 0 else []
-            environ = shared | _own_environment(started.options, rank, gpus, inherited)
-            log = started.logs / f"process-{rank}.log"
-            group.workers.append(Worker.start(rank, started.program, environ, log, cores=cores, pass_fds=inherited))
+            environ = shared | _own_environment(settings.options, rank, gpus, inherited)
+            log = settings.logs / f"process-{rank}.log"
+            group.workers.append(Worker.start(rank, settings.program, environ, log, cores=cores, pass_fds=inherited))
 
 
 def _shares(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
-    """The GPUs of each process, as CUDA names them, and its cores; an empty sequence of cores means all."""
-    seen = local_gpus()
-    gpus = seen if options.gpus is None else seen[: options.gpus]
-    if options.gpus is not None and options.gpus > len(seen):
-        raise InputError(f"--gpus {options.gpus}: a process here would see {len(seen)}; --processes P needs none")
+    """Return the GPUs of each process, in CUDA's notation, and its cores. An empty sequence of cores means all."""
+    visible = local_gpus()
+    gpus = visible if options.gpus is None else visible[: options.gpus]
+    if options.gpus is not None and options.gpus > len(visible):
+        raise InputError(f"--gpus {options.gpus}: this machine has {len(visible)} visible; --processes P needs none")
     processes = len(gpus) if options.processes is None else options.processes
     if processes == 0:
-        raise InputError("launch: no GPU to start a process for; say how many to start: --processes P")
+        raise InputError(
+            "launch: there is no GPU to start a process for; set the number of processes with --processes P"
+        )
     if len(gpus) % processes:
         raise InputError(
             f"--processes {processes}: {counted(len(gpus), 'GPU')} cannot be shared evenly; --gpus K takes some of "
@@ -161,22 +179,22 @@ def _cores(options: Launch, processes: int, *, pinned: bool) -> list[Sequence[in
 
 
 def _job_environment(options: Launch) -> dict[str, str]:
-    """The environment that all processes of this machine share in all generations."""
-    # These belong to one process, and a launcher may have started this one.
+    """Return the environment that all processes of this machine share in all generations."""
+    # These apply to a single process, and this one may have inherited them from another launcher.
     ours = {INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"}
     environ = {name: value for name, value in os.environ.items() if name not in ours}
-    # Measured: huge pages for malloc make a training step on a CPU 9 to 20% faster.
+    # Huge pages for malloc make a training step on a CPU 9 to 20% faster (measured).
     environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    # Otherwise the last lines of a process that is killed would be lost in its buffer.
+    # Otherwise a killed process would lose the last lines, which are in its buffer.
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if options.machines.most == 1:
-        # Of several machines each has a launcher, and the key is the user's.
+        # On several machines, each launcher needs the same key, which the user sets.
         environ.setdefault(KEY, secrets.token_hex(32))
     return environ
 
 
 def _own_environment(options: Launch, rank: int, gpus: Sequence[str], inherited: Sequence[int]) -> dict[str, str]:
-    """The environment of one process, beside the shared one."""
+    """Return the environment variables that differ between processes."""
     environ = {"JAX_PROCESS_ID": str(rank)}
     if inherited:
         environ[INHERITED_SOCKET] = str(inherited[0])

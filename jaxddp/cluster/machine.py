@@ -1,4 +1,4 @@
-"""The GPUs and cores of this machine, found without starting a JAX backend."""
+"""Finds the GPUs and cores of this machine, without starting a JAX backend."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,14 @@ Item = TypeVar("Item")
 
 
 def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[str]:
-    """The NVIDIA GPUs that a process started here sees, as CUDA_VISIBLE_DEVICES names them.
+    """Return the NVIDIA GPUs that are visible to a process of this machine, in the notation of CUDA_VISIBLE_DEVICES.
 
-    Empty where JAX_PLATFORMS leaves GPUs out. Otherwise CUDA_VISIBLE_DEVICES decides where it is set (a negative number
-    ends its list), then the device files, and where the driver has not made them yet, its own list in `/proc`, both
-    below `root`. In a container both show only the GPUs of the container, which CUDA counts from 0.
+    The list is empty if JAX_PLATFORMS excludes GPUs. Otherwise it is that of CUDA_VISIBLE_DEVICES, if set (a negative
+    number ends it), or of the device files, or, if the driver has not made them yet, of the driver's list in `/proc`.
+    In a container, both show only the GPUs of the container, which CUDA counts from 0.
+
+    Args:
+        root: the folder that holds `dev` and `proc`.
     """
     platforms = {word.strip() for word in environ.get("JAX_PLATFORMS", "").lower().split(",")} - {""}
     if platforms and not platforms & {"cuda", "gpu"}:
@@ -29,13 +32,13 @@ def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
 
 
 def local_cores() -> list[int]:
-    """The cores that this process may use; all of them where the system does not say."""
+    """Return the cores that this process may use; all cores if the system does not restrict them."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def shares(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """`items` divided into `count` contiguous parts, whose sizes differ by at most one."""
+    """Divide items into contiguous parts, whose sizes differ by at most one."""
     bounds = [part * len(items) // count for part in range(count + 1)]
     return [items[start:stop] for start, stop in pairwise(bounds)]

@@ -17,57 +17,57 @@ _Machines, _ANY = Annotated[int, Range(1, 100_000)], Range(0, 10**18)
 
 
 class Machines(NamedTuple):
-    """How many machines a job may have."""
+    """The numbers of machines that a job may have."""
 
     least: int
     most: int
 
     @property
     def elastic(self) -> bool:
-        """Whether it goes on with another number of them."""
+        """Whether the job continues when the number of machines changes."""
         return self.least < self.most
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Start a command in several processes; by default in one for each GPU of this machine."""
+    """Start a command in several processes, by default one for each GPU of this machine."""
 
     processes: Annotated[int, Range(1, 10_000)] | None = None
-    """Processes on this machine; its GPUs, if it has any, are divided evenly among them."""
+    """Processes on this machine. Its GPUs, if any, are divided evenly among them."""
     gpus: Annotated[int, Range(0, 10_000)] | None = None
-    """GPUs of this machine to use, one process each; with 0 all processes compute on the CPU."""
+    """GPUs of this machine to use, one process each. With 0, all processes compute on the CPU."""
     nodes: str = "1"
-    """Machines in the job, or the least and the most of them, as 1:4. Start the same command on each, with its own
+    """Machines in the job, or the minimum and the maximum, such as 1:4. Start the same command on each, with its own
     --nr."""
     nr: Annotated[int, Range(0, 99_999)] | None = None
     """This machine's number, from 0."""
     coordinator: str | None = None
-    """HOST:PORT by which every machine reaches machine 0; for one machine, by default a free port of the loopback."""
+    """HOST:PORT of machine 0, as every machine reaches it. One machine uses a free loopback port by default."""
     restarts: Annotated[int, Range(0, 1_000_000)] = 0
-    """How often a job that failed is started again, from its last checkpoint; bad input (exit code 2) is not."""
+    """How often to restart a failed job, from its last checkpoint. Bad input (exit code 2) is not restarted."""
     wait: Seconds = 300.0
     """Seconds that machines wait for each other at each start, with --restarts or --nodes MIN:MAX."""
     settle: Annotated[float, Range(0, 1_000_000)] = 10.0
-    """Of --nodes MIN:MAX, seconds in which no machine comes or goes, before fewer than MAX start."""
+    """With --nodes MIN:MAX, seconds without a machine that joins or leaves, before fewer than MAX start."""
     join_after: Annotated[float, Range(0, 1_000_000)] = 300.0
-    """Of --nodes MIN:MAX, seconds that a start is left alone, before all save and start again with more machines."""
+    """With --nodes MIN:MAX, seconds that a start runs at least, before all save and start again with more machines."""
     run_id: str | None = None
-    """A name that distinguishes this job from others at the same address; the same on every machine."""
+    """A name that distinguishes this job from others at the same address. It is the same on every machine."""
     logs: Path | None = None
-    """Folder for the output of each process; by default `logs` in the command's --workdir, otherwise runs/launch."""
+    """Folder for the output of each process; by default `logs` in the command's --workdir, or else runs/launch."""
     cores: Annotated[int, Range(0, 100_000)] | None = None
-    """Cores for each process; without GPUs by default an even share. With 0 every process uses all cores."""
+    """Cores for each process, by default an even share without GPUs. With 0, every process uses all cores."""
     grace: Annotated[float, Range(0, 1_000_000)] = 10.0
     """Seconds between SIGTERM and SIGKILL for the other processes after one fails."""
     save_grace: Annotated[float, Range(0, 1_000_000)] = 120.0
-    """Seconds between SIGTERM and SIGKILL after Ctrl-C or SIGTERM, when every process saves first."""
+    """Seconds between SIGTERM and SIGKILL after Ctrl-C or SIGTERM, in which every process saves."""
 
     @property
     def machines(self) -> Machines:
-        """How many machines `nodes` says. Raises: InputError."""
+        """The numbers in `nodes`. Raises: InputError."""
         counts = [whole(word, _ANY) for word in self.nodes.split(":")]
         if len(counts) > 2 or None in counts:
-            expected = "a number of machines, as 2, or MIN:MAX, as 1:4, of at most 100,000"
+            expected = "a number of machines such as 2, or MIN:MAX such as 1:4, of at most 100,000"
             raise InputError(f"--nodes={show(self.nodes)}: expected {expected}")
         machines = Machines(*(checked(count, _Machines, "--nodes") for count in (counts[0], counts[-1])))
         if machines.least > machines.most:
@@ -76,11 +76,11 @@ class Launch:
 
     @property
     def launchers_meet(self) -> bool:
-        """Whether the launchers of several machines must know of each other."""
+        """Whether the launchers of several machines connect to each other."""
         return self.machines.most > 1 and (self.machines.elastic or self.restarts > 0)
 
     def check(self) -> None:
-        """Check the options without looking at the machine. Raises: InputError."""
+        """Check the options, apart from those that depend on this machine. Raises: InputError."""
         check_values(self, "--")
         most = self.machines.most
         if most > 1 and self.coordinator is None:
@@ -95,9 +95,10 @@ class Launch:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments of the launcher and the command, which the first `--` separates.
+    """Return the launcher's arguments and the command, which the first `--` separates.
 
-    Raises `InputError` where there is no command, and the launcher's arguments do not ask for help.
+    Raises:
+        InputError: there is no command, and the launcher's arguments do not ask for help.
     """
     words = list(arguments)
     own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])

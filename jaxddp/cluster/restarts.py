@@ -1,4 +1,4 @@
-"""What follows when all processes of a job have ended: the end, or another start."""
+"""Decides what follows when all processes of a job have ended: the end, or another start."""
 
 import signal
 from collections.abc import Mapping
@@ -8,21 +8,22 @@ from jaxddp.core.errors import InputError, Preempted
 
 LONGEST_DELAY = 60.0
 LONG_RUN = 600.0
-"""Seconds after which what failed at first counts as mended: delays begin anew."""
+"""If a start lasts this long, in seconds, the delays begin again from the shortest."""
 PREEMPTED, BAD_INPUT = Preempted.exit_code, InputError.exit_code
 ASKED_TOO_SOON = 128 + signal.SIGTERM
-"""Of a process that was asked to save before it had begun to train."""
+"""The exit code of a process that was asked to save before it had begun to train."""
 
 
 @dataclass(frozen=True)
 class End:
-    """Of a machine's processes.
+    """How the processes of a machine ended.
 
     Attributes:
-        code: 0; that of the first that failed, or 128 plus its signal; 75 where they were asked to stop, and saved.
-        cause: which process failed, and how; which signal the launcher received.
+        code: 0; the exit code of the first process that failed, or 128 plus its signal; 75 if they were asked to stop,
+            and saved.
+        cause: which process failed, and how; or which signal the launcher received.
         asked: whether the launcher received a signal.
-        quits: whether the user's code ended a process, and would do so again.
+        quits: whether the user's code ended a process, and would end it again.
     """
 
     code: int
@@ -33,14 +34,20 @@ class End:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many restarts there may be, how many there were, and how many failures have followed each other closely."""
+    """The restarts of a job.
+
+    Attributes:
+        most: how many there may be.
+        used: how many there were.
+        in_a_row: how many failures have followed each other closely.
+    """
 
     most: int
     used: int = 0
     in_a_row: int = 0
 
     def after_failure(self, seconds: float) -> "Budget | None":
-        """When a start failed after so many seconds; None where none is left."""
+        """Return the budget after a start that failed after so many seconds; None if no restart is left."""
         if self.used == self.most:
             return None
         return replace(self, used=self.used + 1, in_a_row=1 if seconds >= LONG_RUN else self.in_a_row + 1)
@@ -48,13 +55,13 @@ class Budget:
     @property
     def delay(self) -> float:
         """Seconds before the next start: 1, 2, 4 and so on, at most 60."""
-        # A float has no power of two beyond 1023.
+        # A float cannot hold a power of two beyond 2**1023.
         return min(2.0 ** min(self.in_a_row - 1, 10), LONGEST_DELAY) if self.in_a_row else 0.0
 
 
 @dataclass(frozen=True)
 class Again:
-    """Another start, and what the user is told of it."""
+    """Another start: the budget left, the seconds until then, and a line for the user."""
 
     budget: Budget
     delay: float
@@ -70,14 +77,14 @@ def decide(
     elastic: bool = False,
     growing: bool = False,
 ) -> int | Again:
-    """What follows a start that ended: the exit code of the job, or another start.
+    """Return what follows a start that ended: the exit code of the job, or another start.
 
     Args:
-        ends: of each machine, by its number.
-        failure: the first of all machines; None where nothing failed.
-        seconds: how long they ran.
-        elastic: whether the job goes on without a machine that was asked to stop, but for machine 0.
-        growing: whether all were made to save and stop for the sake of a machine that came.
+        ends: how the processes of each machine ended, by the machine's number.
+        failure: the first failure on any machine; None if nothing failed.
+        seconds: how long the processes ran.
+        elastic: whether the job continues without a machine that was asked to stop, unless it is machine 0.
+        growing: whether all processes were asked to save and stop because a machine came.
     """
     if all(end.code == 0 for end in ends.values()):
         return 0

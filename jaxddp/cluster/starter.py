@@ -1,7 +1,8 @@
-"""Becomes a worker: `python starter.py LAUNCHER_PID CORES PROGRAM ARGUMENTS...`, with CORES as `0,1` or empty.
+"""Prepares a worker process and runs its program: `python starter.py LAUNCHER_PID CORES PROGRAM ARGUMENTS...`.
 
-It sets what must be set inside a process before its program starts. Python code between fork and exec could deadlock,
-because the launcher may have threads (JAX's, TensorFlow's). Run by its path and without imports, it starts in 20 ms.
+CORES is a list such as `0,1`, or empty for all. Some settings must be made inside of the new process. Python code
+between fork and exec could deadlock, because the launcher may have threads (of JAX or TensorFlow). This file imports
+nothing of the package, and starts in 20 ms.
 """
 
 import ctypes
@@ -16,12 +17,12 @@ def main(launcher: int, cores: str, command: list[str]) -> None:
     """Ask the kernel to kill this process when its launcher ends (Linux), pin it to its cores, and run the command."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # If the launcher was killed before that line, this process has another parent.
+    # If the launcher was killed before prctl, this process has another parent by now.
     if os.getppid() != launcher:
         sys.exit("the launcher is gone")
     if cores:
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
-    # Python ignores these two signals, and they would stay ignored in the program.
+    # Python ignores these two signals, and the program would inherit that.
     for name in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(name, signal.SIG_DFL)
     try:

@@ -1,4 +1,4 @@
-"""A group of processes from start to end: all succeed, or the first failure ends the others, in bounded time."""
+"""Watches a group of processes until all have succeeded, or the first failure has ended the others, in bounded time."""
 
 import math
 import selectors
@@ -7,24 +7,28 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from jaxddp.cluster.inbox import Inbox
-from jaxddp.cluster.output import Output, say
+from jaxddp.cluster.event_queue import EventQueue
+from jaxddp.cluster.process_output import Output, say
 from jaxddp.cluster.restarts import BAD_INPUT, PREEMPTED, End
 from jaxddp.cluster.worker import Worker
 
 _POLL_SECONDS = 0.02
 _MOMENT_SECONDS = 2.0
-"""How long the others may take to end by themselves once one has failed: their own last lines say more."""
+"""How long the others may take to end by themselves after a failure. Their own last lines are more informative."""
 _DRAIN_SECONDS = 1.0
 _DEATH_SECONDS = 30.0
-"""How long SIGKILL may take: one that waits for a broken disk or GPU in the kernel may never end."""
+"""How long SIGKILL may take. A process that waits in the kernel for a broken disk or GPU may never end."""
 
 
-class Onlooker(Protocol):
+class Observer(Protocol):
     """Is told what happens while a group is watched."""
 
-    def hear(self, event: Any, group: "WorkerGroup") -> None:
-        """Something else than a signal came into the inbox."""
+    def take(self, event: Any, group: "WorkerGroup") -> None:
+        """Take an event that is not a signal."""
+        ...
+
+    def poll(self, group: "WorkerGroup") -> None:
+        """Called several times a second."""
         ...
 
     def failed(self, end: End) -> None:
@@ -34,32 +38,32 @@ class Onlooker(Protocol):
 
 @dataclass
 class WorkerGroup:
-    """The workers of one machine, watched until all have ended; `close` ends them."""
+    """The workers of one machine. `watch` waits for them, and `close` ends them."""
 
     grace: float
     """Seconds between SIGTERM and SIGKILL after a failure."""
     save_grace: float
-    """The same where all are asked to stop, and save first."""
+    """The same after all are asked to stop, when they save first."""
     workers: list[Worker] = field(default_factory=list)
     _failed: Worker | None = None
     _asked: signal.Signals | None = None
     _plan: list[tuple[float, signal.Signals]] = field(default_factory=list)
     _given_up: float = math.inf
-    """When what still runs counts as what cannot be killed, once SIGKILL was sent."""
+    """When a process that still runs counts as one that cannot be killed; set when SIGKILL is sent."""
 
-    def watch(self, inbox: Inbox, onlooker: Onlooker) -> End:
-        """Wait until all have ended, and say of each that did not end with 0 how it did.
+    def watch(self, events: EventQueue, observer: Observer) -> End:
+        """Wait until all have ended, and print how each one ended that did not end with 0.
 
         Args:
-            inbox: in which the signals arrive that this process receives.
+            events: those for this process, such as the signals that it receives.
 
         Returns:
-            With the code 0 where all ended with 0; the exit code of the first failure, or 128 plus its signal; 75 where
-            all others than 0 were preempted after saving; 128 plus the received signal where that ended them, and 2
-            where a mistake did meanwhile; 1 where one cannot be killed.
+            The common end. Its code is 0 if all ended with 0; the exit code of the first failure, or 128 plus its
+            signal; 75 if all that did not end with 0 saved after a preemption; 128 plus the received signal if that
+            ended them, or 2 if a user's mistake did meanwhile; 1 if one cannot be killed.
         """
         with selectors.DefaultSelector() as selector:
-            selector.register(inbox, selectors.EVENT_READ)
+            selector.register(events, selectors.EVENT_READ)
             for worker in self.workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker.output)
             while self._running() and time.monotonic() < self._given_up:
@@ -69,12 +73,13 @@ class WorkerGroup:
                         output.read()
                         if output.ended:
                             selector.unregister(output)
-                self._note_ends(onlooker)
-                for event in inbox.taken():
+                self._note_ends(observer)
+                for event in events.take_all():
                     if isinstance(event, signal.Signals):
                         self._stop_on(event)
                     else:
-                        onlooker.hear(event, self)
+                        observer.take(event, self)
+                observer.poll(self)
                 self._follow_plan()
         self.close()
         return self._conclude()
@@ -85,18 +90,18 @@ class WorkerGroup:
             self._schedule(0, self.save_grace)
 
     def stop_with_others(self, *, saved: bool) -> None:
-        """Those of another machine have failed, or `saved` and stopped: give these a moment, or time to save, too."""
+        """Stop because another machine's processes failed (after a moment), or `saved` (after time to save)."""
         if not self._plan:
             self._schedule(self.save_grace if saved else _MOMENT_SECONDS, self.grace)
 
     def report(self) -> None:
-        """Say which process failed first, and its last lines."""
+        """Print which process failed first, and its last lines."""
         if self._failed is not None:
             output = self._failed.output
             say("\n".join([f"{self._failed}; its last lines, all of them in {output.path}:", *output.last_lines]))
 
     def close(self) -> None:
-        """End what still runs, and show the last output."""
+        """End the processes that still run, and show the last output."""
         give_up = min(time.monotonic() + _DEATH_SECONDS, self._given_up)
         for worker in self.workers:
             worker.end(give_up)
@@ -107,33 +112,33 @@ class WorkerGroup:
                 if not worker.output.read():
                     time.sleep(_POLL_SECONDS)
             worker.output.close()
-            worker.words.close()
+            worker.status.close()
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.code is None]
 
-    def _note_ends(self, onlooker: Onlooker) -> None:
+    def _note_ends(self, observer: Observer) -> None:
         ended = [worker for worker in self._running() if worker.poll() is not None]
-        # Of processes that are found ended together, one that was killed is the likelier cause.
+        # If several ended at the same time, one that was killed is the more likely cause.
         for worker in sorted(ended, key=lambda worker: ((worker.code or 0) >= 0, worker.rank)):
             worker.output.drain(_DRAIN_SECONDS)
             if worker.code != 0:
                 say(str(worker))
-                self._stop_after(worker, onlooker)
+                self._stop_after(worker, observer)
 
-    def _stop_after(self, worker: Worker, onlooker: Onlooker) -> None:
+    def _stop_after(self, worker: Worker, observer: Observer) -> None:
         if self._failed:
             return
         if self._asked:
             if worker.code == BAD_INPUT:
-                # Such as a disk that is full when all save. Another start would fail alike.
+                # For example, the disk is full when all save. Another start would fail in the same way.
                 self._failed = worker
         elif worker.code != PREEMPTED:
             self._failed = worker
             self._schedule(_MOMENT_SECONDS, self.grace)
-            onlooker.failed(self._end_of(worker))
+            observer.failed(self._end_of(worker))
         elif not self._plan:
-            # It has saved and ended; the others were asked to as well, and may still be writing.
+            # It has saved and ended. The others were asked to stop, too, and may still be writing.
             self._schedule(self.save_grace, self.grace)
 
     def _stop_on(self, number: signal.Signals) -> None:
@@ -160,7 +165,7 @@ class WorkerGroup:
         codes = {worker.code for worker in self.workers}
         asked, left = self._asked is not None, self._running()
         for worker in left:
-            say(f"process {worker.rank}: SIGKILL does not end it, which waits in the kernel (a disk, a GPU?)")
+            say(f"process {worker.rank}: SIGKILL does not end it; it waits in the kernel (for a disk or GPU?)")
         if self._failed is not None:
             return self._end_of(self._failed)
         if left:
@@ -171,7 +176,7 @@ class WorkerGroup:
         return End(_exit_code(-self._asked), self._asked.name, asked)
 
     def _end_of(self, worker: Worker) -> End:
-        # That of the others, which end because of it, says nothing of it.
+        # The exit codes of the others are consequences.
         quits = any(each.has_quit for each in self.workers)
         return End(_exit_code(worker.code or 0), str(worker), self._asked is not None, quits)
 

@@ -21,7 +21,7 @@ from jaxddp.command_line.value_types import rules
 from jaxddp.config import Config
 from jaxddp.core.errors import Answered, InputError
 from jaxddp.core.phases import phase
-from jaxddp.job.lone_watch import watch_alone
+from jaxddp.job.watchdog import watch_alone
 from jaxddp.keys import HELP, near
 from jaxddp.overrides import check_values, checked, flatten
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe, recipe_path

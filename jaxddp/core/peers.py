@@ -1,4 +1,4 @@
-"""The processes that train together: what they compare, and what the first of them tells the others."""
+"""The processes that train together: they compare values, and process 0 decides for all."""
 
 import hashlib
 import json
@@ -9,24 +9,25 @@ from jaxddp.core.message import Key
 from jaxddp.core.wording import show
 
 Spent = tuple[int, Mapping[str, float]]
-"""The steps that a process has done, and its seconds in each phase so far; see `jaxddp.core.phases`."""
+"""The number of steps that a process has done, and its seconds in each phase; see `jaxddp.core.phases`."""
 _AN_HOUR = 3600.0
 
 
 class Peers:
-    """This process and those that it trains with. Of this class itself a process is alone.
+    """This process and the processes that it trains with. An instance of this class itself is a single process.
 
-    Those of a job are what `jaxddp.job.membership.join` returns. What compares or tells, `agree`, `exchange`,
-    `from_first` and `decide`, all of them must call alike, in the same order.
+    `jaxddp.job.membership.join` returns the peers of a job. All processes must call `agree`, `exchange`, `from_first`
+    and `decide` alike, in the same order.
     """
 
     @property
     def process_index(self) -> int:
-        """From 0."""
+        """The number of this process, from 0."""
         return 0
 
     @property
     def process_count(self) -> int:
+        """The number of processes."""
         return 1
 
     @property
@@ -36,62 +37,66 @@ class Peers:
 
     @property
     def is_alone(self) -> bool:
+        """Whether this is a single process."""
         return self.process_count == 1
 
     @property
     def longest_wait(self) -> float:
-        """How many seconds a process waits for another one, which was named by then if it is stuck."""
+        """How many seconds to wait for another process. If that one is stuck, the watchdog acts sooner."""
         return _AN_HOUR
 
     def agree(self, values: Mapping[str, str]) -> None:
-        """See that all have the same values; an `InputError` names the first that differs, and who has what.
+        """Check that all processes have the same values.
 
-        Each gives a digest; only where one differs from that of process 0, its values follow.
-        """
-        told = json.dumps(dict(values))
-        digest = hashlib.sha256(told.encode()).hexdigest()
-        if other := int(self.decide("digests", digest, _first_that_differs)):
-            own = told if self.process_index in (0, other) else ""
-            name, told = json.loads(self.decide("values", own, lambda all_of: _difference(all_of, other)))
-            raise InputError(Key(name), told, advice="start every process with the same")
-
-    def exchange(self, name: str, value: str) -> list[str]:
-        """The values of all, in order of their processes. In a job of ours it needs no device.
+        Each sends a digest. Only if one differs from that of process 0, the two send their values.
 
         Raises:
-            Unreachable: a process gives none in time.
+            InputError: the first value that differs, and which process has which.
+        """
+        text = json.dumps(dict(values))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if other := int(self.decide("digests", digest, _first_that_differs)):
+            own = text if self.process_index in (0, other) else ""
+            name, problem = json.loads(self.decide("values", own, lambda texts: _difference(texts, other)))
+            raise InputError(Key(name), problem, advice="start every process with the same")
+
+    def exchange(self, name: str, value: str) -> list[str]:
+        """Return the values of all processes, in their order. In a job of jaxddp this needs no device.
+
+        Raises:
+            Unreachable: a process sends none in time.
         """
         return json.loads(self.decide(name, value, json.dumps))
 
     def from_first(self, name: str, make: Callable[[], str]) -> str:
-        """What process 0 makes, in the phase in which it is; it alone calls the function.
+        """Return what process 0 makes. It alone calls the function, in its current phase.
 
         Raises:
-            InputError, Unreachable: that of process 0, on every process.
+            InputError, Unreachable: the error of process 0, on every process.
         """
         return self.decide(name, "", lambda _: make())
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
-        """What process 0 makes of the texts of all, in order of their processes. Raises: as `from_first`."""
+        """Return what process 0 makes of the texts of all processes, in their order. Raises: as `from_first`."""
         return decide([text])
 
     def spent(self) -> Mapping[int, Spent]:
-        """Of each process, where its seconds went; only process 0 hears of all. Empty where nobody is heard of."""
+        """Return the steps and seconds of each process. Only process 0 has those of all; a single process has none."""
         return {}
 
 
 ALONE = Peers()
-"""Of a process that is in no job."""
+"""The peers of a process that is in no job."""
 
 
 def _first_that_differs(digests: list[str]) -> str:
-    """The process whose digest is not that of process 0; "0" where there is none."""
+    """Return the first process whose digest is not that of process 0; "0" if there is none."""
     return str(next((p for p, d in enumerate(digests) if d != digests[0]), 0))
 
 
-def _difference(told: list[str], process: int) -> str:
-    """What tells the values of a process from those of process 0: the name of one, and who has what."""
-    own, theirs = (json.loads(told[each]) for each in (0, process))
-    name = next(name for name in own | theirs if own.get(name) != theirs.get(name))
-    has = f"process 0 has {show(own.get(name))}, process {process} has {show(theirs.get(name))}"
-    return json.dumps([name, f" differs: {has}"])
+def _difference(texts: list[str], process: int) -> str:
+    """Return the name of the first value in which a process differs from process 0, and both values, as JSON."""
+    first, other = (json.loads(texts[index]) for index in (0, process))
+    name = next(name for name in first | other if first.get(name) != other.get(name))
+    values = f"process 0 has {show(first.get(name))}, process {process} has {show(other.get(name))}"
+    return json.dumps([name, f" differs: {values}"])

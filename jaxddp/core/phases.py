@@ -1,9 +1,9 @@
-"""How far this process has come: the phase that it is in, the steps that it has done, and where its seconds went.
+"""The progress of this process: its current phase, the steps it has done, and the seconds it has spent in each phase.
 
-It is told as a log is: what is at work says so here, and nothing that is computed depends on it. The thread that trains
-tells it, and the job's watch reads it (`jaxddp.job.watch`). Progress is a phase that begins or ends, a step that is
-done, or something within a phase that calls `moved`. What a phase does can be said in words, which whoever listens
-shows while they last (`jaxddp.job.activity`).
+The code that does the work reports its progress here, as it would to a log; no result depends on it. The job's watchdog
+reads it (`jaxddp.job.watchdog`). Progress is a phase that begins or ends, a step that is done, or a call of `moved`
+within a phase. A phase can also have a description for users, which is passed to a listener while it lasts
+(`jaxddp.job.activity`).
 """
 
 import threading
@@ -13,26 +13,36 @@ from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 OUTSIDE = "outside"
-"""The phase of a program that does what is its own business, of which nothing is expected."""
+"""The phase of a program's own code, which need not make progress."""
 Phase = Literal[
     "outside", "start", "agreement", "restore", "compile", "training", "input", "dispatch", "device", "listeners",
     "validation", "save",
 ]  # fmt: skip
 COMMIT = "commit"
-"""What "save" is called while a thread of it waits for the other processes to write their parts."""
+"""The phase "save", while one of its threads waits for the other processes to write their parts."""
 _PATIENCE: dict[str, float] = {"start": 6, "compile": 6, "restore": 3, "save": 3, COMMIT: 3, "validation": 3}
-"""How many times `parallel.stall_timeout` a phase may take without progress, where that is more than once."""
+"""How many times `parallel.stall_timeout` a phase may last without progress, if more than once."""
 _WAITING = frozenset({"agreement", "dispatch", "device", COMMIT})
-"""Where a process may wait for others."""
+"""The phases in which a process may wait for others."""
 
 
 def longest(timeout: float) -> float:
-    """After how many seconds a process counts as stuck in the phase that may take longest."""
+    """Return the longest time without progress that any phase allows, in seconds.
+
+    Args:
+        timeout: `parallel.stall_timeout`, seconds.
+    """
     return max(_PATIENCE.values()) * timeout
 
 
-class Standing(NamedTuple):
-    """Where a process stands: its phase, the steps that it has done, and the seconds since its last progress."""
+class Progress(NamedTuple):
+    """The progress of a process.
+
+    Attributes:
+        phase: the current one.
+        step: how many steps are done.
+        idle: seconds since the last progress.
+    """
 
     phase: str
     step: int
@@ -40,151 +50,152 @@ class Standing(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether it may be for others that there is no progress."""
+        """Whether the process may be waiting for others."""
         return self.phase in _WAITING
 
     def limit(self, timeout: float) -> float:
-        """After how many seconds it counts as stuck."""
+        """Return after how many idle seconds the process counts as stuck."""
         return _PATIENCE.get(self.phase, 1) * timeout
 
     def __str__(self) -> str:
-        """As an error message has it."""
+        """Return the description that an error message contains."""
         done = f" after step {self.step:,}" if self.step else ""
         return f"made no progress for {self.idle:.0f} s{done}, in phase {self.phase!r}"
 
 
-class _Progress:
+class _Tracker:
     def __init__(self) -> None:
-        self.phase, self.words, self.step = OUTSIDE, "", 0
-        self.begun = self.changed = time.monotonic()
+        self.phase, self.description, self.step = OUTSIDE, "", 0
+        self.began = self.changed = time.monotonic()
         self.spent = dict[str, float]()
         self.thread: int | None = None
         self.committing = set[int]()
-        self.tell: Callable[[str], None] = _to_nobody
+        self.report: Callable[[str], None] = _ignore
 
     def is_of_this_thread(self) -> bool:
         return self.thread in (None, threading.get_ident())
 
-    def enter(self, phase: str, words: str, thread: int | None) -> None:
+    def enter(self, phase: str, description: str, thread: int | None) -> None:
         now, before = time.monotonic(), self.phase
-        self.spent = self.spent | {before: self.spent.get(before, 0.0) + now - self.begun}
-        self.phase, self.begun, self.changed = phase, now, now
+        self.spent = self.spent | {before: self.spent.get(before, 0.0) + now - self.began}
+        self.phase, self.began, self.changed = phase, now, now
         self.thread = thread
-        if words != self.words:
-            self.words = words
-            self.tell(words)
+        if description != self.description:
+            self.description = description
+            self.report(description)
 
 
-def _to_nobody(words: str) -> None:
-    """Where nothing is shown."""
+def _ignore(description: str) -> None:
+    """Report nothing."""
 
 
-_own = _Progress()
+_tracker = _Tracker()
 
 
 @contextmanager
-def phase(name: Phase, words: str | None = None) -> Iterator[None]:
-    """This process is in a phase during the block, and in that of before after it.
+def phase(name: Phase, description: str | None = None) -> Iterator[None]:
+    """Enter a phase for the block, and return to the previous one after it.
 
-    Where several threads of a process train, as in a notebook, that of the first counts until it is done.
+    If several threads of a process train, as in a notebook, the phase is that of the first one until it is done.
 
     Args:
-        words: what it does, for people, such as "saving step 400"; "" shows nothing, and None what was shown before.
+        description: what the process does, for users, such as "saving step 400". "" shows nothing, and None keeps the
+            previous description.
     """
-    with _within(name, words):
+    with _within(name, description):
         yield
 
 
 @contextmanager
-def doing(words: str) -> Iterator[None]:
-    """During the block this process does what the words say, in the phase in which it is."""
-    with _within(_own.phase, words):
+def doing(description: str) -> Iterator[None]:
+    """Describe, for users, what this process does in the block, without a change of the phase."""
+    with _within(_tracker.phase, description):
         yield
 
 
 @contextmanager
-def _within(name: str, words: str | None) -> Iterator[None]:
-    if not _own.is_of_this_thread():
+def _within(name: str, description: str | None) -> Iterator[None]:
+    if not _tracker.is_of_this_thread():
         yield
         return
-    before = _own.phase, _own.words, _own.thread
-    _own.enter(name, _own.words if words is None else words, threading.get_ident())
+    before = _tracker.phase, _tracker.description, _tracker.thread
+    _tracker.enter(name, _tracker.description if description is None else description, threading.get_ident())
     try:
         yield
     finally:
-        _own.enter(*before)
+        _tracker.enter(*before)
 
 
 @contextmanager
-def told_to(tell: Callable[[str], None]) -> Iterator[None]:
-    """During the block one listener, and none of before, is told at once what this process begins to do.
+def reported_to(report: Callable[[str], None]) -> Iterator[None]:
+    """During the block, call a function at once with each new description, instead of any previous function.
 
-    It hears "" where there is nothing to show, and at the end of the block.
+    Its argument is "" if there is nothing to show, and at the end of the block.
     """
-    before, words = _own.tell, _own.words
+    before, description = _tracker.report, _tracker.description
     before("")
-    _own.tell = tell
-    tell(words)
+    _tracker.report = report
+    report(description)
     try:
         yield
     finally:
-        _own.tell = before
-        tell("")
-        before(_own.words)
+        _tracker.report = before
+        report("")
+        before(_tracker.description)
 
 
 def moved() -> None:
-    """The phase goes on: a batch of it is done, a file was written."""
-    if _own.is_of_this_thread():
-        _own.changed = time.monotonic()
+    """Report progress within a phase: a batch is done, or a file was written."""
+    if _tracker.is_of_this_thread():
+        _tracker.changed = time.monotonic()
 
 
 def at_step(step: int) -> None:
-    """So many steps are done."""
-    if _own.is_of_this_thread():
-        _own.step, _own.changed = step, time.monotonic()
+    """Report how many steps are done."""
+    if _tracker.is_of_this_thread():
+        _tracker.step, _tracker.changed = step, time.monotonic()
 
 
 @contextmanager
 def committing() -> Iterator[None]:
-    """This thread, which saves, waits for the other processes during the block."""
-    own = threading.get_ident()
-    _own.committing.add(own)
+    """During the block, this thread, which saves, waits for the other processes."""
+    thread = threading.get_ident()
+    _tracker.committing.add(thread)
     try:
         yield
     finally:
-        _own.committing.discard(own)
+        _tracker.committing.discard(thread)
 
 
 def excuse(seconds: float) -> None:
-    """This process did not get to run for so long, as where it was stopped, and could make no progress."""
-    _own.changed += seconds
+    """Do not count these seconds as idle, because this process did not get to run, as when it was stopped."""
+    _tracker.changed += seconds
 
 
-def standing() -> Standing:
-    """Where this process stands."""
-    phase = COMMIT if _own.phase == "save" and _own.committing else _own.phase
-    return Standing(phase, _own.step, max(0.0, time.monotonic() - _own.changed))
+def progress() -> Progress:
+    """Return the progress of this process."""
+    phase = COMMIT if _tracker.phase == "save" and _tracker.committing else _tracker.phase
+    return Progress(phase, _tracker.step, max(0.0, time.monotonic() - _tracker.changed))
 
 
 def spent() -> dict[str, float]:
-    """The seconds that this process has spent in each phase that has ended, without those of phases within it."""
-    return _own.spent
+    """Return the seconds spent in each phase that has ended, without those of the phases within it."""
+    return _tracker.spent
 
 
-def stuck(standings: Mapping[int, Standing], timeout: float) -> int | None:
-    """The process that the others wait for and that makes no progress; None where there is none, or may be none.
+def stuck(processes: Mapping[int, Progress], timeout: float) -> int | None:
+    """Return the process that makes no progress and that the others wait for; None if there is none.
 
-    One that waits for others is not to blame while another is at something of its own. Where all wait for each other,
-    the one that has done the fewest steps is named, and of several the one that has waited longest.
+    A process that waits for others is not stuck while another one is busy. If all wait for each other, the one that has
+    done the fewest steps is returned, and of several the one that has been idle longest.
 
     Args:
-        standings: of all processes that have not ended.
+        processes: the progress of all processes that have not ended.
         timeout: `parallel.stall_timeout`, seconds.
     """
-    waited_for = any(own.waits for own in standings.values())
-    # What a program does outside is its own business, unless others wait for it.
-    inside = {process: own for process, own in standings.items() if own.phase != OUTSIDE or waited_for}
-    busy = {process: own for process, own in inside.items() if not own.waits}
-    over = {process: own for process, own in (busy or inside).items() if own.idle > own.limit(timeout)}
+    waited_for = any(one.waits for one in processes.values())
+    # A program's own code need not make progress, unless others wait for it.
+    inside = {process: one for process, one in processes.items() if one.phase != OUTSIDE or waited_for}
+    busy = {process: one for process, one in inside.items() if not one.waits}
+    over = {process: one for process, one in (busy or inside).items() if one.idle > one.limit(timeout)}
     return min(over, key=lambda process: (over[process].step, -over[process].idle, process), default=None)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from rich import progress
 from rich.console import Console
 
-from jaxddp.core.phases import told_to
+from jaxddp.core.phases import reported_to
 from jaxddp.core.wording import counted, on_screen, speed
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -35,7 +35,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             )
             self._task = self._bar.add_task("", total=total, pace="")
             self._bar.start()
-            self._hearing.enter_context(told_to(self._hear))
+            self._hearing.enter_context(reported_to(self._hear))
 
     def __exit__(self, *_: object) -> None:
         self._hearing.close()

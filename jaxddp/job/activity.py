@@ -1,4 +1,4 @@
-"""What takes longer than a second is said: by a thread that listens to what this process does, on a screen."""
+"""Shows on a screen what this process is doing, if that takes longer than a second."""
 
 import threading
 import time
@@ -9,29 +9,29 @@ from typing import Protocol
 import jaxddp.core.phases as phases
 
 PATIENCE_SECONDS = 1.0
-"""What takes less is not worth a word."""
-_BETWEEN_SECONDS = 1.0
+"""An activity that takes less time is not shown."""
+_UPDATE_SECONDS = 1.0
 
 
 class Screen(Protocol):
-    """Where it is shown."""
+    """Displays the current activity."""
 
-    def show(self, words: str, seconds: float) -> None:
-        """What lasts already so long; again and again, while it does."""
+    def show(self, description: str, seconds: float, /) -> None:
+        """Display an activity that has lasted so long. This is called again and again while it lasts."""
         ...
 
     def clear(self) -> None:
-        """It is over, or something else begins."""
+        """Remove the activity, because it is over or another one begins."""
         ...
 
 
 @contextmanager
 def shown_on(screen: Screen) -> Iterator[None]:
-    """During the block, the screen shows what lasts; afterwards it is clear, and no thread is left."""
+    """During the block, show long activities on a screen. Afterwards the screen is clear and no thread is left."""
     activity = _Activity(screen)
     activity.start()
     try:
-        with phases.told_to(activity.begin):
+        with phases.reported_to(activity.begin):
             yield
     finally:
         activity.end()
@@ -41,13 +41,13 @@ class _Activity(threading.Thread):
     def __init__(self, screen: Screen):
         super().__init__(name="jaxddp-activity", daemon=True)
         self._screen, self._changed = screen, threading.Condition()
-        self._words, self._begun, self._ended = "", 0.0, False
+        self._name, self._began, self._ended = "", 0.0, False
 
-    def begin(self, words: str) -> None:
-        """The words are no longer, or not yet, those of what lasts."""
+    def begin(self, name: str) -> None:
+        """Note that another activity begins; "" for none."""
         with self._changed:
             self._screen.clear()
-            self._words, self._begun = words, time.monotonic()
+            self._name, self._began = name, time.monotonic()
             self._changed.notify()
 
     def end(self) -> None:
@@ -59,9 +59,9 @@ class _Activity(threading.Thread):
     def run(self) -> None:
         with self._changed:
             while not self._ended:
-                lasts = time.monotonic() - self._begun
-                if self._words and lasts >= PATIENCE_SECONDS:
-                    self._screen.show(self._words, lasts)
-                    self._changed.wait(_BETWEEN_SECONDS)
+                seconds = time.monotonic() - self._began
+                if self._name and seconds >= PATIENCE_SECONDS:
+                    self._screen.show(self._name, seconds)
+                    self._changed.wait(_UPDATE_SECONDS)
                 else:
-                    self._changed.wait(PATIENCE_SECONDS - lasts if self._words else None)
+                    self._changed.wait(PATIENCE_SECONDS - seconds if self._name else None)

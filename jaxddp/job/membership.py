@@ -1,7 +1,7 @@
-"""Joining a job, which gives a process its peers; and leaving it, in order or after a failure.
+"""Joins a job, which gives a process its peers, and leaves it, in order or after a failure.
 
-In a job that a program joined by `jax.distributed.initialize` itself, the devices carry what the processes compare, and
-each process watches itself alone.
+If a program called `jax.distributed.initialize` itself, the devices carry the values that its processes compare, and
+each process watches only itself.
 """
 
 import atexit
@@ -10,101 +10,71 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from types import TracebackType
 
 import jax
 
 from jaxddp.core.errors import InputError, JaxddpError, Preempted
 from jaxddp.core.own_code import forget, is_ctrl_c, told
-from jaxddp.core.peers import ALONE, Peers, Spent
-from jaxddp.core.phases import doing, phase
+from jaxddp.core.peers import ALONE, Peers
+from jaxddp.core.phases import doing
 from jaxddp.core.versions import installed_version
-from jaxddp.job.device_exchange import DevicePeers
+from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
-from jaxddp.job.link import Link
-from jaxddp.job.lone_watch import watch_alone, watch_no_more
-from jaxddp.job.watch import Waits, end_now, show_stacks_on_signal
+from jaxddp.job.job_peers import DevicePeers, JobPeers
+from jaxddp.job.process_exit import end_now, show_stacks_on_signal
+from jaxddp.job.watchdog import Timeouts, stop_watching_alone, watch_alone
 
-_link: Link | None = None
-"""That of this process, for a second call of `join`, and for what ends the process."""
-
-
-class JobPeers(Peers):
-    """The processes of a job that this one is linked with. They watch each other."""
-
-    def __init__(self, link: Link):
-        self._link = link
-
-    @property
-    def process_index(self) -> int:
-        return self._link.job.process_id
-
-    @property
-    def process_count(self) -> int:
-        return self._link.job.num_processes
-
-    @property
-    def longest_wait(self) -> float:
-        return self._link.waits.longest
-
-    def from_first(self, name: str, make: Callable[[], str]) -> str:
-        with contextlib.nullcontext() if self.is_first else phase("agreement"):
-            return self._link.spread(name, make, self.longest_wait)
-
-    def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
-        with phase("agreement"):
-            return self._link.decide(name, text, decide, self.longest_wait)
-
-    def spent(self) -> Mapping[int, Spent]:
-        return {process: (alive.step, alive.spent) for process, alive in self._link.standings().items()}
+_plane: ControlPlane | None = None
+"""The control plane of this process, once it has joined a job."""
 
 
 def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: float = 600, shutdown: float = 60) -> Peers:
-    """Join the job's processes, before anything asks for devices; without a job, or a second time, only watch.
+    """Join the processes of a job. Call it before any code uses JAX's devices.
 
     From then on this process ends within `silence` and a few seconds when another one is lost, and within `stall` when
-    one stands still, which may be itself.
+    a process makes no progress. Without a job, or if this process has joined already, it is only watched.
 
     Args:
         start: seconds until all processes have joined.
-        silence: seconds without a heartbeat of a process, before it counts as lost.
-        stall: seconds without progress of a process, before it counts as stuck; some phases have a multiple of it, see
+        silence: seconds without a heartbeat after which a process counts as lost.
+        stall: seconds without progress after which a process counts as stuck; some phases have a multiple of it, see
             `jaxddp.core.phases`.
         shutdown: seconds to wait for the others at the end.
 
     Returns:
-        This process's `peers`.
+        The `peers` of this process.
 
     Raises:
         Unreachable: the processes do not reach each other in time.
-        InputError: they differ where they must not; see `Link.meet`.
+        InputError: their versions or ids conflict; see `ControlPlane.join`.
     """
-    global _link
+    global _plane
     show_stacks_on_signal()
     if job is None or jax.distributed.is_initialized():
-        if _link is None:
+        if _plane is None:
             watch_alone(stall)
         return peers()
     with doing(f"meeting {job.num_processes} processes"):
-        _link = Link.meet(job, _versions(), start, waits=Waits(silence, stall, shutdown))
-    watch_no_more()
+        _plane = ControlPlane.join(job, _versions(), start, timeouts=Timeouts(silence, stall, shutdown))
+    stop_watching_alone()
     sys.excepthook = _on_exception
     if job.process_id == 0:
         print(f"joined: {job}", flush=True)
     try:
         with _without_proxies():
             jax.distributed.initialize(
-                _link.jax_address,
+                _plane.jax_address,
                 job.num_processes,
                 job.process_id,
                 local_device_ids=job.local_device_ids,
                 cluster_detection_method="deactivate",
                 initialization_timeout=math.ceil(start),
-                # The watch must detect a loss first: it can name the process.
+                # The watchdog must detect a loss first, because it can name the process.
                 heartbeat_timeout_seconds=math.ceil(silence * 3),
                 shutdown_timeout_seconds=math.ceil(shutdown),
-                coordinator_bind_address=_link.jax_address if job.process_id == 0 else None,
+                coordinator_bind_address=_plane.jax_address if job.process_id == 0 else None,
             )
     except RuntimeError as error:
         if "before any JAX" not in str(error):
@@ -113,61 +83,61 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
             "JAX was used before this process joined its job; in a script call prepare_training first, in a recipe "
             "file use JAX inside its functions only"
         ) from error
-    atexit.register(_leave, _link)
+    atexit.register(_leave, _plane)
     return peers()
 
 
 def peers() -> Peers:
-    """The processes of the job that this one has joined, or that its program told JAX of; else it is alone.
+    """Return the processes of the job that this process has joined, or that JAX knows; `ALONE` without a job.
 
-    Whoever can be handed the peers takes them from there.
+    Code that can get the peers as an argument should not call this.
     """
-    if _link is not None:
-        return JobPeers(_link)
+    if _plane is not None:
+        return JobPeers(_plane)
     return DevicePeers() if jax.distributed.is_initialized() else ALONE
 
 
 def abandon(reason: str, code: int) -> None:
-    """In a job, tell the others why this process ends, and end it at once; outside a job, return.
+    """In a job, tell the others why this process ends, and end it at once. Outside a job, return.
 
-    If another process was lost first, that loss is the reason, and its code the exit code, unless it ended for the very
-    same reason: then all found it, and each says it in its own name. After a preemption this returns too: all
-    processes stop at the same step, and one that is done must not end one that still writes.
+    If another process was lost first, this one ends with that reason and exit code. If that process ended for the same
+    reason, all processes found it, and each reports it as its own. After a preemption this returns, too: all processes
+    stop at the same step, and one that is done must not end one that still writes.
     """
-    if _link is None or code == Preempted.exit_code:
+    if _plane is None or code == Preempted.exit_code:
         return
-    loss, own = _link.watch.loss(), f"ended: {reason}"
+    loss, own = _plane.watchdog.loss(), f"ended: {reason}"
     if loss is not None and loss.reason != own:
         end_now(str(loss), loss.code)
-    _link.fail(own, code)
+    _plane.fail(own, code)
     end_now(reason, code)
 
 
 def _versions() -> dict[str, str]:
-    """The versions that must agree for the processes to compile the same program."""
+    """Return the versions that must be equal, so that all processes compile the same program."""
     packages = ("jaxddp", "jax", "jaxlib", "flax", "optax")
     versions = {f"{package}'s version": installed_version(package) or "not installed" for package in packages}
     return {"Python": ".".join(platform.python_version_tuple()[:2])} | versions
 
 
-def _leave(link: Link) -> None:
-    """Leave the job with all others.
+def _leave(plane: ControlPlane) -> None:
+    """Leave the job together with all others.
 
-    They watch each other until JAX has let all go: its barrier may wait for processes that still compute, and where it
-    notices a loss first, it ends the process by SIGABRT.
+    The processes watch each other until JAX's shutdown barrier has passed. It may wait for processes that still
+    compute, and if JAX notices a loss first, it ends the process by SIGABRT.
     """
-    if not link.finish():
-        # JAX's barrier would wait for them once more, and then abort.
-        link.fail(f"ended its program, and waited {link.waits.shutdown:g} s for the others", 1)
+    if not plane.finish():
+        # JAX's barrier would wait for them again, and then abort.
+        plane.fail(f"ended its program, and waited {plane.timeouts.shutdown:g} s for the others", 1)
         advice = "let all processes end alike, or raise parallel.shutdown_timeout"
-        end_now(f"the other processes were not done {link.waits.shutdown:g} s after this one; {advice}", 1)
+        end_now(f"the other processes were not done {plane.timeouts.shutdown:g} s after this one; {advice}", 1)
     jax.distributed.shutdown()
-    link.leave()
+    plane.leave()
 
 
 @contextlib.contextmanager
 def _without_proxies() -> Iterator[None]:
-    """Hide the proxies of the environment: JAX reaches its coordinator through gRPC, which would use them."""
+    """Unset the proxy variables in the block, because gRPC, with which JAX reaches its coordinator, would use them."""
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.lower().endswith("_proxy")}
     try:
         yield
@@ -176,15 +146,15 @@ def _without_proxies() -> Iterator[None]:
 
 
 def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """For uncaught exceptions: the other processes must not wait for this one."""
-    if isinstance(error, Preempted) and _link is not None:
-        _leave(_link)
+    """Handle an uncaught exception, so that the other processes do not wait for this one."""
+    if isinstance(error, Preempted) and _plane is not None:
+        _leave(_plane)
         end_now(str(error), error.exit_code)
     if isinstance(error, JaxddpError):
         abandon(told(error), error.exit_code)
-    loss = _link.watch.loss() if _link is not None else None
+    loss = _plane.watchdog.loss() if _plane is not None else None
     if loss is None:
-        # The line that follows says it.
+        # The last line reports it.
         forget(error)
         sys.__excepthook__(kind, error, trace)
     abandon(told(error), 130 if is_ctrl_c(error) else 1)

@@ -1,7 +1,7 @@
 """The coordinator's address, HOST:PORT, and the socket that listens there.
 
-A port is bound before its number is passed on: one that is only found free may be taken by then. Only of JAX's
-coordinator, which takes an address and no socket, it is not (`free_address`).
+A port is bound before its number is passed on, because a port that is only known to be free may be taken by then. The
+exception is the port of JAX's coordinator, which takes an address and no socket (`free_address`).
 """
 
 import errno
@@ -12,15 +12,14 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.wording import show
 from jaxddp.job.variables import HANDLES, Found, number
+from jaxddp.wire.admission import BACKLOG
 
 LOOPBACK = "127.0.0.1"
-WAITING = 4096
-"""Connections that may wait to be accepted: those of all processes of the largest job at once."""
 _PORTS = Range(1, 65535)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """("host0", 1234) of `host0:1234`; an IPv6 address is in brackets. Raises: InputError."""
+    """Return ("host0", 1234) for `host0:1234`. An IPv6 address is in brackets. Raises: InputError."""
     host, colon, port = address.rpartition(":")
     number = whole(port, _PORTS)
     if not (colon and host.strip() and host.isprintable()) or number is None:
@@ -29,13 +28,14 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at a host's port (0 for a free one), and on no other interface.
+    """Return a socket that listens at a host's port (0 for a free one), and on no other interface.
 
-    Raises `InputError` where the port is taken or not permitted, or the host is unknown or another machine.
+    Raises:
+        InputError: the port is taken or not permitted, or the host is unknown or another machine.
     """
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(where[:2], family=family, backlog=WAITING)
+        return socket.create_server(where[:2], family=family, backlog=BACKLOG)
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"there is no host {host!r}; give its name or address") from error
     except OSError as error:
@@ -43,7 +43,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def inherited(found: Found) -> socket.socket:
-    """The socket that listens, and that a launcher has passed on by its number. Raises: InputError; there is none."""
+    """Return the listening socket that a launcher has passed on by its number. Raises: InputError; there is none."""
     handle = number(found, HANDLES)
     try:
         return socket.socket(fileno=handle)
@@ -53,20 +53,20 @@ def inherited(found: Found) -> socket.socket:
 
 
 def address_of(socket_: socket.socket) -> str:
-    """Where a socket is, as HOST:PORT; an IPv6 address is in brackets."""
+    """Return the address of a socket as HOST:PORT. An IPv6 address is in brackets."""
     host, port = socket_.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def free_address(listener: socket.socket) -> str:
-    """HOST:PORT of a port that is free at this moment, of the same interface as a socket that listens."""
+    """Return HOST:PORT for a port that is free now, on the interface of a listening socket."""
     with socket.socket(listener.family, socket.SOCK_STREAM) as probe:
         probe.bind((listener.getsockname()[0], 0))
         return address_of(probe)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only its own machine reaches a host of this name or address."""
+    """Return whether a host name or address can only be reached from its own machine."""
     return host == "localhost" or host.startswith("127.") or host == "::1"
 
 

@@ -1,4 +1,4 @@
-"""Saving and stopping on SIGTERM, which a scheduler sends some time before it takes the machine back."""
+"""Saves and stops on SIGTERM, which a scheduler sends some time before it takes the machine back."""
 
 import contextlib
 import itertools
@@ -11,29 +11,29 @@ from jax.experimental import multihost_utils
 
 import jaxddp.core.private_names as private_names
 
-# JAX finds the point at which all processes stop by a number that each of them counts up one by one. Several steps may
-# be one dispatch, and validation has batches, so the calls are counted, over all runs of the process. Nothing else may
-# call it.
-_questions = itertools.count(1)
+# JAX identifies the point at which all processes stop by a number that each of them increments. One dispatch may have
+# several steps, and validation has batches, so this counts the calls, over all runs of the process. Nothing else may
+# call JAX's function.
+_calls = itertools.count(1)
 
 
 @contextlib.contextmanager
 def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
-    """Catch SIGTERM in the block. Yields a function that, called between steps and batches, says whether to stop.
+    """Catch SIGTERM in the block. Yields a function to call between steps and batches; it returns whether to stop.
 
-    In a job JAX's coordination service catches the signal, and makes all processes stop at the same call, whichever of
-    them received it. So all processes must call the function at the same places.
+    In a job, JAX's coordination service catches the signal, and makes all processes stop at the same call, whichever
+    process received it. So all processes must call the function at the same places.
     """
     if jax.process_count() > 1:
-        # Of an experimental module, which promises nothing.
+        # It is in an experimental module, and may disappear.
         reached = getattr(multihost_utils, "reached_preemption_sync_point", None)
         if reached is None:
             private_names.say_lost("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
             yield lambda step: False
             return
-        yield lambda step: reached(next(_questions))
+        yield lambda step: reached(next(_calls))
         return
-    # Python handles signals only in the main thread; in another thread its owner decides.
+    # Python handles signals only in the main thread. A program that trains in another thread handles them itself.
     if threading.current_thread() is not threading.main_thread():
         yield lambda step: False
         return

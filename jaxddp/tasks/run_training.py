@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxddp.core.phases import phase
 from jaxddp.engine.state import TrainState
-from jaxddp.job.at_work import at_work
+from jaxddp.job.work_status import at_work
 from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.kinds import check_listeners
 from jaxddp.recipe.metrics import check_wanted

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.core.phases import COMMIT, standing
+from jaxddp.core.phases import COMMIT, progress
 from jaxddp.job.membership import abandon
-from jaxddp.job.watch import end_now
+from jaxddp.job.process_exit import end_now
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.orbax_errors import UNFINISHED
@@ -149,7 +149,7 @@ def _look(presence: Presence, over: threading.Event, peers: Peers) -> None:
         if presence.fault() is None or over.wait(_FAILING_SECONDS):
             continue
         # Alone it waits for nobody; but Orbax, whose threads wait for each other, may do so for an hour.
-        may_wait = not peers.is_alone or standing().phase in ("save", COMMIT)
+        may_wait = not peers.is_alone or progress().phase in ("save", COMMIT)
         # A server of files may have shown an older state.
         if may_wait and (fault := presence.fault()) is not None:
             abandon(fault, InputError.exit_code)

@@ -170,7 +170,7 @@ def test_a_listener_that_ends_its_process_ends_the_job_for_good(arrays, start, w
         assert launched.last_of(1).startswith(f"jaxddp: process 0 ended: {line}")
         assert result(workdir)["status"] == "failed" and result(workdir)["reason"].endswith(f"Leaving.step: {said}")
     else:
-        assert "process 0: exit code 0 in the midst of its work, as by os._exit(0)" in launched.err
+        assert "process 0: exit code 0 during its work, as from os._exit(0)" in launched.err
 
 
 def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir, reference):

@@ -4,7 +4,9 @@ import contextlib
 import json
 import socket
 
-from jaxddp.job.messages import LENGTH, Hello, Lost, Value, Welcome, decode, encode
+from jaxddp.job.process_messages import CODEC, Lost, Value
+from jaxddp.wire.codec import LENGTH, encode
+from jaxddp.wire.handshake import Hello, Welcome
 
 FACTS = {"Python": "3"}
 HELLO = Hello(1, 2, "run", "there", FACTS, "nonce", "")
@@ -55,5 +57,5 @@ def answers(connection: socket.socket) -> list[object]:
             connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
             while head := stream.read(LENGTH):
-                found.append(decode(stream.read(int.from_bytes(head, "big"))))
+                found.append(CODEC.decode(stream.read(int.from_bytes(head, "big"))))
         return found

@@ -1,0 +1,1 @@
+"""The checks that `jaxddp doctor` makes before a run."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxddp.cluster.doctor import checks, rehearsal
-from jaxddp.cluster.doctor.checks import Finding, Verdict
+from jaxddp.cluster.doctor import machine_checks, rehearsal
+from jaxddp.cluster.doctor.machine_checks import Finding, Verdict
 from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import JaxddpError
 from jaxddp.core.phases import doing
@@ -61,16 +61,16 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     """
     report = Checklist()
     parallel = file.config.parallel if file else ParallelConfig()
-    found = report.add("environment", checks.environment)
+    found = report.add("environment", machine_checks.environment)
     job = next(iter(found or []), None)
-    met = report.add("coordinator", checks.coordinator, job, parallel, found is not None) or peers()
-    topology = report.add("devices", checks.devices, parallel, met)
-    report.add("versions", checks.versions)
+    met = report.add("coordinator", machine_checks.coordinator, job, parallel, found is not None) or peers()
+    topology = report.add("devices", machine_checks.devices, parallel, met)
+    report.add("versions", machine_checks.versions)
     if topology is not None:
-        report.add("all-reduce", checks.all_reduce, topology)
+        report.add("all-reduce", machine_checks.all_reduce, topology)
     alone = topology is None or topology.process_count == 1
     # Processes that were given different things would not meet in what follows.
-    if alone or report.add("settings", checks.settings, file, workdir, met):
+    if alone or report.add("settings", machine_checks.settings, file, workdir, met):
         process = job.process_id if job else 0
         setup = _rehearse(report, file, topology, process) if file else None
         if workdir is not None:
@@ -100,11 +100,11 @@ def _look_at_directory(
     needed = None
     if file is not None and setup is not None:
         needed = rehearsal.checkpoint_bytes(setup.state, file.config.checkpoint.keep)
-    written = report.add("work directory", checks.work_directory, workdir, needed)
+    written = report.add("work directory", machine_checks.work_directory, workdir, needed)
     if written is not None and (written / FILE).exists():
-        report.add("processes", checks.slow_processes, workdir)
+        report.add("processes", machine_checks.slow_processes, workdir)
     if topology is not None and topology.process_count > 1 and _all_can(topology, written is not None):
-        report.add("shared", checks.shared, workdir, topology.peers)
+        report.add("shared", machine_checks.shared, workdir, topology.peers)
 
 
 def _all_can(topology: Topology | None, ready: bool) -> bool:

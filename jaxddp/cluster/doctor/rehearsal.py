@@ -5,7 +5,7 @@ from itertools import islice
 
 import jax
 
-from jaxddp.cluster.doctor.checks import Finding
+from jaxddp.cluster.doctor.machine_checks import Finding
 from jaxddp.config import Config
 from jaxddp.core.wording import counted, speed
 from jaxddp.data.batch import Batch

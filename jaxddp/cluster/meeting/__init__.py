@@ -1,0 +1,1 @@
+"""How the launchers of several machines meet, start the processes of a job together, and start them again."""

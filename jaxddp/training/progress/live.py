@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from jaxddp.core.phases import told_to
+from jaxddp.core.phases import reported_to
 from jaxddp.core.wording import duration
 from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
 from jaxddp.training.progress import lines
@@ -93,7 +93,7 @@ class LiveDisplay(lines.RunLines):
         self._training = self._training_bar(run.start_step, run.start_step * run.batch_size / run.num_examples, None)
         self._metrics = "waiting for the first step"
         self._draw()
-        self._hearing.enter_context(told_to(self._hear))
+        self._hearing.enter_context(reported_to(self._hear))
 
     def step(self, record: StepRecord) -> None:
         super().step(record)

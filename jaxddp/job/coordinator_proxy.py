@@ -1,11 +1,13 @@
-"""Keeps JAX's connection with its coordinator open when process 0 has gone: `python keeper.py HOST PORT`.
+"""A proxy between JAX's client and its coordinator, run as `python coordinator_proxy.py HOST PORT`.
 
-JAX ends a process by SIGABRT as soon as that connection breaks, in C++, before a thread of Python can name process 0.
-So its client is connected with this process, which prints the port of the loopback where it listens, and carries the
-bytes both ways. It ends when its standard input does, that is with the process that started it, and by no signal that a
-terminal or a scheduler sends to all. It imports nothing of the package, and starts in 20 ms.
+JAX ends a process by SIGABRT as soon as the connection to its coordinator breaks. It does so in C++, before Python can
+report that process 0 was lost. So JAX's client connects to this proxy, which keeps that connection open when process 0
+is gone. The proxy prints the loopback port where it listens, and forwards the bytes both ways. It ends when its
+standard input does, that is, with the process that started it. It ignores the signals that a terminal or a scheduler
+sends to all processes. It imports nothing of the package, and starts in 20 ms.
 
-It is no thread: JAX waits for its coordinator with Python's lock held, as where all processes stop at one step.
+A thread would not do, because JAX waits for its coordinator while it holds Python's lock, as when all processes stop at
+one step.
 """
 
 import contextlib
@@ -20,7 +22,7 @@ _START_SECONDS, _RETRY_SECONDS = 5.0, 0.05
 
 
 def main(host: str, port: int) -> None:
-    """Listen, print the port, and carry bytes until the standard input ends."""
+    """Listen, print the port, and forward bytes until the standard input ends."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as selector:
@@ -29,37 +31,37 @@ def main(host: str, port: int) -> None:
         print(server.getsockname()[1], flush=True)
         while True:
             for key, _ in selector.select():
-                # What the one before it has closed is not there any more.
+                # An earlier event may have closed this connection.
                 if selector.get_map().get(key.fd) is key:
                     key.data()
 
 
 def accept(server: socket.socket, coordinator: tuple[str, int], selector: selectors.BaseSelector) -> None:
-    """Connect JAX's client with its coordinator, which may start a little later."""
+    """Accept JAX's client, and connect it to its coordinator, which may start a little later."""
     near, _ = server.accept()
-    far = connected(coordinator)
+    far = connect(coordinator)
     if far is None:
         near.close()
         return
 
     def to_coordinator() -> None:
-        if not carried(near, far):
+        if not forward(near, far):
             for end in (near, far):
                 with contextlib.suppress(KeyError):
                     selector.unregister(end)
                 end.close()
 
     def to_client() -> None:
-        if not carried(far, near):
-            # The other side stays open: that is what this process is for.
+        if not forward(far, near):
+            # The connection to the client stays open, which is the purpose of this process.
             selector.unregister(far)
 
     selector.register(near, selectors.EVENT_READ, to_coordinator)
     selector.register(far, selectors.EVENT_READ, to_client)
 
 
-def connected(coordinator: tuple[str, int]) -> socket.socket | None:
-    """A connection with JAX's coordinator; None where there is none in time."""
+def connect(coordinator: tuple[str, int]) -> socket.socket | None:
+    """Return a connection to JAX's coordinator; None if there is none in time."""
     give_up = time.monotonic() + _START_SECONDS
     while time.monotonic() < give_up:
         with contextlib.suppress(OSError):
@@ -70,8 +72,8 @@ def connected(coordinator: tuple[str, int]) -> socket.socket | None:
     return None
 
 
-def carried(source: socket.socket, to: socket.socket) -> bool:
-    """Carry what has arrived; False where the source has ended."""
+def forward(source: socket.socket, to: socket.socket) -> bool:
+    """Forward the bytes that have arrived. Return False if the source has ended."""
     data = b""
     with contextlib.suppress(OSError):
         data = source.recv(_CHUNK)

@@ -1,4 +1,4 @@
-"""What the launcher's main thread is told, one thing after the other: signals, and what other launchers say."""
+"""The events that the launcher's main thread handles one after the other: signals, and news of other launchers."""
 
 import contextlib
 import os
@@ -10,38 +10,39 @@ from collections.abc import Iterator
 from typing import Any
 
 
-class Inbox:
-    """Takes from any thread and from signal handlers; the main thread alone looks into it."""
+class EventQueue:
+    """Takes events from any thread and from signal handlers. Only the main thread reads them."""
 
     def __init__(self) -> None:
-        self._things = deque[Any]()
+        self._events = deque[Any]()
         self._reading, self._writing = os.pipe()
         for end in (self._reading, self._writing):
             os.set_blocking(end, False)
 
     def fileno(self) -> int:
-        """Readable, for a selector, when there is something."""
+        """Return a file descriptor that a selector can wait for."""
         return self._reading
 
-    def put(self, thing: object) -> None:
-        self._things.append(thing)
-        # A full pipe wakes as well, and a closed one has nobody to wake.
+    def put(self, event: object) -> None:
+        """Add an event."""
+        self._events.append(event)
+        # A full pipe wakes the reader as well, and a closed one has no reader.
         with contextlib.suppress(OSError):
             os.write(self._writing, b"\0")
 
-    def taken(self) -> Iterator[Any]:
-        """All that is there, without waiting."""
+    def take_all(self) -> Iterator[Any]:
+        """Yield all events in the queue, without waiting."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._reading, 4096):
                 pass
-        while self._things:
-            yield self._things.popleft()
+        while self._events:
+            yield self._events.popleft()
 
     def next(self, until: float | None = None) -> Any | None:
-        """The next thing; None where there is none before `until`, of the monotonic clock."""
+        """Return the next event; None if there is none before `until`, a time of the monotonic clock."""
         while True:
-            if self._things:
-                return self._things.popleft()
+            if self._events:
+                return self._events.popleft()
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 return None
@@ -51,23 +52,24 @@ class Inbox:
                 os.read(self._reading, 4096)
 
     def close(self) -> None:
+        """Close the pipe."""
         os.close(self._reading)
         os.close(self._writing)
 
 
 @contextlib.contextmanager
-def caught_signals() -> Iterator[Inbox]:
-    """In the block, SIGINT, SIGTERM and SIGHUP come into an inbox and do nothing else. Main thread only."""
-    inbox = Inbox()
+def catch_signals() -> Iterator[EventQueue]:
+    """In the block, put SIGINT, SIGTERM and SIGHUP into a queue instead of handling them. Main thread only."""
+    events = EventQueue()
     names = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         names.append(signal.SIGHUP)
-    before = {name: signal.signal(name, lambda number, _: inbox.put(signal.Signals(number))) for name in names}
+    before = {name: signal.signal(name, lambda number, _: events.put(signal.Signals(number))) for name in names}
     # If a parent ignores SIGCHLD, the kernel reaps ended processes, and their exit codes are lost.
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        yield inbox
+        yield events
     finally:
         for name, handler in before.items():
             signal.signal(name, handler or signal.SIG_DFL)
-        inbox.close()
+        events.close()

@@ -1,4 +1,4 @@
-"""The thread in which a process keeps its connections with others."""
+"""The thread in which a process keeps its connections to others."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ _FLUSH_SECONDS = 2.0
 
 
 class NetworkThread:
-    """An event loop in a thread of its own. The other threads of the process call these functions."""
+    """Runs an event loop in its own thread. The other threads of the process call these methods."""
 
     def __init__(self, name: str):
         self._loop = asyncio.new_event_loop()
@@ -20,28 +20,26 @@ class NetworkThread:
         self._thread.start()
 
     def result(self, coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """What a coroutine returns or raises. Raises: TimeoutError; it takes longer."""
+        """Run a coroutine, and return its result. Raises: TimeoutError; it takes longer."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(seconds)
 
     def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Have a coroutine run, for which nobody waits."""
+        """Start a coroutine without waiting for it."""
         asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function in the event loop, without waiting for it."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
-    def later(self, seconds: float, function: Callable[..., object], *arguments: Any) -> None:
-        self.call(self._loop.call_later, seconds, function, *arguments)
-
     def close(self) -> None:
-        """Let go of all connections, and end the thread."""
+        """Cancel all coroutines, which closes their connections, and end the thread."""
         with contextlib.suppress(TimeoutError):
-            self.result(_left(), _FLUSH_SECONDS)
+            self.result(_cancel_all(), _FLUSH_SECONDS)
         self.call(self._loop.stop)
         self._thread.join(_FLUSH_SECONDS)
 
 
-async def _left() -> None:
+async def _cancel_all() -> None:
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -1,4 +1,4 @@
-"""The output of a process: whole lines for the screen, every byte for its log file, the last lines for a report."""
+"""The output of a process: whole lines go to the screen, every byte to its log file, the last lines to a report."""
 
 import contextlib
 import os
@@ -15,24 +15,24 @@ _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16
 _LAST_LINES = 10
 _OF_JAX, _STATUS = "JAX distributed service detected fatal errors", "absl::Status: "
-"""In the line that it logs, behind which a stack of C++ follows."""
+"""The parts of the line that JAX logs before a C++ stack."""
 
 
 class Lines:
     """Divides a stream of bytes into lines, as a terminal shows them.
 
-    A carriage return starts its line again: of the updates of a progress bar, each of which overwrites the last, only
-    what a terminal shows in the end is returned. A line that does not end is returned in pieces of 64 KiB.
+    A carriage return restarts its line, as the updates of a progress bar do. Only the last update is returned, as a
+    terminal would show it. A line that does not end is returned in pieces of 64 KiB.
     """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that these bytes complete."""
+        """Return the lines that these bytes complete."""
         *whole, rest = (self._rest + data).split(b"\n")
         lines = [_overwritten(line) for line in whole]
-        # Only the next byte tells whether a last "\r" is part of "\r\n".
+        # A final "\r" may be the first half of "\r\n".
         update, _, _ = rest[:-1].rpartition(b"\r")
         if update.strip():
             lines.append(_overwritten(update))
@@ -45,7 +45,7 @@ class Lines:
         return lines
 
     def finish(self) -> list[str]:
-        """The rest, which no newline ended."""
+        """Return the rest, without a final newline."""
         rest, self._rest = self._rest, b""
         return [_overwritten(rest)] if rest else []
 
@@ -57,8 +57,10 @@ def _overwritten(line: bytes) -> str:
 class Output:
     """The standard output and error of one process, copied from a pipe to the screen and to the file at `path`.
 
-    `ended` is true once no process holds the other end of the pipe; `last_lines` are ten, each with its prefix.
-    `word_of_jax` is why JAX's coordination service ends the process, as it says itself before it aborts it; or empty.
+    Attributes:
+        ended: whether no process holds the other end of the pipe any more.
+        last_lines: the last ten lines, with their prefix.
+        jax_error: the reason that JAX's coordination service logs before it aborts the process; empty if it does not.
     """
 
     def __init__(self, rank: int, pipe: IO[bytes], path: Path):
@@ -66,13 +68,13 @@ class Output:
         self.path, self.ended = path, False
         self._rank, self._pipe, self._log = rank, pipe, _open_log(path)
         self._lines, self.last_lines = Lines(), deque[str](maxlen=_LAST_LINES)
-        self.word_of_jax = ""
+        self.jax_error = ""
 
     def fileno(self) -> int:
         return self._pipe.fileno()
 
     def read(self) -> bool:
-        """Copy what is available, at most 64 KiB. False where there is nothing, for now or for good (`ended`)."""
+        """Copy the available output, at most 64 KiB. Return False if there is none, for now or for good (`ended`)."""
         try:
             data = os.read(self._pipe.fileno(), _CHUNK)
         except BlockingIOError:
@@ -83,13 +85,13 @@ class Output:
         return bool(data)
 
     def drain(self, seconds: float) -> None:
-        """Copy what a process left when it ended; bounded, because one of its children may still write."""
+        """Copy the rest of the output after the process ended. A child may still write, so the time is bounded."""
         give_up = time.monotonic() + seconds
         while self.read() and time.monotonic() < give_up:
             pass
 
     def close(self) -> None:
-        """Show the rest of the last line, and close pipe and file."""
+        """Show the rest of the last line, and close the pipe and the file."""
         self.ended = True
         self._show(self._lines.finish())
         self._pipe.close()
@@ -108,20 +110,20 @@ class Output:
         self.last_lines.extend(prefixed)
         for line in lines:
             if _OF_JAX in line:
-                self.word_of_jax = line.partition(_STATUS)[2].strip()
+                self.jax_error = line.partition(_STATUS)[2].strip()
         if prefixed:
             say("\n".join(prefixed), sys.stdout)
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line to stderr or another stream, whatever its encoding, and even if its reader has gone."""
+    """Print a line to stderr or another stream, with any encoding, and even if its reader is gone."""
     target = stream or sys.stderr
     encoding = target.encoding or "utf-8"
     try:
         print(text.encode(encoding, "replace").decode(encoding), file=target, flush=True)
     except OSError:
-        # A reader that has gone (`| head`, a closed terminal) must not end the run. The stream would be flushed again
-        # at exit and change the exit code, so from now on it goes to /dev/null.
+        # A missing reader (`| head`, a closed terminal) must not end the run. A second flush at exit would change the
+        # exit code, so the stream goes to /dev/null from here on.
         with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), target.fileno())
 

@@ -1,9 +1,9 @@
-"""With how many machines an elastic job can go on: its global batch stays the same, and all devices share it evenly."""
+"""Finds the numbers of machines whose devices can share an elastic job's global batch evenly."""
 
 import os
 
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.output import say
+from jaxddp.cluster.process_output import say
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
@@ -13,48 +13,48 @@ _SIMULATED = Range(1, 100_000)
 
 
 def sizes_that_share(config: Config | None, options: Launch, processes: int, gpus: int) -> list[int]:
-    """Numbers of machines from least to most that can share the batches of a config; all, where none is known.
+    """Return the numbers of machines, from least to most, that can share the batches of a config.
 
-    Those that cannot are said in one line.
+    The launcher prints a line about the others. Without a config, all numbers are returned.
 
     Args:
-        processes: of each machine.
-        gpus: of each process; 0 where it computes on the CPU.
+        processes: how many each machine has.
+        gpus: how many each process has; 0 if it computes on the CPU.
 
     Raises:
-        InputError: none can.
+        InputError: no number can.
     """
     least, most = options.machines
     sizes = list(range(least, most + 1))
     if config is None or not options.machines.elastic:
         return sizes
     each = devices_of_process(config, gpus)
-    found = {size: unshared(config, size * processes, each) for size in sizes}
-    does = [size for size in sizes if found[size] is None]
-    if not does:
-        raise InputError(f"--nodes {options.nodes}: {found[least]}; no number of machines can share it")
-    if never := [size for size in sizes if found[size] is not None]:
-        listed = ", ".join(map(str, never))
-        say(f"jaxddp launch: never on {listed} machines: {found[never[0]]}; what is over waits as a spare")
-    return does
+    problems = {size: unshared(config, size * processes, each) for size in sizes}
+    allowed = [size for size in sizes if problems[size] is None]
+    if not allowed:
+        raise InputError(f"--nodes {options.nodes}: {problems[least]}; no number of machines can share it")
+    if excluded := [size for size in sizes if problems[size] is not None]:
+        listed = ", ".join(map(str, excluded))
+        say(f"jaxddp launch: never on {listed} machines: {problems[excluded[0]]}; surplus machines wait as spares")
+    return allowed
 
 
 def devices_of_process(config: Config, gpus: int) -> int:
-    """How many devices JAX will show a process."""
+    """Return how many devices a process will have in JAX."""
     if config.parallel.cpu_devices is not None:
         return config.parallel.cpu_devices
     return gpus or whole(os.environ.get("JAX_NUM_CPU_DEVICES", ""), _SIMULATED) or 1
 
 
 def unshared(config: Config, processes: int, devices: int) -> str | None:
-    """Why so many processes with so many devices each cannot share a config's batches; None where they can."""
+    """Return why so many processes with so many devices each cannot share a config's batches; None if they can."""
     total = processes * devices
     used = config.parallel.devices or total
     if used > total or used % processes:
         return f"parallel.devices={used} of {processes} processes with {devices} each"
     shares = used
     if config.parallel.reproducible:
-        # It imports JAX, which other jobs need not wait for.
+        # This imports JAX, so it is done only if needed.
         from jaxddp.engine.reproducible import SHARDS
 
         if SHARDS % used:

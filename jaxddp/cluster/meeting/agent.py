@@ -1,0 +1,151 @@
+"""The state of the launcher of another machine than 0, which does what the launcher of machine 0 decides."""
+
+from dataclasses import dataclass, replace
+
+from jaxddp.cluster.meeting.launcher_messages import (
+    Assignment,
+    JobEnded,
+    LauncherMessage,
+    MachineEnded,
+    MachineFailed,
+    Notice,
+    Stop,
+    shortened,
+)
+from jaxddp.cluster.meeting.transitions import (
+    Arrived,
+    Disconnected,
+    Effect,
+    Event,
+    JoinGeneration,
+    LocalEnded,
+    LocalFailed,
+    RaiseError,
+    Reach,
+    Received,
+    Say,
+    Send,
+    Signalled,
+    StopProcesses,
+    TimePassed,
+    Unreached,
+)
+from jaxddp.cluster.options import Launch
+from jaxddp.cluster.restarts import End
+from jaxddp.core.errors import JaxddpError, Unreachable
+
+_ADMISSION_SECONDS = 60.0
+"""How long machine 0 may take at most, once it is reached, to admit this one."""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """See `jaxddp.cluster.meeting.transitions.State`.
+
+    Attributes:
+        is_connected: whether machine 0 is.
+        was_connected: whether machine 0 ever was.
+        give_up: when to stop reaching for machine 0; None while this does not.
+        is_running: whether processes run on this machine.
+        generation: the number of their start.
+        end: how the last of them ended.
+        asked: whether a signal ends this launcher.
+        job_code: the exit code of the job, once machine 0 has sent it.
+    """
+
+    options: Launch
+    is_connected: bool = False
+    was_connected: bool = False
+    give_up: float | None = None
+    is_running: bool = False
+    generation: int = 0
+    end: End | None = None
+    asked: bool = False
+    job_code: int | None = None
+    is_over: bool = False
+    code: int = 1
+
+    @property
+    def wake(self) -> float | None:
+        return self.give_up
+
+    def after(self, event: Event, now: float) -> tuple["Agent", list[Effect]]:
+        effects: list[Effect] = []
+        if self.is_over:
+            return self, effects
+        state = self._changed_by(event, now, effects)
+        if not state.is_over and not state.is_running and state.give_up is None:
+            state = state._idle(now, effects)
+        return state, effects
+
+    def last_messages(self, error: JaxddpError | None) -> list[LauncherMessage]:
+        if error is not None:
+            return [MachineEnded(self.generation, error.exit_code, shortened(str(error)), asked=False, quits=False)]
+        if self.asked:
+            return [MachineEnded(self.generation, self.code, "asked to stop", asked=True, quits=False)]
+        return []
+
+    def _changed_by(self, event: Event, now: float, effects: list[Effect]) -> "Agent":
+        match event:
+            case Arrived():
+                return replace(self, is_connected=True, was_connected=True, give_up=None)
+            case Disconnected(_, reason):
+                if self.job_code is None:
+                    effects.append(Say(f"machine 0 {reason}"))
+                effects.append(StopProcesses(saved=False))
+                return replace(self, is_connected=False)
+            case Unreached(error):
+                return self._unreached(error, effects)
+            case Received(_, message):
+                return self._received(message, effects)
+            case LocalFailed(end):
+                effects.append(Send(0, MachineFailed(self.generation, end.code, shortened(end.cause))))
+                return self
+            case LocalEnded(end):
+                ended = MachineEnded(self.generation, end.code, shortened(end.cause), end.asked, end.quits)
+                effects.append(Send(0, ended))
+                return replace(self, is_running=False, end=end)
+            case Signalled(number):
+                effects.append(Say(f"{number.name}: no process runs here; this launcher ends"))
+                return replace(self, is_over=True, code=128 + number, asked=True)
+            case TimePassed():
+                if self.give_up is None or now < self.give_up:
+                    return self
+                return self._unreached(Unreachable(f"--coordinator {self.options.coordinator}: no answer"), effects)
+
+    def _received(self, message: object, effects: list[Effect]) -> "Agent":
+        match message:
+            case Notice(line):
+                effects.append(Say(line))
+            case Stop(generation, saved) if generation == self.generation:
+                effects.append(StopProcesses(saved))
+            case JobEnded(code):
+                effects.append(StopProcesses(saved=False))
+                return replace(self, job_code=code)
+            case Assignment() if not self.is_running:
+                effects.append(JoinGeneration(message))
+                return replace(self, is_running=True, generation=message.generation, end=None)
+            case _:
+                pass
+        return self
+
+    def _idle(self, now: float, effects: list[Effect]) -> "Agent":
+        """No process runs here: end with the job, reach for machine 0, or wait for what it says."""
+        if self.job_code is not None:
+            return replace(self, is_over=True, code=self.job_code)
+        options, end = self.options, self.end
+        if end is not None:
+            if end.asked and (options.machines.elastic or not self.is_connected):
+                return replace(self, is_over=True, code=end.code)
+            if not self.is_connected and not options.restarts:
+                return replace(self, is_over=True, code=end.code or 1)
+        if self.is_connected:
+            return self
+        again = " again" if self.was_connected else ""
+        line = f"reaching machine 0 at {options.coordinator}{again}, for up to {options.wait:g} s"
+        effects += [Say(line), Reach(options.wait)]
+        return replace(self, give_up=now + options.wait + _ADMISSION_SECONDS)
+
+    def _unreached(self, error: JaxddpError, effects: list[Effect]) -> "Agent":
+        effects.append(Say(str(error)) if self.was_connected else RaiseError(error))
+        return replace(self, is_over=True, code=self.end.code if self.end and self.end.code else 1)

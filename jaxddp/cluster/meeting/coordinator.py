@@ -1,0 +1,268 @@
+"""The state of the launcher that decides: when a generation starts, on which machines, and what follows its end.
+
+It is that of machine 0, or of any machine whose launcher meets no other.
+"""
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from jaxddp.cluster.meeting.launcher_messages import (
+    Assignment,
+    JobEnded,
+    LauncherMessage,
+    MachineEnded,
+    MachineFailed,
+    Notice,
+    Stop,
+    shortened,
+)
+from jaxddp.cluster.meeting.transitions import (
+    Arrived,
+    Disconnected,
+    Effect,
+    Event,
+    LocalEnded,
+    LocalFailed,
+    RaiseError,
+    Received,
+    SaveProcesses,
+    Say,
+    Send,
+    Signalled,
+    StartGeneration,
+    StopProcesses,
+    TimePassed,
+)
+from jaxddp.cluster.options import Launch
+from jaxddp.cluster.restarts import PREEMPTED, Budget, End, decide
+from jaxddp.core.errors import JaxddpError, Unreachable
+from jaxddp.core.wording import counted
+
+Stage = Literal["gathering", "running", "delay", "over"]
+"""Machines are awaited; a generation runs; it ended, and another one follows; the job has ended."""
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """See `jaxddp.cluster.meeting.transitions.State`.
+
+    Attributes:
+        processes: how many each machine has.
+        sizes: the numbers of machines that the job may have, in ascending order.
+        name: the run id of the job.
+        own: the number of this machine.
+        present: the hosts of the connected machines and of this one.
+        budget: how many restarts are left.
+        since: when the stage began.
+        changed: when a machine last came or went.
+        generation: the number of the last start, from 0.
+        members: the machines of that start.
+        ends: how the processes of each member ended, once they have.
+        failure: the first failure of any member.
+        growing: whether all save and stop because a machine came.
+        grow_at: when to look whether the machines that came can take part; None for never.
+        delay: seconds between a failure and the next start.
+    """
+
+    options: Launch
+    processes: int
+    sizes: tuple[int, ...]
+    name: str
+    own: int
+    present: Mapping[int, str]
+    budget: Budget
+    since: float
+    changed: float
+    stage: Stage = "gathering"
+    generation: int = -1
+    members: tuple[int, ...] = ()
+    ends: Mapping[int, End] = field(default_factory=dict)
+    failure: End | None = None
+    growing: bool = False
+    grow_at: float | None = None
+    delay: float = 0.0
+    code: int = 1
+
+    @classmethod
+    def initial(cls, options: Launch, processes: int, sizes: Sequence[int], name: str, now: float) -> "Coordinator":
+        """Return the state before anything happened, in which this machine alone is present."""
+        own, budget = options.nr or 0, Budget(options.restarts)
+        allowed = tuple(sorted(sizes)) if options.launchers_meet else (1,)
+        return cls(options, processes, allowed, name, own, {own: socket.gethostname()}, budget, now, now)
+
+    @property
+    def is_over(self) -> bool:
+        return self.stage == "over"
+
+    @property
+    def wake(self) -> float | None:
+        if self.stage == "gathering":
+            give_up = self.since + self.options.wait
+            return give_up if self._size is None else min(self.changed + self.options.settle, give_up)
+        return self.since + self.delay if self.stage == "delay" else self.grow_at
+
+    def after(self, event: Event, now: float) -> tuple["Coordinator", list[Effect]]:
+        effects: list[Effect] = []
+        if self.stage == "over":
+            return self, effects
+        state = self._changed_by(event, now, effects)
+        if state.stage == "running" and not state._pending:
+            state = state._concluded(now, effects)
+        if state.stage == "gathering" and state._size == state.sizes[-1]:
+            state = state._started(now, effects)
+        return state, effects
+
+    def last_messages(self, error: JaxddpError | None) -> list[LauncherMessage]:
+        if error is not None:
+            return [Notice(shortened(f"machine 0: {error}")), JobEnded(error.exit_code)]
+        return [JobEnded(self.code)]
+
+    @property
+    def _pending(self) -> set[int]:
+        """The machines whose processes have not ended."""
+        return set(self.members) - self.ends.keys() if self.stage == "running" else set()
+
+    @property
+    def _size(self) -> int | None:
+        """How many of the present machines can start; None if there are too few."""
+        return max((size for size in self.sizes if size <= len(self.present)), default=None)
+
+    def _changed_by(self, event: Event, now: float, effects: list[Effect]) -> "Coordinator":
+        match event:
+            case Arrived(machine, host):
+                effects.append(Say(f"machine {machine} ({host}) is connected"))
+                grow_at = max(now, self.since + self.options.join_after) if self._pending else None
+                return replace(self, present={**self.present, machine: host}, changed=now, grow_at=grow_at)
+            case Disconnected(machine, reason):
+                changed = now if machine in self.present else self.changed
+                state = replace(self, present=_without(self.present, machine), changed=changed)
+                return state._ended(machine, End(1, f"machine {machine} {reason}"), effects)
+            case Received(machine, MachineFailed(generation, code, cause)):
+                is_current = generation == self.generation and machine in self._pending
+                return self._failed(End(code, cause), effects) if is_current else self
+            case Received(machine, MachineEnded() as message):
+                return self._received_end(machine, message, effects)
+            case LocalFailed(end):
+                return self._failed(end, effects)
+            case LocalEnded(end):
+                return self._ended(self.own, end, effects)
+            case Signalled(number):
+                effects.append(Say(f"{number.name}: no process runs here; this launcher ends"))
+                return replace(self, stage="over", code=128 + number)
+            case TimePassed():
+                return self._woken(now, effects)
+            case _:
+                return self
+
+    def _woken(self, now: float, effects: list[Effect]) -> "Coordinator":
+        if self.wake is None or now < self.wake:
+            return self
+        if self.stage == "gathering":
+            return self._too_few(effects) if self._size is None else self._started(now, effects)
+        if self.stage == "delay":
+            return replace(self, stage="gathering", since=now)
+        return replace(self, grow_at=None)._grown(effects)
+
+    def _started(self, now: float, effects: list[Effect]) -> "Coordinator":
+        """Start the next generation on as many machines as can share the batch, the first by their numbers."""
+        members = tuple(sorted(self.present)[: self._size])
+        state = replace(self, stage="running", since=now, generation=self.generation + 1, members=members)
+        state = replace(state, ends={}, failure=None, growing=False, grow_at=None)
+        if spare := sorted(self.present.keys() - set(members)):
+            names = " and ".join(f"machine {machine}" for machine in spare)
+            wait = "waits" if len(spare) == 1 else "wait"
+            state._tell_all(f"{names} {wait} as a spare: the batch is shared by {len(members)}", effects)
+        effects.append(StartGeneration(state._assignments()))
+        return state
+
+    def _assignments(self) -> dict[int, Assignment]:
+        number, each = self.generation, self.processes
+        meets = self.options.launchers_meet
+        # Launchers of several machines that do not meet have only the plain name in common. They start once.
+        run_id = f"{self.name}.{number}" if number or meets else self.name
+        if not meets:
+            total = self.options.machines.most * each
+            return {self.own: Assignment(number, self.own * each, total, "", run_id)}
+        total = len(self.members) * each
+        return {
+            machine: Assignment(number, index * each, total, "", run_id) for index, machine in enumerate(self.members)
+        }
+
+    def _ended(self, machine: int, end: End, effects: list[Effect]) -> "Coordinator":
+        """The processes of a machine have ended: those of the others end, too, unless it is done."""
+        if machine not in self._pending:
+            return self
+        state = replace(self, ends={**self.ends, machine: end})
+        if end.code == PREEMPTED:
+            state._stop(effects, saved=True)
+            return state
+        return state._failed(end, effects) if end.code else state
+
+    def _failed(self, failure: End, effects: list[Effect]) -> "Coordinator":
+        if self.failure is not None:
+            return self
+        self._stop(effects, saved=False)
+        return replace(self, failure=failure)
+
+    def _stop(self, effects: list[Effect], *, saved: bool) -> None:
+        for machine in sorted(self._pending):
+            stop = Stop(self.generation, saved)
+            effects.append(StopProcesses(saved) if machine == self.own else Send(machine, stop))
+
+    def _received_end(self, machine: int, message: MachineEnded, effects: list[Effect]) -> "Coordinator":
+        elastic, state = self.options.machines.elastic, self
+        if message.asked and elastic:
+            # The machine leaves. That its connection ends is no news.
+            state = replace(self, present=_without(self.present, machine))
+        if machine in state._pending and (message.asked or message.generation == self.generation):
+            end = End(message.code, message.cause, message.asked, message.quits)
+            return state._ended(machine, end, effects)
+        if message.asked and not elastic and not state._pending:
+            effects.append(Say(f"machine {machine}: {message.cause}"))
+            return replace(state, stage="over", code=message.code)
+        if message.asked and machine in self.ends:
+            # Its processes had ended before. It counts once those of the others have, too.
+            return replace(state, ends={**self.ends, machine: replace(self.ends[machine], asked=True)})
+        return state
+
+    def _grown(self, effects: list[Effect]) -> "Coordinator":
+        """Have all save and stop, if more machines can take part than run."""
+        size = self._size
+        all_run = self._pending == set(self.members)
+        if self.growing or self.failure or not all_run or size is None or size <= len(self.members):
+            return self
+        self._tell_all(f"{size} machines are connected; all save, and start again with them", effects)
+        effects.append(SaveProcesses())
+        return replace(self, growing=True)
+
+    def _concluded(self, now: float, effects: list[Effect]) -> "Coordinator":
+        """All processes of the generation have ended: the job ends, or starts again after a delay."""
+        elastic, ran = self.options.machines.elastic, now - self.since
+        verdict = decide(self.ends, self.failure, self.budget, ran, elastic=elastic, growing=self.growing)
+        if isinstance(verdict, int):
+            return replace(self, stage="over", code=verdict)
+        self._tell_all(verdict.line, effects)
+        # If too few machines come back, this is the exit code.
+        code = PREEMPTED if self.failure is None else self.failure.code
+        return replace(self, stage="delay", since=now, delay=verdict.delay, budget=verdict.budget, code=code)
+
+    def _too_few(self, effects: list[Effect]) -> "Coordinator":
+        names = ", ".join(f"{machine} ({host})" for machine, host in sorted(self.present.items()))
+        line = (
+            f"{len(self.present)} of at least {counted(self.sizes[0], 'machine')} came in {self.options.wait:g} "
+            f"s: {names}; start the others, or raise --wait"
+        )
+        never_started = self.generation < 0
+        effects.append(RaiseError(Unreachable(f"--nodes {self.options.nodes}: {line}")) if never_started else Say(line))
+        return replace(self, stage="over")
+
+    def _tell_all(self, line: str, effects: list[Effect]) -> None:
+        effects.append(Say(line))
+        others = sorted(self.present.keys() - {self.own})
+        effects += [Send(machine, Notice(shortened(line))) for machine in others]
+
+
+def _without(present: Mapping[int, str], machine: int) -> dict[int, str]:
+    return {other: host for other, host in present.items() if other != machine}

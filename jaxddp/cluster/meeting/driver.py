@@ -1,0 +1,210 @@
+"""Drives a launcher's state: it collects the events, and performs the effects."""
+
+import hashlib
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from jaxddp.cluster.event_queue import EventQueue
+from jaxddp.cluster.meeting.agent import Agent
+from jaxddp.cluster.meeting.coordinator import Coordinator
+from jaxddp.cluster.meeting.launcher_messages import Assignment
+from jaxddp.cluster.meeting.network import LauncherClient, LauncherServer, Network
+from jaxddp.cluster.meeting.transitions import (
+    Effect,
+    Event,
+    JoinGeneration,
+    LocalEnded,
+    LocalFailed,
+    RaiseError,
+    Reach,
+    SaveProcesses,
+    Say,
+    Send,
+    Signalled,
+    StartGeneration,
+    State,
+    StopProcesses,
+    TimePassed,
+)
+from jaxddp.cluster.options import Launch
+from jaxddp.cluster.process_output import say
+from jaxddp.cluster.restarts import End
+from jaxddp.cluster.worker_group import WorkerGroup
+from jaxddp.core.errors import JaxddpError, about
+from jaxddp.job.environment import KEY, Job
+from jaxddp.job.ports import LOOPBACK, address_of, is_loopback, listen, split_address
+
+Listen = Callable[[], tuple[socket.socket | None, str]]
+"""Opens the socket of a generation's coordinator, if it is on this machine, and returns it with its address."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One start of the whole job, as a machine sees it."""
+
+    assignment: Assignment
+    listener: socket.socket | None = None
+    """At the coordinator's address; process 0 of the job inherits it."""
+
+
+class Driver:
+    """Takes one event after the other, in the main thread.
+
+    Args:
+        network: the connections to other launchers; None if this one meets no other.
+    """
+
+    def __init__(self, state: State, events: EventQueue, network: Network | None, listen: Listen):
+        self._state, self._events, self._network, self._listen = state, events, network, listen
+        self._generation: Generation | None = None
+
+    @property
+    def code(self) -> int:
+        """The exit code of the job, once it is over."""
+        return self._state.code
+
+    def next_generation(self) -> Generation | None:
+        """Wait for the next generation, and return it; None if the job is over.
+
+        Raises:
+            Unreachable: the other machines do not come in time.
+            InputError: their options do not match, or an address is invalid.
+        """
+        self._take(TimePassed())
+        while self._generation is None and not self._state.is_over:
+            event = self._events.next(self._state.wake)
+            if event is None:
+                event = TimePassed()
+            self._take(Signalled(event) if isinstance(event, signal.Signals) else event)
+        generation, self._generation = self._generation, None
+        return generation
+
+    def take(self, event: Event, group: WorkerGroup) -> None:
+        """Take an event while the processes of this machine run."""
+        self._take(event, group)
+
+    def poll(self, group: WorkerGroup) -> None:
+        """See whether it is time for something, while the processes of this machine run."""
+        if self._state.wake is not None and time.monotonic() >= self._state.wake:
+            self._take(TimePassed(), group)
+
+    def failed(self, end: End) -> None:
+        """Note that a process of this machine failed first; its others are about to end."""
+        self._take(LocalFailed(end))
+
+    def ended(self, end: End) -> None:
+        """Note that the processes of this machine have ended."""
+        self._take(LocalEnded(end))
+
+    def close(self, error: JaxddpError | None = None) -> None:
+        """Leave the other launchers; `error` is why this one fails."""
+        if self._network is not None:
+            self._network.close(*self._state.last_messages(error))
+
+    def _take(self, event: Event, group: WorkerGroup | None = None) -> None:
+        self._state, effects = self._state.after(event, time.monotonic())
+        for effect in effects:
+            self._perform(effect, group)
+
+    def _perform(self, effect: Effect, group: WorkerGroup | None) -> None:
+        match effect:
+            case Say(line):
+                say(f"jaxddp launch: {line}")
+            case Send(machine, message):
+                if self._network is not None:
+                    self._network.send(machine, message)
+            case Reach(seconds):
+                assert self._network is not None
+                self._network.reach(seconds)
+            case StartGeneration():
+                self._start(effect)
+            case JoinGeneration(assignment):
+                self._generation = Generation(assignment)
+            case StopProcesses(saved):
+                if group is not None:
+                    group.stop_with_others(saved=saved)
+            case SaveProcesses():
+                if group is not None:
+                    group.save()
+            case RaiseError(error):
+                raise error
+
+    def _start(self, start: StartGeneration) -> None:
+        listener, address = self._listen()
+        own, *others = (
+            (machine, replace(assignment, coordinator=address)) for machine, assignment in start.assignments.items()
+        )
+        for machine, assignment in others:
+            self._perform(Send(machine, assignment), None)
+        self._generation = Generation(own[1], listener)
+
+
+def driver(options: Launch, processes: int, sizes: Sequence[int], events: EventQueue) -> Driver:
+    """Return the driver of this machine's launcher, connected if it must meet others.
+
+    Args:
+        processes: how many each machine has.
+        sizes: the numbers of machines that the job may have.
+
+    Raises:
+        InputError: the coordinator's address is taken or wrong.
+    """
+    name, now = _run_id(options), time.monotonic()
+    if not options.launchers_meet:
+        state = Coordinator.initial(options, processes, sizes, name, now)
+        return Driver(state, events, None, lambda: _listen_alone(options))
+    job, facts = _job_of_launchers(options), _facts(options, processes)
+    if options.nr:
+        return Driver(Agent(options), events, LauncherClient(job, facts, events.put), lambda: (None, ""))
+    listener = _listen_at(options)
+    host = listener.getsockname()[0]
+    # A launcher that was started again counts its generations from 0, too.
+    state = Coordinator.initial(options, processes, sizes, f"{name}.{secrets.token_hex(4)}", now)
+    return Driver(state, events, LauncherServer(listener, job, facts, events.put), lambda: _listen_on(host))
+
+
+def _listen_alone(options: Launch) -> tuple[socket.socket | None, str]:
+    listener = None if options.nr else _listen_at(options)
+    return listener, options.coordinator or (address_of(listener) if listener else "")
+
+
+def _listen_on(host: str) -> tuple[socket.socket, str]:
+    """Listen at a free port."""
+    listener = listen(host, 0)
+    return listener, address_of(listener)
+
+
+def _listen_at(options: Launch) -> socket.socket:
+    """Listen at the coordinator's address, or at a free port of the loopback. Raises: InputError."""
+    host, port = split_address(options.coordinator) if options.coordinator else (LOOPBACK, 0)
+    with about(f"--coordinator {options.coordinator or LOOPBACK}"):
+        listener = listen(host, port)
+    if options.machines.most > 1 and is_loopback(listener.getsockname()[0]) and not is_loopback(host):
+        # Debian's /etc/hosts maps a machine's own name to such an address.
+        address = listener.getsockname()[0]
+        say(f"jaxddp launch: {host} is {address} here, where no other machine reaches it: give its IP")
+    return listener
+
+
+def _run_id(options: Launch) -> str:
+    """Return the name of the job, which all its machines derive alike."""
+    if options.run_id or options.machines.most == 1:
+        return options.run_id or secrets.token_hex(8)
+    return hashlib.sha256(str(options.coordinator).encode()).hexdigest()[:16]
+
+
+def _job_of_launchers(options: Launch) -> Job:
+    """Return the job in which a process is a machine's launcher. Its run id differs from that of their processes."""
+    assert options.coordinator is not None and options.nr is not None
+    run_id, key = f"{_run_id(options)}/launchers", os.environ.get(KEY, "")
+    return Job(options.coordinator, options.machines.most, options.nr, run_id=run_id, sources=(KEY,), key=key)
+
+
+def _facts(options: Launch, processes: int) -> dict[str, str]:
+    """Return the values that must be equal for all launchers."""
+    return {"--nodes": options.nodes, "the number of processes (--processes or --gpus)": str(processes)}

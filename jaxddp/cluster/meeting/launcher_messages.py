@@ -1,0 +1,78 @@
+"""The messages that launchers send to each other after the handshake."""
+
+from dataclasses import dataclass
+
+from jaxddp.job.process_messages import Alive, Left, Lost
+from jaxddp.wire.codec import Codec, ExitCode, Number, ProcessCount, Shown
+from jaxddp.wire.handshake import HANDSHAKE
+
+_LONGEST_LINE = 2000
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A machine's part in a generation, which is one start of the whole job. Generations are numbered from 0.
+
+    Attributes:
+        first_rank: the rank of this machine's first process.
+        processes: the number of processes on all machines.
+        coordinator: the `host:port` of the processes, a new one in each generation.
+        run_id: a new one in each generation, so that a late process of an earlier one cannot join.
+    """
+
+    generation: Number
+    first_rank: Number
+    processes: ProcessCount
+    coordinator: str
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A generation ends on another machine: end its processes here, soon or, if `saved`, after time to save."""
+
+    generation: Number
+    saved: bool
+
+
+@dataclass(frozen=True)
+class MachineFailed:
+    """The first process of this machine failed; its other processes may still run."""
+
+    generation: Number
+    code: ExitCode
+    cause: Shown
+
+
+@dataclass(frozen=True)
+class MachineEnded:
+    """All processes of this machine have ended. The fields are those of `jaxddp.cluster.restarts.End`."""
+
+    generation: Number
+    code: ExitCode
+    cause: Shown
+    asked: bool
+    quits: bool
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A line for the users of every machine."""
+
+    line: Shown
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """The job has ended with this exit code."""
+
+    code: ExitCode
+
+
+LauncherMessage = Assignment | Stop | MachineFailed | MachineEnded | Notice | JobEnded
+CODEC = Codec(*HANDSHAKE, Alive, Left, Lost, Assignment, Stop, MachineFailed, MachineEnded, Notice, JobEnded)
+
+
+def shortened(text: str) -> str:
+    """Return as much of a text as a message may hold, on one line."""
+    return " ".join(text.split())[:_LONGEST_LINE] or "no reason is known"

@@ -1,0 +1,226 @@
+"""How launchers reach each other: the server of machine 0, and the client of every other machine."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from jaxddp.cluster.meeting.launcher_messages import CODEC, LauncherMessage
+from jaxddp.cluster.meeting.transitions import Arrived, Disconnected, Event, Received, Unreached
+from jaxddp.core.errors import InputError, Unreachable, about
+from jaxddp.job.environment import Job
+from jaxddp.job.process_messages import Left
+from jaxddp.job.watchdog import Loss, Timeouts, Watchdog
+from jaxddp.wire.admission import Admission, start_server
+from jaxddp.wire.client import Client, NotReached
+from jaxddp.wire.connection import Connection
+from jaxddp.wire.handshake import Hello, Refusal, welcome
+from jaxddp.wire.network_thread import NetworkThread
+
+SILENCE_SECONDS = 10.0
+"""Without a sign of life for so long, a launcher counts as lost."""
+_TAKEOVER_SECONDS = SILENCE_SECONDS + 1
+"""How long a launcher waits for the place of an earlier one of its machine, whose silence is noticed by then."""
+_FLUSH_SECONDS = 2.0
+_JOIN_SECONDS = 2 * SILENCE_SECONDS + 10
+
+Report = Callable[[Event], None]
+
+
+class Network(Protocol):
+    """The connections of a launcher. It reports `Arrived`, `Unreached`, `Received` and `Disconnected`."""
+
+    def send(self, machine: int, message: LauncherMessage) -> None:
+        """Send a message. If that machine is gone, nothing happens: the loss is reported."""
+        ...
+
+    def reach(self, seconds: float) -> None:
+        """Try to reach machine 0 for so long."""
+        ...
+
+    def close(self, *last: LauncherMessage) -> None:
+        """Send everyone the last messages, and close all connections."""
+        ...
+
+
+class LauncherServer(Network):
+    """Admits the launchers of the other machines.
+
+    Args:
+        listener: a socket at the coordinator's address, which this closes at the end.
+        job: that of the launchers, in which a process is a machine's launcher.
+        facts: values by name that must be equal for all launchers.
+    """
+
+    def __init__(self, listener: socket.socket, job: Job, facts: Mapping[str, str], report: Report):
+        self._job, self._report = job, report
+        other_run = (
+            "launchers of another job meet there; give each job a port of its own, and all machines of a job "
+            "--restarts or --nodes MIN:MAX alike"
+        )
+        advice = "give all machines the same"
+        self._admission = Admission(job.identity, facts, "machine", other_run=other_run, advice=advice)
+        self._clients = dict[int, _LauncherConnection]()
+        self._thread = NetworkThread("jaxddp-launchers")
+        self._thread.result(self._open(listener))
+
+    def send(self, machine: int, message: LauncherMessage) -> None:
+        self._thread.call(self._send, machine, message)
+
+    def reach(self, seconds: float) -> None:
+        raise NotImplementedError("machine 0 reaches for no other")
+
+    def close(self, *last: LauncherMessage) -> None:
+        self._thread.result(self._close(last))
+        self._thread.close()
+
+    async def _open(self, listener: socket.socket) -> None:
+        self._server = await start_server(listener, CODEC, self._serve)
+
+    async def _close(self, last: tuple[LauncherMessage, ...]) -> None:
+        self._server.close()
+        await asyncio.gather(*(_leave(client.connection, *last) for client in self._clients.values()))
+
+    def _send(self, machine: int, message: LauncherMessage) -> None:
+        if machine in self._clients:
+            self._clients[machine].connection.send(message)
+
+    async def _serve(self, connection: Connection) -> None:
+        """Serve one connection, of a launcher or of a stranger."""
+        hello = await self._admission.authenticate(connection)
+        if hello is None:
+            return
+        reason = self._admission.difference(hello) or await self._conflict(hello)
+        if reason is not None:
+            connection.send(Refusal(reason))
+            return
+        machine = hello.process
+        self._clients[machine] = client = _LauncherConnection(connection, hello.host, asyncio.Event())
+        connection.send(welcome(hello, self._job.key))
+        self._report(Arrived(machine, hello.host))
+        reason = "was lost"
+        try:
+            reason = await _listen(connection, 0, machine, hello.host, self._report)
+        finally:
+            del self._clients[machine]
+            client.closed.set()
+            self._report(Disconnected(machine, reason))
+
+    async def _conflict(self, hello: Hello) -> str | None:
+        """Return why a launcher of this job is refused; None if it is admitted."""
+        machine, host = hello.process, hello.host
+        if machine in self._clients:
+            # A launcher that vanished may come again sooner than its silence is noticed.
+            client = self._clients[machine]
+            try:
+                async with asyncio.timeout(_TAKEOVER_SECONDS):
+                    await client.closed.wait()
+            except TimeoutError:
+                return f"--nr {machine} twice: on {client.host} and on {host}; give each machine its own"
+        if not 0 < machine < self._job.num_processes or machine in self._clients:
+            return f"--nr {machine} on {host}: give each machine its own, 1 to {self._job.num_processes - 1}"
+        return None
+
+
+class LauncherClient(Network):
+    """Reaches the launcher of machine 0.
+
+    Args:
+        job: that of the launchers, in which a process is a machine's launcher.
+        facts: values by name that must be equal for all launchers.
+    """
+
+    def __init__(self, job: Job, facts: Mapping[str, str], report: Report):
+        server = "the launcher of machine 0; give another port, the same on every machine"
+        self._job, self._report = job, report
+        self._client = Client(job.identity, facts, CODEC, noun="machine", server=server)
+        self._connection: Connection | None = None
+        self._thread = NetworkThread("jaxddp-launcher")
+
+    def send(self, machine: int, message: LauncherMessage) -> None:
+        self._thread.call(self._send, message)
+
+    def reach(self, seconds: float) -> None:
+        self._thread.begin(self._run(seconds))
+
+    def close(self, *last: LauncherMessage) -> None:
+        if self._connection is not None:
+            self._thread.result(_leave(self._connection, *last))
+        self._thread.close()
+
+    def _send(self, message: LauncherMessage) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
+
+    async def _run(self, seconds: float) -> None:
+        try:
+            with about(f"--coordinator {self._job.coordinator}"):
+                self._connection = connection = await self._connect(seconds)
+        except (InputError, Unreachable) as error:
+            self._report(Unreached(error))
+            return
+        self._report(Arrived(0, self._job.host))
+        try:
+            reason = await _listen(connection, self._job.process_id, 0, self._job.host, self._report)
+        finally:
+            self._connection = None
+            await connection.close()
+        self._report(Disconnected(0, reason))
+
+    async def _connect(self, seconds: float) -> Connection:
+        """Join. Raises: Unreachable; there is no server in time. InputError; it refuses this one, or is no address."""
+        try:
+            return await self._client.connect(self._job.host, self._job.port, time.monotonic() + seconds, self._join)
+        except NotReached as error:
+            raise Unreachable(
+                f"machine {self._job.process_id} could not reach it in {seconds:g} s ({error}); is the address right, "
+                "machine 0 started, with --restarts or --nodes MIN:MAX as here, and the port open?"
+            ) from None
+
+    async def _join(self, connection: Connection) -> Connection:
+        async with asyncio.timeout(_JOIN_SECONDS):
+            await self._client.join(connection, await self._client.challenge(connection))
+        return connection
+
+
+class _LauncherConnection(NamedTuple):
+    connection: Connection
+    host: str
+    closed: asyncio.Event
+
+
+async def _listen(connection: Connection, own: int, machine: int, host: str, report: Report) -> str:
+    """Report the messages of another launcher until it is gone, and return the reason."""
+    losses: list[Loss] = []
+
+    def end(loss: Loss) -> None:
+        losses.append(loss)
+        connection.writer.transport.abort()
+
+    # A launcher sends heartbeats, but makes no progress that could stall.
+    watchdog = Watchdog(own, {machine: connection}, {machine: host}, Timeouts(SILENCE_SECONDS), end)
+    beating = asyncio.ensure_future(watchdog.beat())
+    try:
+        async for message in connection.messages():
+            watchdog.receive(machine, message)
+            if isinstance(message, Left):
+                return "left"
+            if isinstance(message, LauncherMessage):
+                report(Received(machine, message))
+    finally:
+        watchdog.disconnected(machine)
+        watchdog.close()
+        beating.cancel()
+    return losses[0].reason
+
+
+async def _leave(connection: Connection, *last: LauncherMessage) -> None:
+    """Send the last messages, and close the connection in order, in bounded time."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_FLUSH_SECONDS):
+            for message in (*last, Left()):
+                connection.send(message)
+            await connection.writer.drain()
+            await connection.close()

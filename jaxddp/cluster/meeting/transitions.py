@@ -1,0 +1,159 @@
+"""The events that change a launcher's state, and the effects that follow.
+
+`Coordinator` and `Agent` are such states: `state.after(event, now)` returns the next state and its effects, and does
+nothing else. `jaxddp.cluster.meeting.driver` collects the events, and performs the effects.
+"""
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from jaxddp.cluster.meeting.launcher_messages import Assignment, LauncherMessage
+from jaxddp.cluster.restarts import End
+from jaxddp.core.errors import JaxddpError
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """The launcher of a machine is connected."""
+
+    machine: int
+    host: str
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The launcher of a machine is not connected any more."""
+
+    machine: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """Machine 0 was not reached in time, or it refused this machine."""
+
+    error: JaxddpError
+
+
+@dataclass(frozen=True)
+class Received:
+    """The launcher of a machine sent a message."""
+
+    machine: int
+    message: LauncherMessage
+
+
+@dataclass(frozen=True)
+class LocalFailed:
+    """The first process of this machine failed; its other processes are about to end."""
+
+    end: End
+
+
+@dataclass(frozen=True)
+class LocalEnded:
+    """All processes of this machine have ended."""
+
+    end: End
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """The launcher received a signal while no process ran on this machine."""
+
+    number: signal.Signals
+
+
+@dataclass(frozen=True)
+class TimePassed:
+    """It is later than the state's `wake`; or the launcher starts."""
+
+
+Event = Arrived | Disconnected | Unreached | Received | LocalFailed | LocalEnded | Signalled | TimePassed
+
+
+@dataclass(frozen=True)
+class Say:
+    """Show a line to the user of this machine."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to the launcher of a machine. If that is gone, nothing happens."""
+
+    machine: int
+    message: LauncherMessage
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Try to reach machine 0 for so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StartGeneration:
+    """Start a generation on these machines, of which this is one. The driver adds the coordinator's address."""
+
+    assignments: Mapping[int, Assignment]
+
+
+@dataclass(frozen=True)
+class JoinGeneration:
+    """Start the processes of this machine as machine 0 says."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class StopProcesses:
+    """End the processes of this machine, soon or, if `saved`, after time to save."""
+
+    saved: bool
+
+
+@dataclass(frozen=True)
+class SaveProcesses:
+    """Ask the processes of this machine to save and stop."""
+
+
+@dataclass(frozen=True)
+class RaiseError:
+    """Raise an error: the job never started."""
+
+    error: JaxddpError
+
+
+Effect = Say | Send | Reach | StartGeneration | JoinGeneration | StopProcesses | SaveProcesses | RaiseError
+
+
+class State(Protocol):
+    """A launcher's state. Times are those of the monotonic clock, in seconds."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended for this machine."""
+        ...
+
+    @property
+    def code(self) -> int:
+        """The exit code of the job, once it is over."""
+        ...
+
+    @property
+    def wake(self) -> float | None:
+        """When `TimePassed` changes the state; None if only another event does."""
+        ...
+
+    def after(self, event: Event, now: float) -> tuple[Self, list[Effect]]:
+        """Return the next state, and what follows from the event."""
+        ...
+
+    def last_messages(self, error: JaxddpError | None) -> list[LauncherMessage]:
+        """Return what to send to all before the connections are closed; `error` is why this launcher fails."""
+        ...

@@ -1,0 +1,192 @@
+"""A process's connection to its job, which one thread keeps, however many processes there are."""
+
+import asyncio
+import contextlib
+import itertools
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxddp.core.errors import InputError, Unreachable, about, error_from
+from jaxddp.job.environment import Job
+from jaxddp.job.follower import Follower
+from jaxddp.job.leader import Leader
+from jaxddp.job.ports import LOOPBACK, split_address
+from jaxddp.job.process_messages import Alive, Left, Lost, Message, Reply, Value
+from jaxddp.job.watchdog import Loss, Timeouts, end_process
+from jaxddp.wire.network_thread import NetworkThread
+
+_PROXY = Path(__file__).with_name("coordinator_proxy.py")
+_PROXY_SECONDS = 10.0
+_FLUSH_SECONDS = 2.0
+_LONGEST_REASON = 10_000
+
+
+class ControlPlane:
+    """This process's side of the job, for the other threads of the process, which call one method after the other.
+
+    Attributes:
+        job: this process's place in it.
+        watchdog: watches the other processes.
+        timeouts: how long this process waits for them.
+        jax_address: the coordinator's address for `jax.distributed.initialize`.
+    """
+
+    def __init__(self, job: Job, side: Leader | Follower, network: NetworkThread, timeouts: Timeouts):
+        assert side.watchdog is not None
+        self.job, self.watchdog, self.timeouts, self.jax_address = job, side.watchdog, timeouts, side.jax_address
+        if job.process_id:
+            # It lives as long as this object.
+            self._proxy, self.jax_address = _start_proxy(side.jax_address)
+        self._side, self._network = side, network
+        self._numbers = itertools.count()
+
+    @classmethod
+    def join(
+        cls,
+        job: Job,
+        facts: Mapping[str, str],
+        timeout: float,
+        *,
+        timeouts: Timeouts = Timeouts(),  # noqa: B008
+        end: Callable[[Loss], None] = end_process,
+    ) -> "ControlPlane":
+        """Wait until all processes have joined, and compare their facts. From then on they watch each other.
+
+        Args:
+            facts: values by name that must be equal in all processes (versions).
+            timeout: seconds.
+            timeouts: how long this process waits for the others from then on.
+            end: called with the first loss, once the others are told. By default it ends this process.
+
+        Raises:
+            InputError: the address is taken or wrong; a process joins twice, has another number of processes, belongs
+                to another job, does not know the job's key, or has other facts.
+            Unreachable: process 0 is out of reach, or another one does not join in time.
+        """
+        network = NetworkThread("jaxddp-job")
+
+        async def joined() -> Leader | Follower:
+            side = Follower(job, facts) if job.process_id else Leader(job, facts)
+            with about(f"coordinator {job.coordinator}"):
+                await side.meet(timeout, timeouts, end)
+            return side
+
+        try:
+            return cls(job, network.result(joined()), network, timeouts)
+        except BaseException:
+            network.close()
+            raise
+
+    def decide(self, name: str, text: str, decide: Callable[[list[str]], str], timeout: float) -> str:
+        """Return what process 0 makes of the texts of all processes, in the order of their ids. All must call it alike.
+
+        Raises:
+            InputError: that of process 0, on every process; or a process is at another exchange.
+            Unreachable: that of process 0, on every process; or a process sends no text in time.
+        """
+        value = Value(next(self._numbers), name, text)
+        if isinstance(self._side, Follower):
+            self._network.call(self._side.send, value)
+            # Process 0 can name the process that it waits for, so its timeout comes first.
+            return _text(self._network.result(self._side.answer(value.number, name, timeout + _FLUSH_SECONDS)))
+        return _text(self._decide(self._side, value, decide, timeout))
+
+    def broadcast(self, name: str, make: Callable[[], str], timeout: float) -> str:
+        """Return what process 0 makes. It alone calls the function, and does not wait. Raises: as `decide`."""
+        number = next(self._numbers)
+        if isinstance(self._side, Follower):
+            return _text(self._network.result(self._side.answer(number, name, timeout)))
+        answer = _answer(number, name, make)
+        self._network.call(self._side.send, answer)
+        return _text(answer)
+
+    def heartbeats(self) -> dict[int, Alive]:
+        """Return the last heartbeat of each process. Only process 0 has those of all."""
+
+        async def last() -> dict[int, Alive]:
+            return self.watchdog.heartbeats()
+
+        return self._network.result(last())
+
+    def fail(self, reason: str, code: int) -> None:
+        """Tell the others that this process fails, and why."""
+        self._send_last(Lost(self.job.process_id, reason[:_LONGEST_REASON], code))
+
+    def finish(self) -> bool:
+        """Tell the others that this process is done, and return whether all are within `timeouts.shutdown`."""
+        return self._run(self._side.finish(), self.timeouts.shutdown)
+
+    def leave(self) -> None:
+        """Close the connections in order.
+
+        Until then the loss of a process is reported in a line. JAX, if it notices first, ends the process by SIGABRT.
+        """
+        self._send_last(Left())
+        self._network.close()
+
+    def _send_last(self, message: Message) -> None:
+        async def send() -> None:
+            # From here on the end of another process is no loss, because this process ends, too.
+            self.watchdog.close()
+            for connection in self._side.send(message):
+                with contextlib.suppress(OSError):
+                    await connection.writer.drain()
+
+        self._run(send(), _FLUSH_SECONDS)
+
+    def _decide(self, side: Leader, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Reply:
+        def decided() -> str:
+            return decide(self._network.result(side.gather(value.number, value.name, value.text, timeout)))
+
+        answer = _answer(value.number, value.name, decided)
+        self._network.call(side.send, answer)
+        return answer
+
+    def _run(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> bool:
+        """Run a coroutine, and return whether it ended in time."""
+
+        async def limited() -> bool:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await coroutine
+                    return True
+            return False
+
+        with contextlib.suppress(TimeoutError):
+            return self._network.result(limited(), timeout + _FLUSH_SECONDS)
+        return False
+
+
+def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
+    """Start `jaxddp.job.coordinator_proxy`, and return it and its address.
+
+    If it does not start, the address is that of JAX's coordinator itself. Raises: InputError; that is no address.
+    """
+    host, port = split_address(coordinator)
+    proxy = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_PROXY), host, str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert proxy.stdout is not None
+    ready, _, _ = select.select([proxy.stdout], [], [], _PROXY_SECONDS)
+    line = proxy.stdout.readline() if ready else b""
+    return proxy, f"{LOOPBACK}:{int(line)}" if line.strip().isdigit() else coordinator
+
+
+def _answer(number: int, name: str, make: Callable[[], str]) -> Reply:
+    try:
+        return Reply(number, name, make())
+    except (InputError, Unreachable) as error:
+        return Reply(number, name, "", error.to_json(), error.exit_code)
+
+
+def _text(answer: Reply) -> str:
+    if answer.error:
+        raise error_from(answer.code, answer.error)
+    return answer.text

@@ -1,0 +1,173 @@
+"""Process 0's side of a job: it admits the other processes, watches them, and gathers their values."""
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Callable, Mapping
+
+from jaxddp.core.errors import InputError, Unreachable, error_of
+from jaxddp.job.environment import Job
+from jaxddp.job.ports import free_address, inherited, listen
+from jaxddp.job.process_messages import CODEC, Done, Message, Value
+from jaxddp.job.roster import Roster
+from jaxddp.job.variables import look
+from jaxddp.job.watchdog import Loss, Timeouts, Watchdog
+from jaxddp.wire.admission import Admission, start_server
+from jaxddp.wire.connection import Connection
+from jaxddp.wire.handshake import Hello, Refusal, welcome
+
+INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
+"""The environment variable with which a launcher passes on a listening socket. No other program can take its port."""
+
+
+class Leader:
+    """Process 0, connected to all others. All methods belong to the thread of the event loop.
+
+    Attributes:
+        jax_address: the address of JAX's coordinator, on the interface of this server; set once all have joined.
+        watchdog: watches the others; set once all have joined.
+    """
+
+    def __init__(self, job: Job, facts: Mapping[str, str]):
+        self._job, self._roster = job, Roster(job.num_processes, socket.gethostname())
+        self._admission = Admission(
+            job.identity,
+            facts,
+            "process",
+            other_run="it serves another job; give each job a port of its own",
+            advice="install the same on every host",
+            expected=job.num_processes,
+        )
+        self._followers = dict[int, tuple[Connection, Hello]]()
+        self._decided = asyncio.Event()
+        self._problem: Refusal | None = None
+        self._values = dict[int, dict[int, Value]]()
+        self._arrived = asyncio.Condition()
+        self.jax_address = ""
+        self.watchdog: Watchdog | None = None
+
+    async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Loss], None]) -> None:
+        """Admit all processes, or tell all why not.
+
+        Raises:
+            InputError, Unreachable: as `jaxddp.job.control_plane.ControlPlane.join`.
+        """
+        _raise_file_limit(self._job.num_processes)
+        handed_over = look(os.environ, INHERITED_SOCKET)
+        os.environ.pop(INHERITED_SOCKET, None)
+        listener = listen(self._job.host, self._job.port) if handed_over is None else inherited(handed_over)
+        server = await start_server(listener, CODEC, self._serve)
+        absent = None
+        try:
+            async with asyncio.timeout(timeout):
+                await self._decided.wait()
+        except TimeoutError:
+            absent = self._roster.absent(timeout, listener.getsockname()[0], self._admission.num_strangers)
+            self._problem = Refusal(str(absent), absent.exit_code)
+        if self._problem is not None:
+            server.close()
+            for connection in self._connections():
+                connection.send(self._problem)
+            await asyncio.gather(*(connection.close() for connection in self._connections()))
+            raise absent or error_of(self._problem.code, self._problem.reason)
+        self.jax_address = free_address(listener)
+        connections = {process: connection for process, (connection, _) in self._followers.items()}
+        self.watchdog = Watchdog(0, connections, self._roster.hosts, timeouts, end)
+        for connection, hello in self._followers.values():
+            connection.send(welcome(hello, self._job.key, self.jax_address))
+        self._beating = asyncio.ensure_future(self.watchdog.beat())
+
+    async def gather(self, number: int, name: str, own: str, timeout: float) -> list[str]:
+        """Return the values of all processes, in the order of their ids.
+
+        Raises:
+            Unreachable: a process sends none in time.
+            InputError: a process is at another exchange.
+        """
+        values = self._values.setdefault(number, {})
+        others = set(range(1, self._job.num_processes))
+        try:
+            async with asyncio.timeout(timeout), self._arrived:
+                await self._arrived.wait_for(lambda: values.keys() >= others)
+        except TimeoutError:
+            missing = min(others - values.keys())
+            raise Unreachable(
+                f"{name}: process {missing} gave no value in {timeout:g} s; does it run the same program?"
+            ) from None
+        del self._values[number]
+        for process, value in sorted(values.items()):
+            if value.name != name:
+                raise InputError(
+                    f"{name}: process {process} is at {value.name!r} meanwhile; does it run the same program?"
+                )
+        return [own, *(values[process].text for process in sorted(others))]
+
+    async def finish(self) -> None:
+        """Wait until all others are done, and tell them that this process is, too."""
+        assert self.watchdog is not None
+        await self.watchdog.all_done.wait()
+        self.send(Done())
+
+    def send(self, message: Message) -> list[Connection]:
+        """Send a message to all others, and return their connections."""
+        for connection in self._connections():
+            connection.send(message)
+        return self._connections()
+
+    def _connections(self) -> list[Connection]:
+        return [connection for connection, _ in self._followers.values()]
+
+    async def _serve(self, connection: Connection) -> None:
+        """Serve one connection, of a process or of a stranger."""
+        hello = await self._admission.authenticate(connection)
+        if hello is None:
+            return
+        refusal = self._admit(hello, connection)
+        if refusal is not None:
+            connection.send(refusal)
+        else:
+            await self._listen(hello.process, connection)
+
+    def _admit(self, hello: Hello, connection: Connection) -> Refusal | None:
+        """Return why a process cannot join; None if it has joined. The first one in conflict ends the meeting."""
+        if self._decided.is_set():
+            if self.watchdog is not None and self.watchdog.is_over:
+                reason = f"process {hello.process} came again while the job there ends; start it once more"
+                return Refusal(reason, Unreachable.exit_code)
+            return self._problem or Refusal(
+                f"all {self._job.num_processes} processes of the job there have joined already; is "
+                f"JAX_PROCESS_ID={hello.process} given twice, or is this another job's address?"
+            )
+        reason = self._roster.conflict(hello) or self._admission.difference(hello)
+        if reason is not None:
+            self._problem = Refusal(reason)
+        else:
+            self._followers[hello.process] = connection, hello
+            self._roster.hosts[hello.process] = hello.host
+        if self._problem is not None or self._roster.is_complete:
+            self._decided.set()
+        return self._problem
+
+    async def _listen(self, process: int, connection: Connection) -> None:
+        async for message in connection.messages():
+            if isinstance(message, Value):
+                async with self._arrived:
+                    self._values.setdefault(message.number, {})[process] = message
+                    self._arrived.notify_all()
+            if self.watchdog is not None:
+                self.watchdog.receive(process, message)
+        if not self._decided.is_set():
+            # It may be started again, until all have joined.
+            del self._followers[process], self._roster.hosts[process]
+        elif self.watchdog is not None:
+            self.watchdog.disconnected(process)
+
+
+def _raise_file_limit(processes: int) -> None:
+    """Allow enough open files: each process has a connection here, and one to JAX's coordinator."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * processes + 1024
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

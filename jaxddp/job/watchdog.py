@@ -1,0 +1,238 @@
+"""The watchdog ends a job when a process is lost or stuck, so that no process waits for another without an end.
+
+Process 0 is connected to all others. A killed process closes its connection, a stopped process or machine sends no more
+heartbeats, and a process that fails says why before it ends. Process 0 passes this on. JAX detects some of this through
+a failing collective or its own heartbeat, but it does not name the process, and does not always raise in Python. A
+process that is alive but makes no progress reports that in its heartbeats, and process 0 finds the one that the others
+wait for. A process that is not in a job has a watchdog of its own (`watch_alone`).
+"""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jaxddp.core.phases as phases
+from jaxddp.core.phases import Progress
+from jaxddp.job.process_exit import end_now, show_stacks
+from jaxddp.job.process_messages import Alive, Done, Left, Lost
+from jaxddp.wire.connection import Connection
+
+_ADVICE = "if it takes that long, raise parallel.stall_timeout"
+_BEAT_SECONDS = 1.0
+
+# A broken connection reveals a loss at once. A process whose collective fails because of the loss waits this long for
+# the reason; a process that still computes is given as long to fail by itself.
+GRACE_SECONDS = 2.0
+
+
+class Timeouts(NamedTuple):
+    """How long a process waits for the others, in seconds.
+
+    Attributes:
+        silence: without a heartbeat, until a process counts as lost.
+        stall: without progress, until a process counts as stuck; some phases have a multiple, see
+            `jaxddp.core.phases`.
+        shutdown: at the end, until all are done.
+    """
+
+    silence: float = 10.0
+    stall: float = 600.0
+    shutdown: float = 60.0
+
+    @property
+    def longest(self) -> float:
+        """How long to wait for what another process must do first. If that one is stuck, the watchdog acts sooner."""
+        return phases.longest(self.stall) + 2 * self.silence
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A process that ended before the job did, or made no progress.
+
+    Attributes:
+        code: the exit code that all others adopt.
+        stacks: see `jaxddp.job.process_messages.Lost`.
+    """
+
+    process: int
+    reason: str
+    code: int
+    stacks: str = "none"
+
+    def __str__(self) -> str:
+        return f"process {self.process} {self.reason}; the job ends here"
+
+
+class Watchdog:
+    """Records the state of each connected process, and ends this process after the first loss.
+
+    Args:
+        own: this process's id. Process 0 judges which process is stuck.
+        connections: those of the connected processes.
+        hosts: the names of their hosts.
+        timeouts: how long this process waits for them.
+        end: called with the loss, in the thread of the event loop, once the others are told.
+    """
+
+    def __init__(
+        self,
+        own: int,
+        connections: Mapping[int, Connection],
+        hosts: Mapping[int, str],
+        timeouts: Timeouts,
+        end: Callable[[Loss], None],
+    ):
+        self._own, self._connections, self._hosts = own, dict(connections), hosts
+        self._timeouts, self._end = timeouts, end
+        self._heard = dict.fromkeys(connections, time.monotonic())
+        self._alive, self._done, self._left = dict[int, Alive](), set[int](), set[int]()
+        self.all_done = asyncio.Event()
+        self._loss: Loss | None = None
+        self._is_lost = threading.Event()
+        self._closed = False
+
+    def loss(self, timeout: float = GRACE_SECONDS) -> Loss | None:
+        """Return the first loss, if there is one in time. For other threads than that of the event loop."""
+        self._is_lost.wait(timeout)
+        return self._loss
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this process is about to end, after a loss or by itself."""
+        return self._closed or self._loss is not None
+
+    def close(self) -> None:
+        """Report no loss from here on, because this process ends."""
+        self._closed = True
+
+    def receive(self, process: int, message: Any) -> None:
+        """Record a message of a process. Every message is a sign of life."""
+        self._heard[process] = time.monotonic()
+        if isinstance(message, Alive):
+            self._alive[process] = message
+        elif isinstance(message, Lost):
+            self.report(Loss(message.process, message.reason, message.code, message.stacks))
+        elif isinstance(message, Left):
+            self._left.add(process)
+        elif isinstance(message, Done):
+            self._done.add(process)
+            if self._done >= self._connections.keys():
+                self.all_done.set()
+
+    def disconnected(self, process: int) -> None:
+        """Record that the connection to a process ended."""
+        if process not in self._left:
+            self.report(Loss(process, f"was lost{self._on(process)}: its connection broke", 1))
+
+    def report(self, loss: Loss) -> None:
+        """Tell the others of the first loss, and end."""
+        if self.is_over:
+            return
+        self._loss = loss
+        self._tell(loss)
+        if loss.stacks == "all" or (loss.stacks == "own" and loss.process == self._own):
+            show_stacks()
+        self._is_lost.set()
+        self._end(loss)
+
+    def heartbeats(self) -> dict[int, Alive]:
+        """Return the last heartbeat of each connected process, and the state of this one."""
+        return self._alive | {self._own: _heartbeat()}
+
+    async def beat(self) -> None:
+        """Send heartbeats, and check those of the others, until this is cancelled."""
+        interval = min(_BEAT_SECONDS, self._timeouts.silence / 4, self._timeouts.stall / 4)
+        while not self._closed:
+            begin = time.monotonic()
+            own = _heartbeat()
+            for connection in self._connections.values():
+                connection.send(own)
+            await asyncio.sleep(interval)
+            # A process that was stopped, or did not get to run, could neither hear the others nor make progress.
+            delay = time.monotonic() - begin - interval
+            phases.excuse(delay)
+            self._find_silent(delay)
+            if self._own == 0:
+                self._find_stuck()
+
+    def _tell(self, loss: Loss) -> None:
+        """Process 0 tells all others, also one that is alive but stuck; every other process tells process 0."""
+        for connection in self._connections.values():
+            connection.send(Lost(loss.process, loss.reason, loss.code, loss.stacks))
+
+    def _find_silent(self, delay: float) -> None:
+        now, silence = time.monotonic(), self._timeouts.silence
+        for process in self._connections.keys() - self._left:
+            self._heard[process] = min(now, self._heard[process] + delay)
+            if now - self._heard[process] > silence:
+                self.report(Loss(process, f"gave no sign of life for {silence:g} s{self._on(process)}", 1))
+
+    def _find_stuck(self) -> None:
+        processes = {process: Progress(one.phase, one.step, one.idle) for process, one in self.heartbeats().items()}
+        process = phases.stuck(processes, self._timeouts.stall)
+        if process is not None:
+            stuck = processes[process]
+            # If several processes do not wait for others, any of them may be the cause.
+            is_alone = not stuck.waits and all(one.waits for other, one in processes.items() if other != process)
+            stacks, logs = ("own", "its log has") if is_alone else ("all", "the log of each process has")
+            reason = f"{stuck}{self._on(process)}; {logs} the stacks of its threads; {_ADVICE}"
+            self.report(Loss(process, reason, 1, stacks))
+
+    def _on(self, process: int) -> str:
+        host = self._hosts.get(process)
+        return f" (on {host})" if host else ""
+
+
+def _heartbeat() -> Alive:
+    own = phases.progress()
+    return Alive(own.phase, own.step, own.idle, phases.spent())
+
+
+def end_process(loss: Loss) -> None:
+    """End this process soon. Until then the main thread may fail because of the loss, and report it."""
+    # A normal exit would wait at JAX's shutdown barrier.
+    asyncio.get_running_loop().call_later(GRACE_SECONDS, end_now, str(loss), loss.code)
+
+
+_lock = threading.Lock()
+_alone: "_WatchdogThread | None" = None
+
+
+def watch_alone(stall: float) -> None:
+    """Watch a process that is in no job: end it when it makes no progress for `stall` seconds.
+
+    If this is called several times, the last call counts.
+    """
+    global _alone
+    with _lock:
+        if _alone is None:
+            _alone = _WatchdogThread(stall)
+            _alone.start()
+        _alone.stall = stall
+
+
+def stop_watching_alone() -> None:
+    """Undo `watch_alone`, because the job has a watchdog from here on."""
+    with _lock:
+        if _alone is not None:
+            _alone.stall = math.inf
+
+
+class _WatchdogThread(threading.Thread):
+    def __init__(self, stall: float):
+        super().__init__(name="jaxddp-watchdog", daemon=True)
+        self.stall = stall
+
+    def run(self) -> None:
+        while True:
+            begin, interval = time.monotonic(), min(_BEAT_SECONDS, self.stall / 4)
+            time.sleep(interval)
+            phases.excuse(time.monotonic() - begin - interval)
+            own = phases.progress()
+            if phases.stuck({0: own}, self.stall) is not None:
+                show_stacks()
+                end_now(f"this process {own}; the stacks of its threads are above; {_ADVICE}", 1)

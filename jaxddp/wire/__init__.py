@@ -1,0 +1,1 @@
+"""How processes talk to each other: the wire format, the handshake, the server's admission and the client."""

@@ -1,0 +1,110 @@
+"""The server's side of the handshake: only processes that know the job's key can join, and strangers are refused."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from jaxddp.core.wording import plural, show
+from jaxddp.wire.codec import Codec, Malformed
+from jaxddp.wire.connection import STRANGERS_LONGEST, Connection
+from jaxddp.wire.handshake import KEY, Hello, Identity, Refusal, is_proven, new_challenge
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted: those of all processes of the largest job at once."""
+_HELLO_SECONDS = 5.0
+_MOST_PENDING = 64
+
+
+async def start_server(
+    listener: socket.socket, codec: Codec, serve: Callable[[Connection], Coroutine[Any, Any, None]]
+) -> asyncio.Server:
+    """Call `serve` for each connection, and close the connection afterwards."""
+
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer, codec)
+        try:
+            await serve(connection)
+        except (OSError, asyncio.CancelledError):
+            # The peer is gone, or the server closes. Python 3.11 would print a traceback of a cancelled task.
+            pass
+        finally:
+            await connection.close()
+
+    return await asyncio.start_server(served, sock=listener, backlog=BACKLOG)
+
+
+class Admission:
+    """Authenticates clients. Each has 5 s to send its hello, and the oldest of too many connections is closed.
+
+    Args:
+        identity: that of the server. A client must have the same run id and know the same key.
+        facts: values by name, which must be equal on both sides.
+        advice: what to do if they are not.
+        noun: what joins: "process" or "machine".
+        other_run: the reason to give to a client of another run.
+        expected: how many clients may connect at once, in addition to 64 others.
+
+    Attributes:
+        num_strangers: how many clients were refused because of another run id or key.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        facts: Mapping[str, str],
+        noun: str,
+        *,
+        other_run: str,
+        advice: str,
+        expected: int = 0,
+    ):
+        self._identity, self._facts, self._noun = identity, dict(facts), noun
+        self._other_run, self._advice = other_run, advice
+        self._most_pending, self._pending = _MOST_PENDING + expected, dict[asyncio.Task[None], None]()
+        self.num_strangers = 0
+
+    async def authenticate(self, connection: Connection) -> Hello | None:
+        """Return the hello of a client of this job. A stranger is refused, if it says hello, and None is returned."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._pending[task] = None
+        if len(self._pending) > self._most_pending:
+            next(iter(self._pending)).cancel()
+        challenge = new_challenge()
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                connection.send(challenge)
+                hello = await connection.receive(STRANGERS_LONGEST)
+        except (Malformed, TimeoutError):
+            return None
+        finally:
+            self._pending.pop(task, None)
+        if not isinstance(hello, Hello):
+            return None
+        if hello.run_id != self._identity.run_id:
+            reason = self._other_run
+        elif self._identity.key and not is_proven(hello, challenge, self._identity.key):
+            reason = other_key(self._noun)
+        else:
+            return hello
+        self.num_strangers += 1
+        connection.send(Refusal(reason))
+        return None
+
+    def difference(self, hello: Hello) -> str | None:
+        """Return how a client of this job differs from the server where it must not; None if it does not."""
+        client = f"{self._noun} {hello.process} on {hello.host}"
+        if hello.proof and not self._identity.key:
+            return f"{KEY} is set in {client}, and not in {self._noun} 0; set it in all"
+        for name, value in self._facts.items():
+            if hello.facts.get(name) != value:
+                other = show(hello.facts.get(name))
+                values = f"{self._noun} 0 has {show(value)}, {client} has {other}"
+                return f"{name} differs: {values}; {self._advice}"
+        return None
+
+
+def other_key(noun: str) -> str:
+    """Return the reason that both sides give when the peer does not know their key."""
+    return f"{KEY} differs from that of {noun} 0; give all {plural(2, noun)} of a job the same"

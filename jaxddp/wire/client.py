@@ -1,0 +1,110 @@
+"""The client's side of the handshake: it connects to the server, which may start later, and joins the job."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from jaxddp.core.errors import InputError, error_of
+from jaxddp.wire.admission import other_key
+from jaxddp.wire.codec import Codec, Malformed
+from jaxddp.wire.connection import STRANGERS_LONGEST, Connection
+from jaxddp.wire.handshake import PROTOCOL, Challenge, Identity, Refusal, Welcome, hello, is_from_server
+
+T = TypeVar("T")
+
+_RETRY_SECONDS, _CONNECT_SECONDS = 0.2, 5.0
+
+
+class NotReached(Exception):
+    """The server was not reached in time. The text is the reason of the last attempt."""
+
+
+class Client:
+    """Joins a job.
+
+    Args:
+        facts: values by name, which must be equal on both sides.
+        noun: what joins: "process" or "machine".
+        server: what should listen at the server's address, and what to do if something else does.
+    """
+
+    def __init__(self, identity: Identity, facts: Mapping[str, str], codec: Codec, *, noun: str, server: str):
+        self._identity, self._facts, self._codec, self._noun = identity, facts, codec, noun
+        self._not_ours = f"what answers there is not {server}"
+
+    async def connect(self, host: str, port: int, give_up: float, greet: Callable[[Connection], Awaitable[T]]) -> T:
+        """Connect to a server, and return what `greet` returns for the connection.
+
+        If connecting or `greet` raises an OSError, this tries again. Any error of `greet` closes the connection.
+
+        Args:
+            give_up: a time of the monotonic clock.
+
+        Raises:
+            NotReached: there is no server until then.
+            InputError: the host's name is invalid.
+        """
+        last = "no answer"
+        while (remaining := give_up - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(min(remaining, _CONNECT_SECONDS)):
+                    connection = Connection(*await _open(host, port), self._codec)
+                try:
+                    return await greet(connection)
+                except BaseException:
+                    await connection.close()
+                    raise
+            except socket.gaierror as error:
+                last = f"its name cannot be resolved: {error.strerror}"
+            except OSError as error:
+                last = error.strerror or str(error) or last
+            await asyncio.sleep(min(_RETRY_SECONDS, remaining))
+        raise NotReached(last)
+
+    async def challenge(self, connection: Connection) -> Challenge:
+        """Return the server's first message.
+
+        Raises:
+            ConnectionResetError: the server closed the connection.
+            InputError: it is no server of this protocol.
+        """
+        challenge = await self._receive(connection)
+        if not isinstance(challenge, Challenge) or challenge.protocol != PROTOCOL:
+            raise InputError(self._not_ours)
+        return challenge
+
+    async def join(self, connection: Connection, challenge: Challenge) -> str:
+        """Answer the challenge, and return the address of JAX's coordinator once this client has joined.
+
+        Raises:
+            ConnectionResetError: the server closed the connection.
+            InputError, Unreachable: the server refused this client, and said why; or it does not know the key.
+        """
+        sent = hello(self._identity, challenge, self._facts)
+        connection.send(sent)
+        answer = await self._receive(connection)
+        if isinstance(answer, Refusal):
+            raise error_of(answer.code, answer.reason)
+        if not isinstance(answer, Welcome):
+            raise InputError(self._not_ours)
+        if not is_from_server(answer, sent, self._identity.key):
+            raise InputError(other_key(self._noun))
+        return answer.jax_address
+
+    async def _receive(self, connection: Connection) -> Any:
+        try:
+            message = await connection.receive(STRANGERS_LONGEST)
+        except Malformed:
+            raise InputError(self._not_ours) from None
+        if message is None:
+            raise ConnectionResetError("it closed the connection")
+        return message
+
+
+async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        return await asyncio.open_connection(host, port)
+    except UnicodeError:
+        raise InputError(f"there is no host {host!r}; give its name or address") from None

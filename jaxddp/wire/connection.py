@@ -1,0 +1,45 @@
+"""A connection between two processes, which carries messages."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from jaxddp.wire.codec import LENGTH, Codec, Malformed, encode
+
+STRANGERS_LONGEST, LONGEST = 1 << 16, 1 << 28
+"""The most bytes of a message, before and after a process has proved that it belongs to the job."""
+
+
+class Connection:
+    """Sends and receives messages. Only the thread of its event loop uses it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, codec: Codec):
+        self.reader, self.writer, self._codec = reader, writer, codec
+
+    def send(self, message: Any) -> None:
+        """Send without waiting. If the peer is gone, this does nothing: the receiving side notices it."""
+        if not self.writer.is_closing():
+            self.writer.write(encode(message))
+
+    async def receive(self, longest: int = LONGEST) -> Any | None:
+        """Return the next message, or None if the connection has ended. Raises: Malformed."""
+        try:
+            length = int.from_bytes(await self.reader.readexactly(LENGTH), "big")
+            if length > longest:
+                raise Malformed(f"{length} bytes")
+            return self._codec.decode(await self.reader.readexactly(length))
+        except (OSError, asyncio.IncompleteReadError):
+            return None
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """Yield all messages until the connection ends. A malformed message ends it, too."""
+        with contextlib.suppress(Malformed):
+            while (message := await self.receive()) is not None:
+                yield message
+
+    async def close(self) -> None:
+        """Send what is left, and close the connection."""
+        with contextlib.suppress(OSError):
+            self.writer.close()
+            await self.writer.wait_closed()

@@ -1,0 +1,397 @@
+"""The states of launchers that meet, as pure functions of events: simulated machines, networks and clocks.
+
+The machines of `World` fail, vanish, lose their connections and come again in any order. Whatever happens, no start
+begins before the last one has ended, and the job ends with one code for all.
+"""
+
+import signal
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxddp.cluster.meeting.agent import Agent
+from jaxddp.cluster.meeting.coordinator import Coordinator
+from jaxddp.cluster.meeting.launcher_messages import Assignment, JobEnded, MachineEnded, MachineFailed, Notice, Stop
+from jaxddp.cluster.meeting.transitions import (
+    Arrived,
+    Disconnected,
+    Effect,
+    Event,
+    JoinGeneration,
+    LocalEnded,
+    LocalFailed,
+    RaiseError,
+    Reach,
+    Received,
+    SaveProcesses,
+    Say,
+    Send,
+    Signalled,
+    StartGeneration,
+    StopProcesses,
+    TimePassed,
+    Unreached,
+)
+from jaxddp.cluster.options import Launch
+from jaxddp.cluster.restarts import End
+from jaxddp.core.errors import Unreachable
+
+PROCESSES = 2
+DONE, SAVED, KILLED = End(0, "done"), End(75, "asked to stop"), End(143, "process 1: killed by SIGTERM")
+
+
+def options(nodes: str, restarts: int, nr: int = 0) -> Launch:
+    return Launch(
+        *(PROCESSES, None, nodes, nr, "host0:1", restarts),
+        wait=30.0,
+        settle=5.0,
+        join_after=10.0,
+    )
+
+
+class World:
+    """Machines with a launcher each, their processes, and the network between them."""
+
+    def __init__(self, nodes: str, restarts: int):
+        self.nodes, self.restarts, self.now = nodes, restarts, 0.0
+        given = options(nodes, restarts)
+        self.sizes = range(given.machines.least, given.machines.most + 1)
+        self.most = given.machines.most
+        self.coordinator = Coordinator.initial(given, PROCESSES, self.sizes, "name", self.now)
+        self.agents = {machine: self.agent(machine) for machine in range(1, self.most)}
+        self.reaching, self.connected = set[int](), set[int]()
+        self.queues = {machine: deque[Event]() for machine in range(self.most)}
+        # What runs on each machine, and how it ends if its launcher has stopped it.
+        self.running, self.stopped = dict[int, int](), dict[int, End]()
+        self.run_ids, self.failures, self.error = list[str](), 0, False
+        for machine in range(self.most):
+            self.take(machine, TimePassed())
+
+    def agent(self, machine: int) -> Agent:
+        return Agent(options(self.nodes, self.restarts, machine))
+
+    def take(self, machine: int, event: Event) -> None:
+        before = self.state(machine)
+        if before is None or before.is_over:
+            return
+        state, effects = before.after(event, self.now)
+        assert repr((state, effects)) == repr(before.after(event, self.now))
+        if machine:
+            self.agents[machine] = state
+        else:
+            self.coordinator = state
+        for effect in effects:
+            self.perform(machine, effect)
+        # Whoever waits while nothing runs is woken by a message or by its clock.
+        is_idle = machine not in self.running and not state.is_over
+        if is_idle and (machine == 0 and not self.awaited()):
+            assert state.wake is not None
+        if is_idle and machine and not state.is_connected:
+            assert state.wake is not None
+        if state.is_over:
+            self.close(machine)
+
+    def state(self, machine: int) -> Coordinator | Agent | None:
+        return self.agents.get(machine) if machine else self.coordinator
+
+    def awaited(self) -> set[int]:
+        """Machines whose end the coordinator has not heard of."""
+        return set(self.coordinator.members) - self.coordinator.ends.keys()
+
+    def perform(self, machine: int, effect: Effect) -> None:
+        match effect:
+            case Send(other, message):
+                self.deliver_later(machine, other, Received(machine, message))
+            case Reach():
+                self.reaching.add(machine)
+            case StartGeneration(assignments):
+                self.check_start(assignments)
+                for other, assignment in assignments.items():
+                    self.deliver_later(0, other, Received(0, assignment))
+                self.begin(0, assignments[0].generation)
+            case JoinGeneration(assignment):
+                self.begin(machine, assignment.generation)
+            case StopProcesses(saved):
+                self.stop(machine, saved)
+            case SaveProcesses():
+                self.stop(machine, True)
+            case RaiseError():
+                self.error = True
+            case Say():
+                pass
+
+    def check_start(self, assignments: dict[int, Assignment]) -> None:
+        # Every machine that is still connected has ended the last start.
+        assert not (self.running.keys() & (self.connected | {0}))
+        assert len(assignments) in self.sizes and next(iter(assignments)) == 0
+        assert assignments.keys() <= self.coordinator.present.keys()
+        parts = [one.first_rank for one in assignments.values()]
+        assert parts == list(range(0, len(parts) * PROCESSES, PROCESSES))
+        assert {one.processes for one in assignments.values()} == {len(parts) * PROCESSES}
+        (run_id,) = {one.run_id for one in assignments.values()}
+        assert run_id not in self.run_ids
+        self.run_ids.append(run_id)
+        assert self.coordinator.budget.used <= self.restarts
+
+    def deliver_later(self, sender: int, receiver: int, event: Event) -> None:
+        if receiver != sender and (sender or receiver) in self.connected:
+            self.queues[receiver].append(event)
+
+    def begin(self, machine: int, generation: int) -> None:
+        assert machine not in self.running
+        self.running[machine] = generation
+        self.stopped.pop(machine, None)
+
+    def stop(self, machine: int, saved: bool) -> None:
+        if machine in self.running:
+            self.stopped.setdefault(machine, SAVED if saved else KILLED)
+
+    def close(self, machine: int) -> None:
+        """A launcher ends in order."""
+        last = self.state(machine).last_messages(None)
+        for other in list(self.connected) if machine == 0 else [machine] * (machine in self.connected):
+            receiver = 0 if machine else other
+            self.queues[receiver] += [Received(machine, message) for message in last]
+            self.queues[receiver].append(Disconnected(machine, "left"))
+            self.connected.discard(other)
+        self.running.pop(machine, None)
+        self.reaching.discard(machine)
+
+    # What may happen
+
+    def deliver(self, machine: int, _: End) -> None:
+        if self.queues[machine]:
+            self.take(machine, self.queues[machine].popleft())
+
+    def end(self, machine: int, end: End) -> None:
+        """The processes of a machine end."""
+        if machine in self.running:
+            if end.code not in (0, 75) and not end.asked:
+                self.take(machine, LocalFailed(end))
+            self.running.pop(machine, None)
+            self.take(machine, LocalEnded(end))
+
+    def connect(self, machine: int, _: End) -> None:
+        if machine in self.reaching:
+            self.reaching.discard(machine)
+            if self.coordinator.is_over:
+                self.queues[machine].append(Unreached(Unreachable("nobody is there")))
+            else:
+                self.connected.add(machine)
+                self.queues[machine].append(Arrived(0, "host0"))
+                self.queues[0].append(Arrived(machine, f"host{machine}"))
+
+    def cut(self, machine: int, _: End) -> None:
+        """A connection breaks."""
+        if machine in self.connected:
+            self.connected.discard(machine)
+            self.queues[machine].append(Disconnected(0, "was lost"))
+            self.queues[0].append(Disconnected(machine, "was lost"))
+
+    def vanish(self, machine: int, _: End) -> None:
+        """A machine other than 0 goes, and comes again as a new one."""
+        if machine:
+            if machine in self.connected:
+                self.connected.discard(machine)
+                self.queues[0].append(Disconnected(machine, "was lost"))
+            self.reaching.discard(machine)
+            self.running.pop(machine, None)
+            self.queues[machine].clear()
+            self.agents[machine] = self.agent(machine)
+            self.take(machine, TimePassed())
+
+    def signal(self, machine: int, _: End) -> None:
+        if machine in self.running:
+            self.end(machine, End(75, "asked to stop", asked=True))
+        else:
+            self.take(machine, Signalled(signal.SIGTERM))
+
+    def wait(self, machine: int, _: End) -> None:
+        """Time passes until a launcher wakes."""
+        state = self.state(machine)
+        if state is not None and not state.is_over and state.wake is not None:
+            self.now = max(self.now, state.wake)
+            self.take(machine, TimePassed())
+
+    def settle(self) -> int:
+        """Let everything take its course, in which nothing fails; returns how many events that took."""
+        for number in range(3000):
+            machines = range(self.most)
+            if all(self.state(machine).is_over for machine in machines):
+                return number
+            busy = next((machine for machine in machines if self.queues[machine]), None)
+            if busy is not None:
+                self.deliver(busy, DONE)
+            elif self.reaching:
+                self.connect(min(self.reaching), DONE)
+            elif self.running:
+                machine = min(self.running)
+                self.end(machine, self.stopped.get(machine, DONE))
+            else:
+                wakes = {m: s.wake for m in machines if not (s := self.state(m)).is_over and s.wake is not None}
+                assert wakes, "all wait for each other"
+                self.wait(min(wakes, key=wakes.__getitem__), DONE)
+        raise AssertionError("no end")
+
+
+HAPPENS: list[Callable[[World, int, End], None]] = [
+    *(World.deliver, World.deliver, World.deliver, World.end, World.connect, World.connect, World.wait),
+    *(World.cut, World.vanish, World.signal),
+]
+ENDS = [DONE, SAVED, KILLED, End(137, "process 0: killed by SIGKILL"), End(2, "a mistake"), End(1, "x", quits=True)]
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(["2", "3", "1:2", "1:3", "2:4"]),
+    st.integers(0, 3),
+    st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 3), st.sampled_from(ENDS)), max_size=60),
+)
+def test_whatever_happens_the_job_ends_and_with_one_code_for_all(nodes, restarts, happened):
+    world = World(nodes, restarts or (1 if ":" not in nodes else 0))
+    for happen, machine, end in happened:
+        if machine < world.most:
+            happen(world, machine, end)
+    world.settle()
+    told = [agent for agent in world.agents.values() if agent.job_code is not None and not agent.asked]
+    assert {agent.code for agent in told} <= {world.coordinator.code}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(["2", "3", "1:3"]), st.integers(1, 3))
+def test_a_job_in_which_nothing_happens_starts_once_and_is_done(nodes, restarts):
+    world = World(nodes, restarts)
+    world.settle()
+    assert world.run_ids == ["name.0"]
+    assert {world.state(machine).code for machine in range(world.most)} == {0}
+
+
+# --- One event after the other ---
+
+
+def states(state, *events: tuple[float, Event]) -> tuple[Coordinator | Agent, list[Effect]]:
+    """The state after events at their times, and the effects of the last one."""
+    effects: list[Effect] = []
+    for now, event in events:
+        state, effects = state.after(event, now)
+    return state, effects
+
+
+def coordinator(nodes: str, restarts: int = 3, sizes: tuple[int, ...] = ()) -> Coordinator:
+    given = options(nodes, restarts)
+    allowed = sizes or range(given.machines.least, given.machines.most + 1)
+    return Coordinator.initial(given, PROCESSES, allowed, "n", 0.0)
+
+
+def arrivals(*machines: int) -> list[tuple[float, Event]]:
+    return [(float(machine), Arrived(machine, f"host{machine}")) for machine in machines]
+
+
+def test_fewer_than_the_most_start_once_none_comes_or_goes():
+    state, effects = states(coordinator("2:3"), (0, TimePassed()), *arrivals(2))
+    assert state.wake == 2 + 5 and effects == [Say("machine 2 (host2) is connected")]
+    state, effects = states(state, (7.0, TimePassed()))
+    (start,) = effects
+    assert isinstance(start, StartGeneration) and [*start.assignments] == [0, 2]
+
+
+def test_too_few_machines_are_an_error_at_first_and_the_last_code_later():
+    first = coordinator("2")
+    state, (fail,) = states(first, (30.0, TimePassed()))
+    assert isinstance(fail, RaiseError) and "1 of at least 2 machines came in 30 s: 0 (" in str(fail.error)
+    assert state.is_over
+    lost = [*arrivals(1), (2.0, Disconnected(1, "was lost")), (3.0, LocalEnded(KILLED)), (4.0, TimePassed())]
+    state, effects = states(first, *lost, (34.0, TimePassed()))
+    assert state.is_over and state.code == 1 and isinstance(effects[0], Say)
+
+
+def test_machines_that_the_batch_does_not_fit_are_spares():
+    events = [*arrivals(1, 2), (7.0, TimePassed())]
+    _, effects = states(coordinator("1:4", sizes=(1, 2, 4)), *events)
+    line = "machine 2 waits as a spare: the batch is shared by 2"
+    assert effects[:3] == [Say(line), Send(1, Notice(line)), Send(2, Notice(line))]
+    assert isinstance(effects[3], StartGeneration) and [*effects[3].assignments] == [0, 1]
+
+
+def test_a_machine_that_comes_is_taken_in_once_the_start_was_left_alone():
+    state, _ = states(coordinator("1:2"), (5.0, TimePassed()), *[(6.0, Arrived(1, "host1"))])
+    assert state.wake == 5 + 10
+    state, effects = states(state, (15.0, TimePassed()))
+    assert effects[0] == Say("2 machines are connected; all save, and start again with them")
+    assert effects[-1] == SaveProcesses() and state.wake is None
+    # Asked before it could save, it has not failed.
+    state, effects = states(state, (16.0, LocalEnded(KILLED)))
+    assert isinstance(effects[0], Say) and effects[0].line == "saved; all start again with the machines that came"[7:]
+    state, (start,) = states(state, (16.0, TimePassed()))
+    assert isinstance(start, StartGeneration) and [*start.assignments] == [0, 1] and state.budget.used == 0
+
+
+def test_the_first_failure_counts_and_stops_the_others():
+    state, _ = states(coordinator("3"), *arrivals(1, 2))
+    late = MachineFailed(7, 9, "of another start")
+    assert states(state, (3.0, Received(1, late))) == (state, [])
+    state, effects = states(state, (3.0, Received(1, MachineFailed(0, 2, "process 2: exit code 2"))))
+    stop = Stop(0, saved=False)
+    assert effects == [StopProcesses(saved=False), Send(1, stop), Send(2, stop)]
+    ends = [Received(m, MachineEnded(0, 143, "SIGTERM", asked=False, quits=False)) for m in (1, 2)]
+    state, effects = states(state, (4.0, LocalEnded(KILLED)), *[(5.0, end) for end in ends])
+    assert state.is_over and (state.code, effects) == (2, [])
+    assert state.last_messages(None) == [JobEnded(2)]
+
+
+def test_a_signal_to_a_machine_that_waits_for_another_ends_the_job():
+    running, _ = states(coordinator("2"), *arrivals(1), (2.0, LocalEnded(DONE)))
+    state, _ = states(running, (3.0, Signalled(signal.SIGINT)))
+    assert state.is_over and state.code == 130
+    failed, _ = states(coordinator("2"), *arrivals(1), (2.0, LocalEnded(KILLED)), (2.0, LocalFailed(KILLED)))
+    asked = Received(1, MachineEnded(0, 130, "asked to stop", asked=True, quits=False))
+    state, _ = states(failed, (3.0, asked))
+    assert state.is_over and state.code == 143
+
+
+@pytest.mark.parametrize("nr", [0, 1])
+def test_launchers_that_do_not_meet_know_their_part(nr):
+    alone = Coordinator.initial(options("2", 0, nr), PROCESSES, [2], "name", 0.0)
+    state, (start,) = states(alone, (0, TimePassed()))
+    assert isinstance(start, StartGeneration) and start.assignments == {
+        nr: Assignment(0, nr * PROCESSES, 4, "", "name")
+    }
+    state, _ = states(state, (1.0, LocalFailed(KILLED)), (1.0, LocalEnded(KILLED)))
+    assert state.is_over and state.code == 143
+
+
+def test_an_agent_follows_machine_0():
+    first = Agent(options("2", 3, 1))
+    state, effects = states(first, (0, TimePassed()))
+    assert isinstance(effects[0], Say) and effects[1:] == [Reach(30.0)] and state.wake == 90
+    assignment = Assignment(4, 2, 4, "h:1", "n.4")
+    state, effects = states(state, (1, Arrived(0, "h")), (2, Received(0, assignment)))
+    assert effects == [JoinGeneration(assignment)] and state.wake is None
+    assert states(state, (3, Received(0, Stop(3, saved=True))))[1] == []
+    assert states(state, (3, Received(0, Stop(4, saved=True))))[1] == [StopProcesses(saved=True)]
+    lost, effects = states(state, (3, Disconnected(0, "was lost")))
+    assert effects == [Say("machine 0 was lost"), StopProcesses(saved=False)]
+    lost, effects = states(lost, (4, LocalEnded(KILLED)))
+    assert isinstance(effects[1], Say) and "again, for up to 30 s" in effects[1].line and effects[2] == Reach(30.0)
+    over, effects = states(lost, (94, TimePassed()))
+    assert over.is_over and over.code == 143 and isinstance(effects[0], Say)
+    over, _ = states(state, (3, Received(0, JobEnded(7))), (4, LocalEnded(DONE)))
+    assert over.is_over and over.code == 7
+
+
+def test_an_agent_that_never_reached_machine_0_fails():
+    error = Unreachable("nobody is there")
+    state, effects = states(Agent(options("2", 3, 1)), (0, TimePassed()), (5, Unreached(error)))
+    assert state.is_over and effects == [RaiseError(error)]
+
+
+def test_an_agent_that_is_signalled_says_so():
+    idle, _ = states(Agent(options("2", 3, 1)), (0, TimePassed()), (1, Arrived(0, "h")))
+    state, _ = states(idle, (2, Signalled(signal.SIGTERM)))
+    assert state.is_over and state.last_messages(None) == [
+        MachineEnded(0, 143, "asked to stop", asked=True, quits=False)
+    ]
