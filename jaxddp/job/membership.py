@@ -16,9 +16,9 @@ from types import TracebackType
 import jax
 
 from jaxddp.core.errors import InputError, JaxddpError, Preempted
-from jaxddp.core.own_code import forget, is_ctrl_c, told
 from jaxddp.core.peers import ALONE, Peers, Spent
 from jaxddp.core.phases import doing, phase
+from jaxddp.core.user_code import forget, is_ctrl_c, told
 from jaxddp.core.versions import installed_version
 from jaxddp.job.device_exchange import DevicePeers
 from jaxddp.job.environment import Job
