@@ -422,6 +422,33 @@ def test_the_table_of_kinds_has_every_registry():
     assert sorted(table) == sorted(name for name, value in vars(registry).items() if isinstance(value, Registry))
 
 
+def clauses() -> Iterator[re.Pattern[str]]:
+    """Yield the clauses of the package's texts that have three words or more, with anything for a formatted value."""
+    for file in (ROOT / "jaxddp").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Constant(value=str(text)):
+                    parts = [text]
+                case ast.JoinedStr(values=values):
+                    parts = [value.value if isinstance(value, ast.Constant) else "\0" for value in values]
+                case _:
+                    continue
+            text = "".join(map(str, parts))
+            for clause in {*re.split(r"[;:(\n]", text), *re.split(r"[;:(\n,]", text)}:
+                if len(re.findall(r"[a-zA-Z_]+", clause)) > 2:
+                    yield re.compile(re.escape(clause.strip(" .,)'")).replace("\0", ".+?"))
+
+
+@pytest.mark.slow
+def test_the_messages_on_the_page_of_troubleshooting_are_in_the_code():
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    quotes = [quote for cell in re.findall(r"^\| (.*?) \|", page, re.MULTILINE) for quote in spans(cell)]
+    messages = [quote for quote in quotes if len(quote.split()) > 3]
+    known = list(clauses())
+    assert len(messages) > 30
+    assert not [message for message in messages if not any(clause.search(message) for clause in known)]
+
+
 @pytest.mark.slow
 def test_the_lists_in_the_pages_are_up_to_date():
     # In a process of its own: other tests may have added names to the registries.
