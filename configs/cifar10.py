@@ -3,7 +3,7 @@
     jaxddp train cifar10 --data.path DIR
 
 Batch norm is `local`, 256 images together on one device; no source is followed in this.
-At width 16, batch 128, it reached 70.6% in 3 epochs on a CPU (BUILD_NOTES.md); at width 64 it has not been run.
+At width 16, batch 128, it reached 70.6% in 3 epochs on a CPU (benchmarks/RESULTS.md); at width 64 it has not been run.
 """
 
 from jaxddp.config import Config

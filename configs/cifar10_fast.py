@@ -7,7 +7,7 @@ Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498
 source runs on one GPU and normalizes its whole batch together, as `local` does on one device, and `sync` on any number.
 Here the first convolution's bias begins at 0, and Muon is Optax's, whose momentum is corrected for the zeros that it
 begins with and whose iterations are in float32. It has not been run to its end; what an epoch reaches is in
-BUILD_NOTES.md.
+benchmarks/RESULTS.md.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,8 @@
 
 The recipe of Jordan 2024 (arXiv:2404.00498), section 3; `cifar10_fast` trains the same network with Muon. Here the rate
 rises from nearly 0, where the paper begins at a fifth of the peak, and an epoch is 48.8 steps, as no image is left out,
-where the paper has 48. Batch norm is `local`, as in `cifar10_fast`. It has not been run to its end; see BUILD_NOTES.md.
+where the paper has 48. Batch norm is `local`, as in `cifar10_fast`. It has not been run to its end; see
+benchmarks/RESULTS.md.
 """
 
 from typing import Any

@@ -4,7 +4,7 @@
 
 The network is the same. Small images make the first epochs cheap, as in FFCV's recipes for ImageNet. No source is
 followed in the numbers. Measured beside `cifar10` in equal time, five minutes of a core at width 16: 52.5% top-1, and
-`cifar10` 52.3%, medians of three seeds (BUILD_NOTES.md). A longer run was not made.
+`cifar10` 52.3%, medians of three seeds (benchmarks/RESULTS.md). A longer run was not made.
 """
 
 from jaxddp.config import Config, load

@@ -8,8 +8,8 @@ Top-1 of the 300 held-out images, of three draws of the 40 labels (`--data.label
     the labelled images alone, in as many steps          87.3%, 78.3%, 83.7%: mean 83.1%
 
 The second line is `--objective.name supervised`. A run took 67 to 81 s of one core's time, and 14 to 27 s without the
-unlabelled images (BUILD_NOTES.md). Strength and rate were checked on two other draws. These are the accuracies of
-the averaged parameters (`val_ema`). No digit is mirrored.
+unlabelled images (benchmarks/RESULTS.md). Strength and rate were checked on two other draws. These are the accuracies
+of the averaged parameters (`val_ema`). No digit is mirrored.
 """
 
 from jaxddp.config import Config, load

@@ -8,8 +8,8 @@ constant rate of 0.1 for a batch of 256. The source's other convolutions have bi
 them takes away. It normalizes the 256 images of a GPU together, as `local` does on one device.
 
 The chapter prints a test accuracy of 0.91 on one GPU (batch 256, rate 0.1) and of 0.87 on two (batch 512, rate 0.2). On
-a part of the set, 4,699 images, this config reached 83.4% top-1 after 8 epochs and 50.7% after 10 (BUILD_NOTES.md): the
-rate never falls. DIR may hold the names of the classes in classes.txt.
+a part of the set, 4,699 images, this config reached 83.4% top-1 after 8 epochs and 50.7% after 10
+(benchmarks/RESULTS.md): the rate never falls. DIR may hold the names of the classes in classes.txt.
 """
 
 from jaxddp.config import Config, load

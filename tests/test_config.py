@@ -410,4 +410,4 @@ def test_resnet34_differs_from_resnet50_in_its_name_alone():
 def test_a_config_file_says_how_to_run_it_and_what_came_of_it(name):
     docstring = " ".join((CONFIGS / f"{name}.py").read_text().split('"""')[1].split())
     assert f"jaxddp train {name}" in docstring
-    assert "top-1" in docstring or "has not been run at full scale" in docstring or "BUILD_NOTES.md" in docstring
+    assert "top-1" in docstring or "has not been run at full scale" in docstring or "benchmarks/RESULTS.md" in docstring

@@ -1,6 +1,6 @@
 """Names that a library promises to nobody: each is probed before it is used, and one line says what is lost without it.
 
-BUILD_NOTES.md lists them all, and tests/test_private_names.py holds that list.
+docs/design.md lists them all, and tests/test_private_names.py holds that list.
 """
 
 import functools
