@@ -18,6 +18,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from support.pages import blocks, page_block
 from jaxddp import cli, registry
 from jaxddp.command_line.short_forms import typed
 from jaxddp.config import Config, load
+from jaxddp.core import phases
 from jaxddp.hooks import HOOKS
 from jaxddp.models.adapt import adapt
 from jaxddp.overrides import flatten
@@ -415,6 +417,29 @@ def test_the_page_names_the_configs_whose_batch_norm_is_not_local():
         r"shipped config but(.*?), which are `ghost`", (ROOT / "docs/scaling.md").read_text(), re.DOTALL
     )
     assert set(re.findall(r"`(\w+)`", listed)) == others
+
+
+def test_the_tables_of_timeouts_and_phases_match_the_code():
+    page = (ROOT / "docs/scaling.md").read_text()
+    timeouts = re.findall(r"^\| `(parallel\.\w+)` \| ([\d.]+) s \|", page, re.MULTILINE)
+    assert {key: float(seconds) for key, seconds in timeouts} == {
+        key: value for key, value in KEYS.items() if key.startswith("parallel.") and key.endswith("_timeout")
+    }
+    (table,) = re.findall(r"^\| phase \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
+    # "none, unless others wait for it": then once.
+    numbers = {"none": 1.0, "once": 1.0, "3": 3.0, "6": 6.0}
+    rows = re.findall(r"^\| (`.*?) \|.*\| (\w+)[^|]* \|$", table, re.MULTILINE)
+    limits = {phase: numbers[limit] for cell, limit in rows for phase in re.findall(r"`(\w+)`", cell)}
+    names = {*typing.get_args(phases.Phase), phases.COMMIT}
+    assert limits == {name: phases.Progress(name, 0, 0.0).limit(1.0) for name in names}
+
+
+def test_the_table_of_scripts_has_every_one():
+    page = (ROOT / "docs/scaling.md").read_text()
+    (table,) = re.findall(r"^\| script \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
+    assert sorted(re.findall(r"^\| `(launch/[\w.-]+)`", table, re.MULTILINE)) == sorted(
+        file.relative_to(ROOT).as_posix() for file in (ROOT / "launch").iterdir() if file.is_file()
+    )
 
 
 def test_the_table_of_kinds_has_every_registry():
