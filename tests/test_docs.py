@@ -1,4 +1,4 @@
-"""The pages match the code: links, commands and their options, config keys, modules and files, Python examples, lists.
+"""The pages match the code: links, commands and their options, config keys, modules and files, Python examples.
 
 Each rule is a function of a page's path and text that returns the errors. `BAD` and `GOOD` show that each rule catches
 an error and accepts a correct text.
@@ -12,13 +12,9 @@ import importlib
 import inspect
 import io
 import itertools
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
-import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,34 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.pages import blocks, page_block
+from support.pages import PAGES, ROOT, blocks, page_block, prose, spans
 
-from jaxddp import cli, registry
+from jaxddp import cli
 from jaxddp.command_line.short_forms import typed
 from jaxddp.config import Config, load
-from jaxddp.core import phases
-from jaxddp.hooks import HOOKS
 from jaxddp.models.adapt import adapt
 from jaxddp.overrides import flatten
-from jaxddp.registry import (
-    AUGMENTATIONS,
-    LOGGERS,
-    LOSSES,
-    METRICS,
-    MODELS,
-    OBJECTIVES,
-    OPTIMIZERS,
-    SCHEDULES,
-    Registry,
-)
-from jaxddp.training.checkpoints.run_identity import FREE
 
-ROOT = Path(__file__).parent.parent
-_DOCS = (f"docs/{file.name}" for file in ROOT.glob("docs/*.md"))
-PAGES = (
-    *("README.md", "CONTRIBUTING.md", "BUILD_NOTES.md", "CHANGELOG.md", "configs/README.md", "benchmarks/RESULTS.md"),
-    *_DOCS,
-)
 FOLDERS = ("jaxddp", "launch", "configs", "tests", "benchmarks", "notebooks", "docs", "website", ".ci")
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
 KEYS = flatten(Config().to_dict())
@@ -72,16 +48,6 @@ COMMANDS = (
     ("runs",),
     ("launch",),
 )
-
-
-def prose(text: str) -> str:
-    """Return the text without its fenced blocks."""
-    return re.sub(r"^```\w*\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def spans(text: str) -> list[str]:
-    """Return the texts between backticks, outside fenced blocks."""
-    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
 
 
 def anchors(page: Path) -> set[str]:
@@ -363,125 +329,3 @@ def test_the_hooks_of_the_complete_recipe_return_valid_objects(tmp_path):
     (listener,) = hooks["get_listeners"](config, tmp_path)
     methods = {name for name, _ in inspect.getmembers(listener, inspect.ismethod)}
     assert methods and methods <= {"start", "step", "evaluation", "end"}
-
-
-KINDS = (MODELS, LOSSES, METRICS, OPTIMIZERS, OBJECTIVES, SCHEDULES, AUGMENTATIONS, LOGGERS)
-# Pages for developers, and the generated list that has every key.
-NOT_FOR_USERS = (
-    "CONTRIBUTING.md",
-    "BUILD_NOTES.md",
-    "CHANGELOG.md",
-    "benchmarks/RESULTS.md",
-    "docs/design.md",
-    "docs/keys.md",
-)
-USER_PAGES = "\n".join((ROOT / page).read_text() for page in PAGES if page not in NOT_FOR_USERS)
-
-
-def test_a_page_explains_every_key_of_a_config():
-    words = {word.strip(".") for word in re.findall(r"[\w.-]+", USER_PAGES)}
-    assert not [key for key in KEYS if key not in words and typed(key) not in words]
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=[kind.key for kind in KINDS])
-def test_a_page_has_every_name_that_a_config_may_choose(kind):
-    # Other tests of this worker may have added names. An augmentation may have the name of a key.
-    names = [name for name in kind.names() if not getattr(kind.get(name), "__module__", "").startswith("test")]
-    assert not [name for name in names if f"`{name}`" not in USER_PAGES and f"data.augment.{name}" not in KEYS]
-
-
-def test_the_table_of_loggers_is_complete():
-    page = (ROOT / "docs/runs.md").read_text()
-    (table,) = re.findall(r"^\| logger .*?\n\n", page, re.MULTILINE | re.DOTALL)
-    assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == LOGGERS.names()
-
-
-def test_a_resumed_run_may_change_all_of_parallel_except_reproducible():
-    parallel = {key for key in KEYS if key.startswith("parallel.")}
-    assert parallel - FREE == {"parallel.reproducible"}
-
-
-def test_the_table_of_recipes_is_complete():
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "configs/README.md").read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted(CONFIGS)
-
-
-def test_the_hooks_of_a_recipe_file_are_in_the_table_with_their_arguments():
-    table = dict(re.findall(r"^\| `(get_\w+)\((.*?)\)` \|", (ROOT / "docs/extending.md").read_text(), re.MULTILINE))
-    assert table == {"get_config": "", **HOOKS}
-
-
-def test_the_page_names_the_configs_whose_batch_norm_is_not_local():
-    others = {name for name in CONFIGS if load(name).model.batch_norm not in (None, "local")}
-    (listed,) = re.findall(
-        r"shipped config but(.*?), which are `ghost`", (ROOT / "docs/scaling.md").read_text(), re.DOTALL
-    )
-    assert set(re.findall(r"`(\w+)`", listed)) == others
-
-
-def test_the_tables_of_timeouts_and_phases_match_the_code():
-    page = (ROOT / "docs/scaling.md").read_text()
-    timeouts = re.findall(r"^\| `(parallel\.\w+)` \| ([\d.]+) s \|", page, re.MULTILINE)
-    assert {key: float(seconds) for key, seconds in timeouts} == {
-        key: value for key, value in KEYS.items() if key.startswith("parallel.") and key.endswith("_timeout")
-    }
-    (table,) = re.findall(r"^\| phase \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
-    # "none, unless others wait for it": then once.
-    numbers = {"none": 1.0, "once": 1.0, "3": 3.0, "6": 6.0}
-    rows = re.findall(r"^\| (`.*?) \|.*\| (\w+)[^|]* \|$", table, re.MULTILINE)
-    limits = {phase: numbers[limit] for cell, limit in rows for phase in re.findall(r"`(\w+)`", cell)}
-    names = {*typing.get_args(phases.Phase), phases.COMMIT}
-    assert limits == {name: phases.Progress(name, 0, 0.0).limit(1.0) for name in names}
-
-
-def test_the_table_of_scripts_has_every_one():
-    page = (ROOT / "docs/scaling.md").read_text()
-    (table,) = re.findall(r"^\| script \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
-    assert sorted(re.findall(r"^\| `(launch/[\w.-]+)`", table, re.MULTILINE)) == sorted(
-        file.relative_to(ROOT).as_posix() for file in (ROOT / "launch").iterdir() if file.is_file()
-    )
-
-
-def test_the_table_of_kinds_has_every_registry():
-    table = re.findall(r"`@(\w+)\.add", (ROOT / "CONTRIBUTING.md").read_text())
-    assert sorted(table) == sorted(name for name, value in vars(registry).items() if isinstance(value, Registry))
-
-
-def clauses() -> Iterator[re.Pattern[str]]:
-    """Yield the clauses of the package's texts that have three words or more, with anything for a formatted value."""
-    for file in (ROOT / "jaxddp").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            match node:
-                case ast.Constant(value=str(text)):
-                    parts = [text]
-                case ast.JoinedStr(values=values):
-                    parts = [value.value if isinstance(value, ast.Constant) else "\0" for value in values]
-                case _:
-                    continue
-            text = "".join(map(str, parts))
-            for clause in {*re.split(r"[;:(\n]", text), *re.split(r"[;:(\n,]", text)}:
-                if len(re.findall(r"[a-zA-Z_]+", clause)) > 2:
-                    yield re.compile(re.escape(clause.strip(" .,)'")).replace("\0", ".+?"))
-
-
-@pytest.mark.slow
-def test_the_messages_on_the_page_of_troubleshooting_are_in_the_code():
-    page = (ROOT / "docs/troubleshooting.md").read_text()
-    quotes = [quote for cell in re.findall(r"^\| (.*?) \|", page, re.MULTILINE) for quote in spans(cell)]
-    messages = [quote for quote in quotes if len(quote.split()) > 3]
-    known = list(clauses())
-    assert len(messages) > 30
-    assert not [message for message in messages if not any(clause.search(message) for clause in known)]
-
-
-@pytest.mark.slow
-def test_the_lists_in_the_pages_are_up_to_date():
-    # In a process of its own: other tests may have added names to the registries.
-    done = subprocess.run(
-        [sys.executable, ROOT / "docs/lists.py", "--check"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
