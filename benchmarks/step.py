@@ -60,9 +60,8 @@ from jaxddp.job.environment import find_job
 from jaxddp.mesh import AXIS
 from jaxddp.recipe_file import read_recipe
 from jaxddp.setup.experiment import Experiment
-from jaxddp.setup.from_file import open_experiment
 from jaxddp.setup.make_run import make_run
-from jaxddp.setup.prepare import initialize
+from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.tasks.run_training import of_file, train
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, StepRecord

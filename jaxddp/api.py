@@ -38,7 +38,7 @@ from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import ResNet, ResNetSettings, build
-from jaxddp.notebook.argument_kinds import check_data, check_evaluators, check_schedule, check_unlabelled
+from jaxddp.notebook.argument_checks import check_data, check_evaluators, check_length, check_schedule, check_unlabelled
 from jaxddp.notebook.arguments import (
     Epochs,
     changes_of_cadences,
@@ -50,21 +50,20 @@ from jaxddp.notebook.arguments import (
     words_of_arguments,
 )
 from jaxddp.notebook.figures import show_inputs, show_predictions
-from jaxddp.notebook.loaded import evaluate_run, load_run
-from jaxddp.notebook.opened import open_data
+from jaxddp.notebook.open_data import open_data
 from jaxddp.notebook.results import evaluate, export_weights, topk_accuracy
-from jaxddp.notebook.run_length import check_length
+from jaxddp.notebook.saved_runs import evaluate_run, load_run
 from jaxddp.objectives.distillation import distillation
 from jaxddp.overrides import checked, replaced
-from jaxddp.recipe.given import by_arguments
-from jaxddp.recipe.kinds import check_listeners
 from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.make import make_recipe
-from jaxddp.setup.joined import join_job
+from jaxddp.recipe.make_recipe import make_recipe
+from jaxddp.recipe.object_checks import check_listeners
+from jaxddp.recipe.user_objects import objects_of_arguments
+from jaxddp.setup.joining import join_job
 from jaxddp.setup.prepare import prepare
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.setup.states import check_setup
+from jaxddp.setup.state_checks import check_setup
 from jaxddp.tasks.run_training import train_setup
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.history import History
@@ -200,7 +199,7 @@ def prepare_training(
         config, objects["loss"] = config.replace(eval={"metrics": ("map",)}), sigmoid_cross_entropy
     resources = Resources(topology, table, None, step_options(config, topology), check_unlabelled(unlabelled))
     layout = Layout.of(config, topology, TrainingData.of(table, config.data))
-    return prepare(make_recipe(config, layout, topology, by_arguments(**objects)), resources, layout)
+    return prepare(make_recipe(config, layout, topology, objects_of_arguments(**objects)), resources, layout)
 
 
 @words_of_arguments()

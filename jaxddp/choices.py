@@ -8,59 +8,30 @@ does not read, and that are not said with it, are None again.
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key, Words, joined
-from jaxddp.overrides import plain
+from jaxddp.overrides import flatten, plain
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
-from jaxddp.sections.usual import USUAL
+from jaxddp.sections.dependent_keys import NEEDS
+from jaxddp.sections.fallback_values import USUAL
 
 Settings = TypeVar("Settings")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Choices of one kind. A hook of a recipe file that stands for one may read what it likes."""
-
-    registry: Registry
-    hook: str
-
-    @property
-    def key(self) -> str:
-        """That of the choice's name."""
-        return self.registry.key
-
-    def readers(self) -> dict[str, list[str]]:
-        """The keys that only some choices read, by dots, and the names of these."""
-        found: dict[str, list[str]] = {}
-        for name, keys in sorted(self.registry.keys_read().items()):
-            for key in sorted(keys):
-                found.setdefault(f"{self.key.partition('.')[0]}.{key}", []).append(name)
-        return found
-
-    def unread(self, name: Any) -> dict[str, list[str]]:
-        """Of these the ones that a choice does not read; of a name that there is not, none."""
-        known = name in self.registry.keys_read()
-        return {key: names for key, names in self.readers().items() if known and name not in names}
-
-
-KINDS = (
-    Kind(MODELS, "get_model"),
-    Kind(LOSSES, "get_loss"),
-    Kind(OBJECTIVES, "get_objective"),
-    Kind(OPTIMIZERS, "get_optimizer"),
-    Kind(SCHEDULES, "get_optimizer"),
-)
-"""The kinds whose entries have settings."""
-NAMES = tuple(kind.key for kind in KINDS)
+CHOICES = (MODELS, LOSSES, OBJECTIVES, OPTIMIZERS, SCHEDULES)
+"""The registries whose entries may have settings."""
+NAMES = tuple(registry.key for registry in CHOICES)
+"""The keys that name a choice."""
+DECIDING = frozenset((*NAMES, *(need.key for need in NEEDS.values())))
+"""The keys that decide whether others are read."""
 
 
 def keys_of_choices() -> set[str]:
     """The keys that only some choices read, by dots."""
-    return {key for kind in KINDS for key in kind.readers()}
+    return {key for registry in CHOICES for key in registry.readers()}
 
 
 def settings_of(section: Any, own: Callable[..., Settings]) -> Settings:
@@ -70,24 +41,54 @@ def settings_of(section: Any, own: Callable[..., Settings]) -> Settings:
 
 
 def given_way(config: Any, said: Collection[str], hooks: Collection[str] = ()) -> Any:
-    """A config in which what was inherited gives way to the choices that are named.
+    """A config in which inherited keys give way to the keys that were set.
+
+    Where a set key, such as `optimizer.name` or `train.ema`, leaves others without effect, these have their defaults
+    again, unless they were set with it.
 
     Args:
-        said: the keys that one file, one call or one command says, "optimizer.name".
+        said: the keys that one file, one call or one command sets, "optimizer.name".
         hooks: of the recipe file, which stand for what they bring.
     """
-    named = [kind for kind in KINDS if kind.key in said and kind.hook not in hooks]
-    gone = {key for kind in named for key in kind.unread(attrgetter(kind.key)(config))} - {*said}
-    return _with(config, {key: None for key in gone if attrgetter(key)(config) is not None})
+    return _given_way(config, said, said, hooks)
+
+
+def of_release(config: Any, hooks: Collection[str] = ()) -> Any:
+    """The config of a run of any release, without the keys that nothing reads: older releases wrote them, too."""
+    return _given_way(config, DECIDING, (), hooks)
+
+
+def _given_way(config: Any, deciding: Collection[str], kept: Collection[str], hooks: Collection[str]) -> Any:
+    named = [registry for registry in CHOICES if registry.key in deciding and registry.hook not in hooks]
+    gone = {key for registry in named for key in registry.unread(attrgetter(registry.key)(config))} - {*kept}
+    config = _with(config, {key: None for key in gone if attrgetter(key)(config) is not None})
+    idle = [key for key in without_effect(config, hooks) if key not in kept and NEEDS[key].key in deciding]
+    return _with(config, {key: attrgetter(key)(type(config)()) for key in idle})
 
 
 def unread(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
     """The keys that the choices of a config do not read, and by whom each is."""
     found: dict[str, Words] = {}
-    for kind in KINDS:
-        name = attrgetter(kind.key)(config)
-        for key, readers in kind.unread(name).items() if kind.hook not in hooks else ():
-            found[key] = ("read by ", Key(kind.key), f"={', '.join(readers)}, and not by {name}")
+    for registry in CHOICES:
+        name = attrgetter(registry.key)(config)
+        for key, readers in registry.unread(name).items() if registry.hook not in hooks else ():
+            found[key] = (" is read by ", Key(registry.key), f"={', '.join(readers)}, and not by {name}")
+    return found
+
+
+def without_effect(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
+    """The keys of a config that are set and have no effect for want of another key, and why each has none."""
+    default = type(config)()
+    of_hooks = {key for registry in CHOICES if registry.hook in hooks for key in registry.readers()}
+    found: dict[str, Words] = {}
+    for key, need in NEEDS.items():
+        value, unset = attrgetter(key)(config), attrgetter(key)(default)
+        if key not in of_hooks and value != unset and (unset is not None or value):
+            other = attrgetter(need.key)(config)
+            if other is None and need.key in keys_of_choices():
+                other = resolved(flatten(config.to_dict()), hooks)[need.key]
+            if not need.is_met(other):
+                found[key] = need.unmet(other)
     return found
 
 
@@ -96,17 +97,20 @@ def _leave_out(keys: Sequence[str]) -> str:
 
 
 def check_read(config: Any, hooks: Collection[str] = (), mend: Callable[[Sequence[str]], str] = _leave_out) -> None:
-    """See that what is said of a choice is read by it.
+    """See that every key that is set has an effect: its choice reads it, and a key that it needs has a value.
 
     Args:
         hooks: of the recipe file, which stand for what they bring.
         mend: what to do about these keys.
 
     Raises:
-        InputError: names all keys that are not read, with their values and who reads them.
+        InputError: names all keys that have no effect, with their values and the keys that decide it.
     """
     values = {key: (attrgetter(key)(config), why) for key, why in unread(config, hooks).items()}
-    if said := {key: (Key(key, value), " is ", why) for key, (value, why) in values.items() if value is not None}:
+    said = {key: (Key(key, value), why) for key, (value, why) in values.items() if value is not None}
+    idle = {key: why for key, why in without_effect(config, hooks).items() if key not in said}
+    said |= {key: (Key(key, plain(attrgetter(key)(config))), why) for key, why in idle.items()}
+    if said:
         raise InputError(*joined("; ", said.values()), advice=mend([*said]))
 
 
@@ -116,22 +120,29 @@ def resolved(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[s
     What a choice does not read is None. The choices are imported.
     """
     found = dict(settings)
-    for kind in KINDS:
-        if kind.key not in found:
+    for registry in CHOICES:
+        if registry.key not in found:
             continue
-        name, readers = found[kind.key], kind.readers()
-        if kind.hook in hooks or name not in kind.registry.keys_read():
+        name, readers = found[registry.key], registry.readers()
+        if registry.hook in hooks or name not in registry.keys_read():
             own = USUAL
         else:
-            own = _defaults(kind, name)
+            own = _defaults(registry, name)
             found |= dict.fromkeys(readers.keys() - own.keys())
         found |= {key: plain(own.get(key)) for key in readers if found.get(key) is None}
     return found
 
 
-def _defaults(kind: Kind, name: str) -> dict[str, Any]:
-    """Those of a choice, by dotted keys."""
-    own, section = kind.registry.settings(name), kind.key.partition(".")[0]
+def compared(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
+    """As `resolved`, and without the keys that need another one and have no effect without it."""
+    found = resolved(settings, hooks)
+    idle = {key for key, need in NEEDS.items() if need.key in found and not need.is_met(found[need.key])}
+    return {key: value for key, value in found.items() if key not in idle}
+
+
+def _defaults(registry: Registry, name: str) -> dict[str, Any]:
+    """The defaults of a choice's settings, by dotted keys."""
+    own, section = registry.settings(name), registry.key.partition(".")[0]
     return {} if own is None else {f"{section}.{field.name}": field.default for field in dataclasses.fields(own)}
 
 
@@ -142,9 +153,9 @@ def with_usual(config: Any) -> Any:
 
 def _with(config: Any, values: Mapping[str, Any]) -> Any:
     """With other values, by dotted keys, of its sections."""
-    sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = value
-    changed = {name: dataclasses.replace(getattr(config, name), **own) for name, own in sections.items()}
-    return dataclasses.replace(config, **changed) if changed else config
+        part = getattr(config, section)
+        changed = _with(part, {name: value}) if "." in name else dataclasses.replace(part, **{name: value})
+        config = dataclasses.replace(config, **{section: changed})
+    return config

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from jaxddp.command_line.terminal import StatusLine
 from jaxddp.core.errors import InputError, JaxddpError, with_notes
-from jaxddp.core.own_code import telling
+from jaxddp.core.user_code import telling
 from jaxddp.core.versions import versions
 from jaxddp.core.wording import choices, on_screen
 from jaxddp.job.activity import shown_on

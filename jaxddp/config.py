@@ -12,15 +12,16 @@ where `model.batch_norm` is local, which slice of the batch is normalized togeth
 from pathlib import Path
 
 from jaxddp.recipe_file import read_recipe
-from jaxddp.sections.config import Config
-from jaxddp.sections.examples import AugmentConfig, DataConfig
-from jaxddp.sections.loss import LossConfig
-from jaxddp.sections.model import ModelConfig
-from jaxddp.sections.objective import ObjectiveConfig
-from jaxddp.sections.optimizer import OptimizerConfig
-from jaxddp.sections.parallel import ParallelConfig
-from jaxddp.sections.training import BatchSize, Precision, TrainConfig
-from jaxddp.sections.watching import CheckpointConfig, EvalConfig, LogConfig, ShownImages, Views
+from jaxddp.sections.config_tree import Config
+from jaxddp.sections.data_section import AugmentConfig, DataConfig
+from jaxddp.sections.eval_section import CheckpointConfig, EvalConfig, Views
+from jaxddp.sections.log_section import LogConfig, ShownImages
+from jaxddp.sections.loss_section import LossConfig
+from jaxddp.sections.model_section import ModelConfig
+from jaxddp.sections.objective_section import ObjectiveConfig
+from jaxddp.sections.optimizer_section import OptimizerConfig
+from jaxddp.sections.parallel_section import ParallelConfig
+from jaxddp.sections.train_section import BatchSize, Precision, TrainConfig
 
 __all__ = [
     "AugmentConfig",

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxddp.choices import with_usual
 from jaxddp.core.errors import InputError
-from jaxddp.core.own_code import is_ctrl_c, place_of
+from jaxddp.core.user_code import is_ctrl_c, place_of
 from jaxddp.core.wording import choices
 
 HOOKS = {

@@ -12,23 +12,21 @@ What a recipe loads by name (`load("cifar10")`) is the installed package's.
 """
 
 import hashlib
-import importlib.util
 import json
 import os
-import sys
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import NAMES, given_way
+from jaxddp.choices import of_release
 from jaxddp.core.errors import InputError, about, as_written
 from jaxddp.core.wording import choices, show
 from jaxddp.hooks import Hook, hooks_of, one_line
-from jaxddp.sections.config import Config
+from jaxddp.recipe_sources import RecipeSources, modules_in, run_as_module
+from jaxddp.sections.config_tree import Config
 
 CONFIG_FILE = "config.json"
 """What a run writes into its work directory: its config, and what it was compared by."""
@@ -41,54 +39,68 @@ BESIDE_CONFIG = (RUN_ID, "fingerprint", "recipe", "objects")
 
 
 @dataclass(frozen=True)
-class RecipeFile:
-    """What a recipe file says, or the config.json of a run.
+class StoredRecipe:
+    """What the config.json of a run says of its recipe.
 
     Attributes:
-        root: the folder that `files` are relative to.
-        loaded: the recipe files that were read: this one, and those that it loaded by path.
-        seen: modules beside them that were imported meanwhile.
-        kept_digest: of a run's copy, the digest that config.json says of it.
-        says_network: not of a run whose objects came from Python.
-        taken: the keys whose values another run gave, from which this one starts.
-        said: what a command says of where its settings come from, once it has joined its job.
+        digest: of the run's copy of the recipe's files; None where there is no copy.
+        has_network: whether the config names the network; false for a run whose model is a Python object.
+    """
+
+    digest: str | None = None
+    has_network: bool = True
+
+
+@dataclass(frozen=True)
+class TakenSettings:
+    """Settings that a command takes from a run instead of from the recipe file.
+
+    Attributes:
+        keys: the keys whose values come from the run that the weights are of.
+        notice: a log line that says where settings come from; empty for none.
+    """
+
+    keys: frozenset[str] = frozenset()
+    notice: str = ""
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A recipe file that was run, or the config.json of a run with the run's copy of its recipe.
+
+    Attributes:
+        path: the recipe file, or the config.json.
+        hooks: by name, those that the recipe defines or inherits.
+        stored: what config.json says; None for a recipe file.
+        taken: what a command took from a run.
     """
 
     config: Config
     path: Path
-    root: Path
+    sources: RecipeSources
     hooks: Mapping[str, Hook] = field(default_factory=dict)
-    loaded: tuple[Path, ...] = ()
-    seen: frozenset[Path] = frozenset()
-    kept_digest: str | None = None
-    says_network: bool = True
-    taken: frozenset[str] = frozenset()
-    said: str = ""
+    stored: StoredRecipe | None = None
+    taken: TakenSettings = TakenSettings()
 
     @property
-    def is_of_run(self) -> bool:
-        """Whether a run wrote the config."""
-        return self.path.suffix == ".json"
+    def has_network(self) -> bool:
+        """Whether the network can be made from the config and the hooks."""
+        return self.stored is None or self.stored.has_network
 
     def files(self) -> dict[str, bytes]:
-        """Every Python file of the recipe so far, by its path below `root`; none of what it loads by name.
+        """The content of every Python file of the recipe, by its path below `sources.root`.
 
-        Empty where there is no hook: then the config says it all. Modules are found once they are imported.
+        Files that the recipe loads by name are left out. Without hooks the result is empty: the config says it all.
         """
-        if not self.hooks:
-            return {}
-        folders = {path.parent for path in self.loaded}
-        imported = {file for folder in folders for _, file in _modules(folder)}
-        found = {*self.loaded, *self.seen, *imported}
-        return {os.path.relpath(path, self.root): path.read_bytes() for path in sorted(found)}
+        return self.sources.read() if self.hooks else {}
 
-    def check_kept(self) -> None:
-        """Raises `InputError` where a run's copy is not what its config.json says."""
-        if self.kept_digest is not None and self.kept_digest != self.digest():
-            raise InputError(f"{self.root}: the run's copy of its recipe was changed since; restore it")
+    def check_copy(self) -> None:
+        """Raises `InputError` where a run's copy of its recipe differs from the digest in its config.json."""
+        if self.stored is not None and self.stored.digest not in (None, self.digest()):
+            raise InputError(f"{self.sources.root}: the run's copy of its recipe was changed since; restore it")
 
     def digest(self) -> str | None:
-        """SHA-256, as hex, of `files`; None where there is none."""
+        """SHA-256, as hex, of `files`; None where there are none."""
         files = self.files()
         if not files:
             return None
@@ -104,16 +116,14 @@ class _Reading:
 
     path: Path
     hooks: dict[str, Hook] = field(default_factory=dict)
-    loaded: list[Path] = field(default_factory=list)
-    seen: set[Path] = field(default_factory=set)
+    recipes: list[Path] = field(default_factory=list)
+    modules: set[Path] = field(default_factory=set)
 
     def look(self) -> None:
         """Note the modules beside the file that were imported so far."""
-        self.seen |= {file for _, file in _modules(self.path.parent)}
+        self.modules |= {file for _, file in modules_in(self.path.parent)}
 
 
-_folders: set[Path] = set()
-"""Whose modules can be imported because a recipe lies there."""
 _readings: ContextVar[tuple[_Reading, ...]] = ContextVar("readings", default=())
 """The recipe file that runs, as the last, and before it those that load it."""
 
@@ -135,8 +145,8 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
     if within is not None:
         within.hooks |= recipe.hooks
         if not by_name:
-            within.loaded += recipe.loaded
-            within.seen |= recipe.seen
+            within.recipes += recipe.sources.recipes
+            within.modules |= recipe.sources.modules
     return recipe
 
 
@@ -211,20 +221,20 @@ def _of_run(path: Path) -> RecipeFile:
     Of older releases it names keys that its choices do not read.
     """
     config, content = read_config(path)
-    kept, says_network = content.get("recipe") or {}, "model" in content
+    kept, has_network = content.get("recipe") or {}, "model" in content
     file, digest = (kept.get("file"), kept.get("digest")) if isinstance(kept, dict) else (kept, None)
     if file is None:
-        return RecipeFile(given_way(config, NAMES), path, path.parent, says_network=says_network)
+        stored = StoredRecipe(has_network=has_network)
+        return RecipeFile(of_release(config), path, RecipeSources(path.parent), stored=stored)
     if not isinstance(file, str) or not isinstance(digest, str):
         raise InputError(f"{path}: its recipe is {show(kept)}; restore the file, or give the recipe file itself")
     root = path.parent / COPY_FOLDER
     copy = root / file
     if not copy.is_file():
         raise InputError(f"{copy}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
-    kept = {"kept_digest": digest, "says_network": says_network}
     recipe = _of_file(copy)
-    config = given_way(config, NAMES, recipe.hooks)
-    return replace(recipe, config=config, path=path, root=root.absolute(), **kept)
+    config, sources = of_release(config, recipe.hooks), replace(recipe.sources, root=root.absolute())
+    return replace(recipe, config=config, path=path, sources=sources, stored=StoredRecipe(digest, has_network))
 
 
 def _of_file(path: Path) -> RecipeFile:
@@ -234,7 +244,7 @@ def _of_file(path: Path) -> RecipeFile:
     token = _readings.set((*outer, reading))
     try:
         with one_line(path, ""), as_written():
-            module = _run(path)
+            module = run_as_module(path, add_folder=not is_built_in(path))
             if not callable(getattr(module, "get_config", None)):
                 raise InputError("defines no get_config(); define one that returns a jaxddp.config.Config")
             config = module.get_config()
@@ -244,46 +254,6 @@ def _of_file(path: Path) -> RecipeFile:
     if not isinstance(config, Config):
         raise InputError(f"{path}: get_config() returned a {type(config).__name__}; return a jaxddp.config.Config")
     hooks = reading.hooks | hooks_of(path, module)
-    loaded = tuple(dict.fromkeys([path.absolute(), *reading.loaded]))
-    root = Path(os.path.commonpath([file.parent for file in loaded]))
-    return RecipeFile(config, path, root, hooks, loaded, frozenset(reading.seen))
-
-
-def _run(path: Path) -> ModuleType:
-    """Execute a file as a module; what lies beside it can be imported, as from a script, now and from its hooks."""
-    name = f"jaxddp_recipe_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise InputError("is no Python file; give one whose name ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    if not is_built_in(path):
-        _import_from(path.absolute().parent)
-    # A dataclass, such as a Flax module, looks for its own module there.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _import_from(folder: Path) -> None:
-    """Have imports look into a recipe's folder first, and forget what they found in other recipes' folders."""
-    if str(folder) in sys.path:
-        sys.path.remove(str(folder))
-    sys.path.insert(0, str(folder))
-    for other in _folders - {folder}:
-        for name in [name for name, file in _modules(other) if (folder / file.relative_to(other)).is_file()]:
-            del sys.modules[name]
-    _folders.add(folder)
-
-
-def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """The imported modules that lie in a folder as an import finds them there, and their files."""
-    found, beginning = [], os.path.join(folder, "")
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        # Thousands are imported, and paths are slow.
-        if not file or not file.startswith(beginning) or name.partition(".")[0] == "jaxddp":
-            continue
-        place = folder.joinpath(*name.split("."))
-        if Path(file) in (place.with_suffix(".py"), place / "__init__.py"):
-            found.append((name, Path(file)))
-    return found
+    recipes = tuple(dict.fromkeys([path.absolute(), *reading.recipes]))
+    root = Path(os.path.commonpath([file.parent for file in recipes]))
+    return RecipeFile(config, path, RecipeSources(root, recipes, frozenset(reading.modules)), hooks)

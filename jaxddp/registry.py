@@ -18,6 +18,7 @@ import functools
 import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,13 +30,16 @@ Entry = TypeVar("Entry")
 
 
 class Registry:
-    """The entries of one kind, which the modules of `package` add; `key` is the config key of their names.
+    """The entries of one kind, which the modules of `package` add.
 
-    Entries may have settings where the kind is one of `jaxddp.choices.KINDS`.
+    Attributes:
+        key: the config key that names an entry.
+        hook: the hook of a recipe file that stands for an entry, and may read any setting of the kind.
+        has_settings: whether entries may have settings; then the kind is one of `jaxddp.choices.CHOICES`.
     """
 
-    def __init__(self, key: str, package: str, *, has_settings: bool = False):
-        self.key, self._package, self.has_settings = key, package, has_settings
+    def __init__(self, key: str, package: str, hook: str = "", *, has_settings: bool = False):
+        self.key, self.hook, self._package, self.has_settings = key, hook, package, has_settings
         self._entries: dict[str, Any] = {}
         self._settings: dict[str, type | None] = {}
         self._complete = False
@@ -77,6 +81,19 @@ class Registry:
         told = {name: keys for folder in self._folders() for name, keys in _added_in(folder) if name is not None}
         of_entries = {name: kind and [field.name for field in fields(kind)] for name, kind in self._settings.items()}
         return told | {name: frozenset(keys or ()) for name, keys in of_entries.items()}
+
+    def readers(self) -> dict[str, list[str]]:
+        """The keys that only some entries read, such as "optimizer.beta2", and the names of these entries."""
+        found: dict[str, list[str]] = {}
+        for name, keys in sorted(self.keys_read().items()):
+            for key in sorted(keys):
+                found.setdefault(f"{self.key.partition('.')[0]}.{key}", []).append(name)
+        return found
+
+    def unread(self, name: Any) -> dict[str, list[str]]:
+        """Those of `readers` that an entry does not read; empty for an unknown name."""
+        known = name in self.keys_read()
+        return {key: names for key, names in self.readers().items() if known and name not in names}
 
     def check(self, name: str) -> None:
         """See that there may be such a name, and import nothing. Raises: as `get`; no module's source has the name."""
@@ -148,20 +165,20 @@ def _added(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]:
                 yield from ((name, frozenset().union(*keys)) for name in names)
 
 
-MODELS = Registry("model.name", "jaxddp.models", has_settings=True)
+MODELS = Registry("model.name", "jaxddp.models", "get_model", has_settings=True)
 """`(config, num_classes) -> model`: whatever `jaxddp.models.adapt.adapt` takes."""
-LOSSES = Registry("loss.name", "jaxddp.losses", has_settings=True)
+LOSSES = Registry("loss.name", "jaxddp.losses", "get_loss", has_settings=True)
 """`(config) -> loss`, or `(config, class_weights) -> loss` of one that takes float[K] weights, or None for none; see
 `jaxddp.engine.example_loss`."""
 METRICS = Registry("eval.metrics", "jaxddp.metrics")
 """`(logits float[B, K], labels int32[B]) -> float[B]`, or a metric over a set; see `jaxddp.engine.set_metrics`."""
-OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers", has_settings=True)
+OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers", "get_optimizer", has_settings=True)
 """`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""
-OBJECTIVES = Registry("objective.name", "jaxddp.objectives", has_settings=True)
+OBJECTIVES = Registry("objective.name", "jaxddp.objectives", "get_objective", has_settings=True)
 """`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.step_objective`. The function
 that takes the supervised objective may have a method `check(supervised, image, *, unlabelled)`, which is called before
 anything is compiled: of the shape and dtype of an image, and whether there is a second source."""
-SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules", has_settings=True)
+SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules", "get_optimizer", has_settings=True)
 """`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.warmup.Steps`."""
 AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment")
 """`(settings: AugmentConfig) -> (key, image) -> image`, of one image; see `jaxddp.augment.preprocess`."""
@@ -181,18 +198,11 @@ def check_names(config: Any, hooks: Collection[str] = ()) -> None:
     Raises:
         InputError: as `Registry.get`, or as these.
     """
-    named = (
-        ("get_model", MODELS, (config.model.name,)),
-        ("get_loss", LOSSES, (config.loss.name,)),
-        ("get_optimizer", OPTIMIZERS, (config.optimizer.name,)),
-        ("get_objective", OBJECTIVES, (config.objective.name,)),
-        ("", SCHEDULES, (config.optimizer.schedule,)),
-        ("", METRICS, config.eval.metrics),
-        ("", AUGMENTATIONS, config.data.augment.then),
-        ("", LOGGERS, config.log.to),
-    )
-    for hook, registry, names in named:
-        for name in names if hook not in hooks else ():
-            registry.check(name)
+    for registry in (MODELS, LOSSES, OPTIMIZERS, OBJECTIVES, SCHEDULES, METRICS, AUGMENTATIONS, LOGGERS):
+        names = attrgetter(registry.key)(config)
+        # A get_optimizer is given the learning rate of the schedule.
+        if registry.hook not in hooks or registry is SCHEDULES:
+            for name in (names,) if isinstance(names, str) else names:
+                registry.check(name)
     _ = config.model.initialization
     config.log.check()

@@ -17,7 +17,7 @@ from support.optimizers import make_optimizer
 from support.shared import sgd
 
 import jaxddp
-from jaxddp.choices import KINDS, check_read, keys_of_choices, resolved
+from jaxddp.choices import CHOICES, check_read, keys_of_choices, resolved
 from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.command_line.short_forms import typed
@@ -27,12 +27,13 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.hooks import Hook
-from jaxddp.layers import Groups
 from jaxddp.overrides import flatten, keys_of, plain
 from jaxddp.recipe_file import config_names, read_recipe
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.schedules.warmup import Steps, make_schedule
-from jaxddp.sections.usual import USUAL
+from jaxddp.sections.dependent_keys import NEEDS
+from jaxddp.sections.fallback_values import USUAL
+from jaxddp.sections.layers import Groups
 from jaxddp.training.checkpoints.run_identity import RunIdentity
 from jaxddp.workdir.claim import Claim, check_measured, claim
 
@@ -94,7 +95,7 @@ def other(kind, name: str, key: str) -> typing.Any:
     return OTHER[key]
 
 
-ENTRIES = [(kind, name) for kind in KINDS for name in kind.registry.names()]
+ENTRIES = [(kind, name) for kind in CHOICES for name in kind.names()]
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES, ids=[f"{kind.key}={name}" for kind, name in ENTRIES])
@@ -115,17 +116,17 @@ def test_a_key_is_read_or_refused_with_the_names_of_who_reads_it(kind, name):
 
 def made(kind, config: Config) -> typing.Any:
     """What comes of a config's choice, to be compared."""
-    if kind.registry is MODELS:
+    if kind is MODELS:
         return MODELS.get(config.model.name)(config, 10)
-    if kind.registry is OPTIMIZERS:
+    if kind is OPTIMIZERS:
         config = config.replace(optimizer={"schedule": "constant"})
         optimizer, params = make_optimizer(config, lambda step: 0.5), {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
         state = jax.eval_shape(optimizer.init, params)
         return str(jax.make_jaxpr(optimizer.update)(params, state, params))
-    if kind.registry is LOSSES:
+    if kind is LOSSES:
         loss = LOSSES.get(config.loss.name)(config)
         return str(jax.make_jaxpr(loss)(jnp.ones((2, 3)), jnp.zeros(2, int)))
-    if kind.registry is SCHEDULES:
+    if kind is SCHEDULES:
         schedule = make_schedule(config, Steps(20, 2))
         return [str(schedule(step)) for step in range(21)], repr(configured_parts(config, 20))
     objective = OBJECTIVES.get(config.objective.name)(config, None)
@@ -134,17 +135,17 @@ def made(kind, config: Config) -> typing.Any:
     return own, config.objective.teacher
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=[kind.key for kind in KINDS])
+@pytest.mark.parametrize("kind", CHOICES, ids=[kind.key for kind in CHOICES])
 def test_settings_are_keys_of_the_section_with_its_types_and_known_without_an_import(kind):
     section = kind.key.partition(".")[0]
-    for name in kind.registry.names():
-        own = kind.registry.settings(name)
+    for name in kind.names():
+        own = kind.settings(name)
         for key, hint in () if own is None else typing.get_type_hints(own, include_extras=True).items():
             assert HINTS[f"{section}.{key}"] in (hint, hint | None)
             assert getattr(getattr(Config(), section), key) is None
-    folder = kind.registry.get(kind.registry.names()[0]).__module__ if kind.registry is not MODELS else "jaxddp.models."
+    folder = kind.get(kind.names()[0]).__module__ if kind is not MODELS else "jaxddp.models."
     unseen = Registry(kind.key, folder.rpartition(".")[0])
-    assert unseen.keys_read() == kind.registry.keys_read()
+    assert unseen.keys_read() == kind.keys_read()
 
 
 def test_the_usual_values_are_those_of_the_choice_that_a_config_begins_with_or_of_most():
@@ -157,7 +158,7 @@ def test_the_usual_values_are_those_of_the_choice_that_a_config_begins_with_or_o
 def test_what_a_config_inherits_gives_way_to_another_choice(name):
     config, file = load(name), read_recipe(name)
     check_read(config, file.hooks)
-    others = {kind: {frozenset(keys): each for each, keys in kind.registry.keys_read().items()} for kind in KINDS}
+    others = {kind: {frozenset(keys): each for each, keys in kind.keys_read().items()} for kind in CHOICES}
     for kind, each in ((kind, each) for kind, found in others.items() for each in found.values()):
         other = config.replace(**changes((kind.key, each)))
         check_read(other)
@@ -175,6 +176,92 @@ def test_a_choice_that_is_inherited_keeps_what_is_said_of_it():
         check_read(lars.replace(optimizer={"name": "adamw", "trust_coefficient": 0.25}))
     # A hook may read what it likes, whatever the name.
     check_read(Config().replace(optimizer={"trust_coefficient": 0.25, "step_at": [0.5]}), {"get_optimizer": None})
+
+
+# --- Keys that need another key ---
+
+GROWING, AVERAGED = {"data.grow_from": 16}, {"train.ema": 0.9}
+DEPENDENT: dict[str, tuple[typing.Any, dict[str, typing.Any], dict[str, typing.Any]]] = {
+    "data.augment.border": ("reflect", {"data.augment.pad": 0}, {"data.augment.pad": 4}),
+    "data.augment.rand_magnitude": (5.0, {"data.augment.rand_augment": 0}, {"data.augment.rand_augment": 2}),
+    "data.crop_area": ((0.5, 1.0), {"data.crop": "whole"}, {"data.crop": "random_area"}),
+    "data.grow_by": (8, {"data.grow_from": None}, GROWING),
+    "data.grow_end": ("50%", {"data.grow_from": None}, GROWING),
+    "data.grow_start": ("10%", {"data.grow_from": None}, GROWING),
+    "data.labels_seed": (3, {"data.labels_per_class": None}, {"data.labels_per_class": 4}),
+    "data.manifest": ("a.jsonl", {"data.verify": "first"}, {"data.verify": "manifest"}),
+    "data.max_bad_images": (0.5, {"data.bad_images": "fail"}, {"data.bad_images": "substitute"}),
+    "log.guard_formulas": (True, {"log.to": ("jsonl",)}, {"log.to": ("jsonl", "confusion")}),
+    "log.images": (4, {"log.to": ("jsonl",)}, {"log.to": ("mlflow",)}),
+    "objective.strong_rand_magnitude": (
+        *(3.0, {"objective.name": "fixmatch", "objective.strong_rand_augment": 0}),
+        {"objective.name": "fixmatch"},
+    ),
+    "optimizer.nesterov": (
+        *(True, {"optimizer.name": "sgd", "optimizer.momentum": None}),
+        {"optimizer.name": "momentum", "optimizer.momentum": None},
+    ),
+    "optimizer.scaling": ("sqrt", {"optimizer.reference_batch": None}, {"optimizer.reference_batch": 256}),
+    "train.ema_every": (5, {"train.ema": None}, AVERAGED),
+    "train.ema_warmup": (False, {"train.ema": None}, AVERAGED),
+    "train.lookahead_decay": (0.25, {"train.lookahead": None}, {"train.lookahead": 5}),
+    "train.stop_min_gain": (0.5, {"train.stop_after": None}, {"train.stop_after": 3}),
+}
+"""A value of each key that is not its default, values of others that leave it without effect, and that give it one."""
+
+
+def with_keys(config: Config, values: dict[str, typing.Any]) -> Config:
+    for key, value in values.items():
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        config = config.replace(**value)
+    return config
+
+
+@pytest.mark.parametrize("key", NEEDS)
+def test_a_key_without_the_key_that_it_needs_is_rejected_with_both_names(key):
+    value, unmet, met = DEPENDENT[key]
+    with pytest.raises(InputError) as raised:
+        check_read(with_keys(Config(), unmet | {key: value}))
+    assert re.match(rf"{re.escape(key)}=.* has no effect with(out)? .*{re.escape(NEEDS[key].key)}", str(raised.value))
+    assert str(raised.value).endswith("; leave it out") and raised.value.key == key
+    config = with_keys(Config(), met | {key: value})
+    check_read(config)
+    # What was inherited gives way.
+    gone, default = with_keys(config, unmet), Config()
+    check_read(gone)
+    assert flatten(gone.to_dict())[key] == flatten(default.to_dict())[key] != flatten(config.to_dict())[key]
+
+
+def test_every_key_that_needs_another_has_its_line_here():
+    assert NEEDS.keys() == DEPENDENT.keys()
+    assert {*NEEDS, *(need.key for need in NEEDS.values())} <= HINTS.keys()
+
+
+def test_a_typed_key_without_the_key_that_it_needs_is_rejected_with_the_command_that_would_do(tmp_path, capfd):
+    line = refused("train digits --data d --train.ema-every 5 --train.stop-min-gain=0.1 --epochs 2", capfd)
+    assert line == (
+        "jaxddp: --train.ema-every 5 has no effect without train.ema; --train.stop-min-gain 0.1 has no effect without "
+        "train.stop_after; jaxddp train digits --data d --epochs 2 would do"
+    )
+    recipe = tmp_path / "mine.py"
+    made = "load('digits').replace(data={'bad_images': 'fail', 'max_bad_images': 0.5})"
+    recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {made}\n")
+    told = "data.max_bad_images=0.5 has no effect with data.bad_images=fail"
+    assert refused(f"train {recipe}", capfd) == f"jaxddp: {recipe}:3: {told}; leave data.max_bad_images out of {recipe}"
+
+
+def test_a_run_that_wrote_a_key_without_effect_goes_on_as_the_same_run(tmp_path):
+    config = Config().replace(train={"ema_every": 5}, data={"grow_by": 8})
+    begun, _ = claim(tmp_path, Claim(config.to_dict(), {}), resuming=False)
+    own = read_recipe(tmp_path).config
+    check_read(own)
+    assert own.train.ema_every == 1
+    again, is_same = claim(tmp_path, Claim(own.to_dict(), {}), resuming=True)
+    assert again == begun and is_same
+    # Together with the key that it needs it is compared, and that key is named.
+    with pytest.raises(InputError, match="train.ema was None and is now 0.9"):
+        claim(tmp_path, Claim(own.replace(train={"ema": 0.9}).to_dict(), {}), resuming=True)
 
 
 # --- At the terminal ---
@@ -244,7 +331,7 @@ def test_the_page_of_a_config_has_the_keys_that_its_choices_read_with_their_valu
     said = page("digits", capfd)
     shown = {key for key in keys_of_choices() if re.search(rf"{typed(key)}\b(?!-)", said)}
     flat = flatten(load("digits").to_dict())
-    assert shown == {key for kind in KINDS for key, names in kind.readers().items() if flat[kind.key] in names}
+    assert shown == {key for kind in CHOICES for key, names in kind.readers().items() if flat[kind.key] in names}
     assert "beta 1 of Adam and its kin. (default: 0.9)" in said and "one by zero. (default: 1e-08)" in said
     assert said.index("data options") < said.index("model options") < said.index("train options")
 
@@ -313,6 +400,15 @@ def test_a_hook_is_given_the_usual_values(tmp_path):
         (
             {"objective": lambda supervised: supervised, "threshold": 0.5},
             "threshold=0.5: the objective is a function; give it what it needs there",
+        ),
+        ({"ema_every": 5}, "ema_every=5 has no effect without ema; leave it out"),
+        (
+            {"objective": lambda supervised: supervised, "stop_min_gain": 0.5, "lookahead_decay": 0.25},
+            "lookahead_decay=0.25 has no effect without lookahead; stop_min_gain=0.5 has no effect without stop_after",
+        ),
+        (
+            {"data": jaxddp.DataConfig(crop="whole", grow_by=8)},
+            "data.grow_by=8 has no effect without data.grow_from; leave it out",
         ),
     ],
 )

@@ -27,8 +27,7 @@ from jaxddp.models.ops.whitening import patch_moments, whitening_kernel
 from jaxddp.recipe_file import read_recipe
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.setup.experiment import Experiment
-from jaxddp.setup.from_file import open_experiment
-from jaxddp.setup.prepare import initialize
+from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.tasks.run_training import of_file
 from jaxddp.tasks.run_training import train as train_experiment
 from jaxddp.training.checkpoints.manager import Checkpoints

@@ -25,8 +25,7 @@ from jaxddp.cli import main
 from jaxddp.command_line.parse import workdir_of
 from jaxddp.core.peers import ALONE
 from jaxddp.recipe_file import read_recipe
-from jaxddp.setup.from_file import open_experiment
-from jaxddp.setup.prepare import initialize
+from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 TRAIN = "LOC_train_solution.csv"

@@ -146,7 +146,7 @@ def test_data_of_other_classes_are_refused(place, run, tmp_path, capfd):
 def test_one_word_names_a_run_for_every_command(run, tmp_path):
     for command in (Train, Eval, FindLr, DoctorOfConfig):
         options, file = told(str(run), "--eval.batch-size", "5", command=command)
-        assert file.config.model.width == 3 and file.config.eval.batch_size == 5 and file.is_of_run
+        assert file.config.model.width == 3 and file.config.eval.batch_size == 5 and file.stored
         assert getattr(options, "workdir", run) == run and options.config == file.config
     # A config's name comes first, and a folder beside may have it.
     (tmp_path / "digits").mkdir()
@@ -161,7 +161,7 @@ def test_a_run_from_python_is_measured_under_a_config(run):
     del content["model"]
     (run / "config.json").write_text(json.dumps(content))
     _, file = told("digits", "--workdir", str(run), command=Eval, measures=True)
-    assert file.config == load("digits") and not file.said
+    assert file.config == load("digits") and not file.taken.notice
     with pytest.raises(InputError, match="config.json: the run came from Python and does not say its network; measure"):
         jaxddp.evaluate_run(run)
 
@@ -246,12 +246,12 @@ def test_fine_tuning_takes_over_what_the_run_knows(trained):
     assert (data.image_size, data.resize, data.mean, data.std) == (48, 32, (0.5,), (0.25,))
     # The rest is the recipe's.
     assert (model.new_layers, file.config.train.batch_size, data.crop) == ("fc", 32, "random_area")
-    assert file.said == (
+    assert file.taken.notice == (
         f"{trained}: the run's settings are taken over: data.mean=[0.5], data.resize=32, data.std=[0.25], "
         "model.name=resnet10, model.stem=small, model.width=16"
     )
     same = told(str(trained), "--model.weights", str(trained))[1]
-    assert not same.said and same.config.model.width == 16
+    assert not same.taken.notice and same.config.model.width == 16
 
 
 def test_a_run_that_began_so_is_resumed_when_the_other_has_gone(trained, tmp_path):

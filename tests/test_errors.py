@@ -19,12 +19,12 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError, JaxddpError, Preempted, Unreachable, about, as_written, error_from
 from jaxddp.core.message import Key, Option, joined
 from jaxddp.engine.gradients import Gradients
-from jaxddp.layers import Layers
 from jaxddp.mesh import Topology
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import keys_of
 from jaxddp.registry import MODELS
-from jaxddp.sections.optimizer import OptimizerConfig
+from jaxddp.sections.layers import Layers
+from jaxddp.sections.optimizer_section import OptimizerConfig
 from jaxddp.training.checkpoints.orbax_errors import reading
 from jaxddp.training.skipped_steps import SkippedSteps
 

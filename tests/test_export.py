@@ -13,8 +13,8 @@ from support.runs import LEAN, SMALL
 from jaxddp.cli import main
 from jaxddp.mesh import Topology
 from jaxddp.models.variables import shapes_of
-from jaxddp.recipe.given import by_hooks
-from jaxddp.recipe.make import model_of
+from jaxddp.recipe.make_recipe import model_of
+from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.setup.initial_weights import initial_weights
 from jaxddp.workdir.saved_state import read_run, recipe_of_run
 from jaxddp.workdir.signature import Signature
@@ -92,7 +92,7 @@ def test_the_head_of_a_run_is_for_its_own_classes(run, caplog):
     file, signature = recipe_of_run(run), Signature.read(run)
     assert signature is not None
     ids = signature.class_ids
-    model, topology = model_of(file.config, len(ids), by_hooks(file.hooks)), Topology.create(1)
+    model, topology = model_of(file.config, len(ids), objects_of_hooks(file.hooks)), Topology.create(1)
     shapes = shapes_of(model, (16, 16, 3))
     found = [initial_weights(run, model, shapes, len(ids), topology, class_ids=each) for each in (ids, ids[::-1])]
     assert [shapes.keys() - each for each in found] == [set(), {"params/fc/kernel", "params/fc/bias"}]

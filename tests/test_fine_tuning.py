@@ -20,10 +20,10 @@ from jaxddp.api import train as fit
 from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
 from jaxddp.core.errors import InputError, Preempted
 from jaxddp.engine.layerwise import thawing, with_factors
-from jaxddp.layers import Layers
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build
 from jaxddp.models.variables import by_path
+from jaxddp.sections.layers import Layers
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 ADAMW = optax.adamw(0.05)

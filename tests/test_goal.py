@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.goal import Goal, by_split, flat
+from jaxddp.sections.goal import Goal, by_split, flat
 from jaxddp.training.checkpoints.integrity import Integrity
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.validation.early_stopping import EarlyStopping

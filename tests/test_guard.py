@@ -27,7 +27,7 @@ from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import SKIPPED, Guard
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.engine.step_objective import MetricSums
-from jaxddp.setup.suspects import suspects
+from jaxddp.setup.non_finite_examples import describe_non_finite
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
@@ -142,7 +142,7 @@ def test_an_image_whose_nan_the_network_hides_is_named():
     model = (lambda key, example: {"weight": jnp.ones(5)}), apply
     rows = made(TABLE).order.rows(0)
     setup = setup_of(model, sgd(0.1), poisoned(int(rows[3])), devices=2, parts=(GUARD,), augmentation=spoil, seed=5)
-    named = suspects(setup.state, 1, setup.objective, setup.feed, setup.key)
+    named = describe_non_finite(setup.state, 1, setup.objective, setup.feed, setup.key)
     assert named == f"As they are augmented, images are not finite: row {rows[3]} of the training data"
 
 

@@ -16,8 +16,7 @@ from support.runs import setup_of, train
 from support.shared import sgd
 
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.choices import KINDS as CHOICES
-from jaxddp.choices import check_read
+from jaxddp.choices import CHOICES, check_read
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt
@@ -256,6 +255,6 @@ def test_a_name_added_twice_is_refused():
 
 
 def test_settings_that_nothing_would_read_are_refused():
-    assert {kind.registry for kind in CHOICES} == {each for each in KINDS.values() if each.has_settings}
+    assert {*CHOICES} == {each for each in KINDS.values() if each.has_settings}
     with pytest.raises(ValueError, match="log.to: 'mine' is given settings, which this kind does not have; read the"):
         LOGGERS.add("mine", dict)

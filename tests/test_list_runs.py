@@ -16,11 +16,11 @@ from support.reports import rows_of, write_run
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import duration
-from jaxddp.goal import Goal
 from jaxddp.reports.charts import curves
 from jaxddp.reports.overview import run_table, runs_below
 from jaxddp.reports.run_files import read_runs
 from jaxddp.reports.seeds import SeedGroup, seed_table
+from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import Integrity
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.listeners.jsonl import JsonLines

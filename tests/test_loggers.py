@@ -26,8 +26,8 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.step import make_predict
 from jaxddp.recipe_file import read_recipe
 from jaxddp.registry import check_names
-from jaxddp.setup.from_file import open_experiment
 from jaxddp.setup.make_run import make_run
+from jaxddp.setup.prepare import open_experiment
 from jaxddp.tasks.run_training import of_file
 from jaxddp.tasks.run_training import train as run_training
 from jaxddp.training import pictures

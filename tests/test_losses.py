@@ -26,10 +26,10 @@ from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.losses.nll import negative_log_likelihood
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.recipe.given import by_arguments
+from jaxddp.recipe.configured_losses import class_weights, configured_losses
 from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.loss import class_weights, configured_losses
-from jaxddp.recipe.make import make_recipe
+from jaxddp.recipe.make_recipe import make_recipe
+from jaxddp.recipe.user_objects import objects_of_arguments
 
 LOGITS = np.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
 LABELS, WEIGHTS = np.array([2, 0, 1, 1]), (1.0, 4.0, 0.5)
@@ -196,7 +196,7 @@ def test_a_recipe_counts_its_training_data():
     table = dataclasses.replace(random_table(50), labels=np.repeat(np.arange(CLASSES), [3, 7, 10, 10, 20]))
     topology = Topology.create(1)
     layout = Layout.of(config, topology, TrainingData.of(table, config.data))
-    recipe = make_recipe(config, layout, topology, by_arguments())
+    recipe = make_recipe(config, layout, topology, objects_of_arguments())
     values, weights = recipe.loss(jnp.zeros((5, CLASSES)), jnp.arange(5))
     np.testing.assert_allclose(weights, 50 / (5 * np.array([3, 7, 10, 10, 20])), rtol=1e-6)
     np.testing.assert_allclose(values, 0.9 * weights * np.log(5) + 0.1 * np.mean(weights) * np.log(5), rtol=1e-6)

@@ -22,10 +22,10 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
 from jaxddp.engine.parts.iterate_average import ScheduleFreeAverage, averaged
-from jaxddp.layers import Layers
 from jaxddp.mesh import Topology
 from jaxddp.optimizers.decay import decayed
 from jaxddp.registry import OPTIMIZERS
+from jaxddp.sections.layers import Layers
 from jaxddp.workdir.saved_state import restored
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)

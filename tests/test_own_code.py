@@ -16,8 +16,9 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.own_code import OwnCodeExit, is_ctrl_c, telling, told
+from jaxddp.core.user_code import OwnCodeExit, is_ctrl_c, place_of, telling, told
 from jaxddp.hooks import one_line
+from jaxddp.overrides import flatten
 
 HERE = Path(__file__)
 TABLE = random_table(24)
@@ -118,6 +119,14 @@ def test_an_error_of_ours_and_of_no_code_of_the_user_s_have_no_place():
         raise InputError("train.csv:7: empty ImageId")
     assert last_line(raised.value).endswith("train.csv:7: empty ImageId")
     assert told(RuntimeError("of nowhere")) == "RuntimeError: of nowhere"
+
+
+def test_code_of_the_package_is_not_the_user_s():
+    with pytest.raises(AttributeError) as raised:
+        flatten([1])  # type: ignore[arg-type]
+    assert traceback.extract_tb(raised.value.__traceback__)[-1].filename.endswith("jaxddp/overrides.py")
+    place = place_of(raised.value)
+    assert place is not None and place.file == HERE
 
 
 class Leaves:

@@ -109,7 +109,7 @@ def test_a_topology_is_of_its_peers():
 
 def test_all_that_a_training_asks_it_asks_of_the_peers_that_it_joined(tmp_path, monkeypatch):
     asked, val = Asked(), random_table(8, seed=1)
-    monkeypatch.setattr("jaxddp.setup.joined.join", lambda *_, **__: asked)
+    monkeypatch.setattr("jaxddp.setup.joining.join", lambda *_, **__: asked)
     setup = jaxddp.prepare_training(linear_model(), random_table(16), 2, sgd(0.1), 4)
     at_all = {"val": val, "workdir": tmp_path, "self_test": "always"}
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), **at_all)

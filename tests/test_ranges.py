@@ -21,7 +21,9 @@ from jaxddp.cluster.options import Launch
 from jaxddp.config import Config
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
+from jaxddp.core.message import typed
 from jaxddp.core.ranges import Range
+from jaxddp.sections.dependent_keys import NEEDS
 
 LONG = "x" * 3000
 """Short enough for a path, and longer than a file's name can be."""
@@ -192,9 +194,24 @@ def test_odd_words_at_the_terminal_end_in_one_line_or_in_a_run(
     assert ends[0] > runs and ends[2] > refusals
 
 
+NEEDED = {
+    **{"data.augment.pad": "1", "data.augment.rand_augment": "1", "data.bad_images": "substitute"},
+    **{
+        "data.grow_from": "4 --data.grow-by 2",
+        "data.labels_per_class": "2",
+        "data.verify": "manifest",
+        "data.crop": "random_area",
+    },
+    **{"log.to": "confusion,tensorboard", "objective.strong_rand_augment": "1", "optimizer.momentum": "0.5"},
+    **{"optimizer.reference_batch": "8", "train.ema": "0.5", "train.lookahead": "1", "train.stop_after": "1"},
+}
+"""What gives the keys that need another key an effect."""
+
+
 def odd_run(key: str, word: str, workdir: str, data: Path, capfd) -> tuple[int, str]:
     place = [] if key == "data.path" else ["--data.path", str(data)]
-    code = main(["train", "recipe.py", "--workdir", workdir, *place, "--" + key.replace("_", "-"), word])
+    needed = [typed(NEEDS[key].key), *NEEDED[NEEDS[key].key].split()] if key in NEEDS else []
+    code = main(["train", "recipe.py", "--workdir", workdir, *place, *needed, typed(key), word])
     return code, capfd.readouterr().err
 
 

@@ -255,7 +255,7 @@ def test_a_built_in_recipe_with_hooks_is_kept_by_its_run_and_inherited(folder):
     (folder / "mine.py").write_text(child)
     recipe = read_recipe("mine.py")
     assert recipe.hooks.keys() == {"get_initialize", "get_optimizer"}
-    assert [*recipe.files()] == ["mine.py"] and recipe.root == folder
+    assert [*recipe.files()] == ["mine.py"] and recipe.sources.root == folder
 
 
 @pytest.mark.slow
@@ -273,10 +273,10 @@ def test_a_run_whose_copy_was_changed_says_so(folder):
     recipe = read_recipe(write(folder / "recipe"))
     kept = {"file": "mine.py", "digest": recipe.digest()}
     (folder / "config.json").write_text(json.dumps(recipe.config.to_dict() | {"recipe": kept}))
-    read_recipe("config.json").check_kept()
+    read_recipe("config.json").check_copy()
     (folder / "recipe" / "network.py").write_text(NETWORK + "\n# Another line.\n")
     with pytest.raises(InputError, match="recipe: the run's copy of its recipe was changed since; restore it"):
-        read_recipe("config.json").check_kept()
+        read_recipe("config.json").check_copy()
 
 
 def test_a_recipe_that_changes_the_working_directory_changes_no_path(folder):

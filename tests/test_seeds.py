@@ -21,7 +21,7 @@ import jaxddp
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.setup import feed
-from jaxddp.setup.programs import Programs
+from jaxddp.setup.compiled_programs import Programs
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 PLAN = {"train": {"duration": "16 steps"}, "log": {"every": "3 steps"}, "checkpoint": {"every": "8 steps"}}

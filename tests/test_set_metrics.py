@@ -25,7 +25,7 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.engine.set_metrics import finished, measured
 from jaxddp.metrics.average_precision import average_precision
 from jaxddp.metrics.calibration import CalibrationError
-from jaxddp.recipe.metrics import with_given
+from jaxddp.recipe.configured_metrics import with_given
 from jaxddp.registry import LOGGERS, METRICS
 from jaxddp.training.validation.set_sums import SetSums
 

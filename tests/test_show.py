@@ -18,7 +18,7 @@ from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.curate.show import show
 from jaxddp.data.batch import Batch
-from jaxddp.setup.inputs_seen import denormalized
+from jaxddp.setup.input_figure import denormalized
 from jaxddp.setup.prepare import initialize
 from jaxddp.training.pictures import png
 

@@ -18,9 +18,9 @@ from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
-from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.make import make_recipe
+from jaxddp.recipe.make_recipe import make_recipe
+from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.feed import LONGEST_CHUNK
 from jaxddp.setup.prepare import completed
@@ -59,7 +59,7 @@ def compile_step(
     images = lambda count: np.zeros((count, *shape), np.uint8)  # noqa: E731
     known = TrainingData(data.examples, LabelKind(data.classes), counts, images, shape, shape, np.dtype(np.uint8))
     layout = Layout.of(config, topology, known)
-    recipe, _ = completed(make_recipe(config, layout, topology, by_hooks(file.hooks)), layout, topology.peers)
+    recipe, _ = completed(make_recipe(config, layout, topology, objects_of_hooks(file.hooks)), layout, topology.peers)
     model = for_platform(recipe.model, platform)
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
     data_config = config.data

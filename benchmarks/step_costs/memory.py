@@ -38,9 +38,9 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.measure.memory import Fit, Needs, bytes_on_a_device
 from jaxddp.mesh import Topology, simulate_cpu_devices
-from jaxddp.recipe.given import by_hooks
 from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.make import make_recipe
+from jaxddp.recipe.make_recipe import make_recipe
+from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.setup.prepare import prepare
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
@@ -184,7 +184,7 @@ def setup_of(words: Sequence[str]) -> RunSetup:
     images = rng.integers(0, 256, (count, *shape), np.uint8)
     table = ArrayTable(images, rng.integers(0, CLASSES, count), tuple(map(str, range(CLASSES))))
     layout = Layout.of(config, topology, TrainingData.of(table, config.data))
-    recipe = make_recipe(config, layout, topology, by_hooks(file.hooks))
+    recipe = make_recipe(config, layout, topology, objects_of_hooks(file.hooks))
     return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)), layout)
 
 

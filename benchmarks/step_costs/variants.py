@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.harness import Figures, alternate, check_losses, compare, machine, table, time_steps
 from benchmarks.step import losses, make_experiment
-from jaxddp.setup.from_file import open_experiment
-from jaxddp.setup.prepare import initialize
+from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
 
 PLAIN = "plain"

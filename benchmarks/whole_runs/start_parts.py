@@ -29,7 +29,7 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     from jaxddp.recipe_file import read_recipe
     from jaxddp.setup import resources
     from jaxddp.setup.feed import Feed
-    from jaxddp.setup.from_file import open_experiment
+    from jaxddp.setup.prepare import open_experiment
     from jaxddp.tasks.run_training import of_file, train
 
     file = read_recipe(name)

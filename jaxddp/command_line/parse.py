@@ -24,7 +24,7 @@ from jaxddp.core.phases import phase
 from jaxddp.job.watchdog import watch_alone
 from jaxddp.keys import HELP, near
 from jaxddp.overrides import check_values, checked, flatten
-from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe, recipe_path
+from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, TakenSettings, read_recipe, recipe_path
 from jaxddp.registry import check_names
 
 Command = TypeVar("Command")
@@ -108,7 +108,7 @@ def parse_recipe(
     watch_alone(Config().parallel.stall_timeout)
     with phase("start", f"reading {name}"):
         file = _measured(name, named) if measures and named else read_recipe(name)
-    weights = option(rest, "--model.weights") or ("" if file.is_of_run else file.config.model.weights)
+    weights = option(rest, "--model.weights") or ("" if file.stored else file.config.model.weights)
     if weights and not measures:
         from jaxddp.workdir.inherited_settings import with_settings_of_run
 
@@ -124,10 +124,10 @@ def parse_recipe(
     check_names(options.config, file.hooks)
     file = overridden(file, given_way(options.config, {key for key, _ in said}, file.hooks))
     check_read(file.config, file.hooks, lambda keys: _mended(keys, said, f"{prog} {name}", file.path))
-    if file.taken:
-        from jaxddp.workdir.inherited_settings import told
+    if file.taken.keys:
+        from jaxddp.workdir.inherited_settings import with_notice
 
-        file = replace(file, said=told(file, str(weights)))
+        file = with_notice(file, str(weights))
     return replace(options, config=file.config), file
 
 
@@ -158,7 +158,8 @@ def overridden(file: RecipeFile, config: Config) -> RecipeFile:
     elif data.name != before.name and data.path == before.path:
         config = config.replace(data={"path": None})
     one, other = flatten(file.config.to_dict()), flatten(config.to_dict())
-    return replace(file, config=config, taken=frozenset(key for key in file.taken if one[key] == other[key]))
+    keys = frozenset(key for key in file.taken.keys if one[key] == other[key])
+    return replace(file, config=config, taken=replace(file.taken, keys=keys))
 
 
 def option(words: Sequence[str], name: str) -> str | None:
@@ -174,10 +175,11 @@ def _measured(name: str, workdir: Path) -> RecipeFile:
     if not own.is_file():
         return read_recipe(name)
     run = read_recipe(own)
-    if not run.says_network:
+    if not run.has_network:
         return read_recipe(name)
     known = recipe_path(name).absolute() == own.absolute()
-    return run if known else replace(run, said=f"{own}: the run's own settings, in place of those of {name}")
+    notice = "" if known else f"{own}: the run's own settings, in place of those of {name}"
+    return replace(run, taken=TakenSettings(notice=notice))
 
 
 def check_run(directory: Path) -> None:

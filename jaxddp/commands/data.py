@@ -15,7 +15,7 @@ from jaxddp.core.wording import choices, counted, on_screen, size
 from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.keys import HELP
 from jaxddp.recipe_file import config_names
-from jaxddp.sections.examples import DataConfig, HeldOut
+from jaxddp.sections.data_section import DataConfig, HeldOut
 
 if TYPE_CHECKING:
     from jaxddp.data.faults import Refuse
@@ -123,7 +123,7 @@ def _show(arguments: list[str]) -> int:
     options, file = parse_recipe(ShowData, "jaxddp data show", arguments)
     with doing(IMPORTING):
         from jaxddp.curate.show import show
-        from jaxddp.setup.from_file import open_experiment
+        from jaxddp.setup.prepare import open_experiment
 
     print(f"{show(open_experiment(file), options.step, options.count, options.out)}: {options.out}")
     return 0

@@ -40,8 +40,7 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         import jaxddp.core.files as files
         from jaxddp.schedules.peak import batch_factor
-        from jaxddp.setup.from_file import open_experiment
-        from jaxddp.setup.prepare import initialize
+        from jaxddp.setup.prepare import initialize, open_experiment
         from jaxddp.tasks.rate_range import RateRange, find_rate, of_a_test
         from jaxddp.training.pictures import png, rate_figure
 
@@ -62,7 +61,7 @@ def run(arguments: list[str]) -> int:
     words = words_without(
         arguments, [*own, _KEY, *(typed(short) for short, key in SHORT.items() if typed(key) == _KEY)]
     )
-    if file.is_of_run:
+    if file.stored is not None:
         # The run itself would refuse another rate.
         words += ["--workdir", f"{workdir_of(file.path)}-lr{rate:.2g}"]
     # With a reference batch the key holds the rate for that one.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxddp.choices import resolved, unread
+from jaxddp.choices import compared, unread
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.command_line.short_forms import by_key, options_of
 from jaxddp.command_line.terminal import print_table
@@ -28,7 +28,7 @@ def run(arguments: list[str]) -> int:
     from jaxddp.workdir.paths import saved_places
 
     hidden, origins = unread(file.config, file.hooks), _origins(file, *arguments)
-    now = saved_places(resolved(flatten(file.config.to_dict()), file.hooks))
+    now = saved_places(compared(flatten(file.config.to_dict()), file.hooks))
     rows = [(key, _typed(value), origins[key]) for key, value in now.items() if key not in hidden]
     print_table(("key", "value", "from"), rows)
     return 0
@@ -40,7 +40,7 @@ def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
     options = {key for key, _ in by_key(words, options_of(ShowConfig))}
     found = {}
     for key, value in flatten(file.config.to_dict()).items():
-        if key in file.taken:
+        if key in file.taken.keys:
             found[key] = str(file.config.model.weights)
         elif key in options or value != recipe[key]:
             found[key] = "option"

@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> int:
     """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.core.errors`."""
     options, file = parse_recipe(Train, "jaxddp train", arguments)
     with doing(IMPORTING):
-        from jaxddp.setup.from_file import open_experiment
+        from jaxddp.setup.prepare import open_experiment
         from jaxddp.tasks.run_training import of_file, train
         from jaxddp.training.listeners.curves import CURVES
         from jaxddp.training.listeners.jsonl import METRICS

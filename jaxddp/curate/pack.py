@@ -22,7 +22,7 @@ from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import Table
 from jaxddp.data.table import ExampleTable
-from jaxddp.sections.examples import Pixels
+from jaxddp.sections.data_section import Pixels
 
 SHARD_BYTES = 1 << 30
 _RECORD_OVERHEAD = 16

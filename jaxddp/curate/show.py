@@ -5,7 +5,7 @@ from pathlib import Path
 import jaxddp.core.files as files
 from jaxddp.core.wording import counted
 from jaxddp.setup.experiment import Experiment
-from jaxddp.setup.inputs_seen import input_figure
+from jaxddp.setup.input_figure import input_figure
 from jaxddp.training.pictures import png
 
 

@@ -18,9 +18,9 @@ from jaxddp.engine.microbatches import in_parts, merged
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums, TrainObjective
-from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import AXIS, Topology, varying
 from jaxddp.models.frozen import kept, trained, whole
+from jaxddp.sections.layers import NO_LAYERS, Layers
 
 StepLoss = Callable[..., tuple[jax.Array, tuple[MetricSums, Any]]]
 """(params, model_state, part of a batch, random key) -> (sum of the losses, (sums of metrics, next model state))."""

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxddp.engine.parts.iterate_average import is_schedule_free, multiplied, with_steps
-from jaxddp.layers import Layers
 from jaxddp.models.frozen import trained
 from jaxddp.models.variables import path_of
+from jaxddp.sections.layers import Layers
 
 
 class Thawing(NamedTuple):

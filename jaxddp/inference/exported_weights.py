@@ -9,8 +9,8 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import counted
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
-from jaxddp.recipe.given import by_hooks
-from jaxddp.recipe.make import model_of
+from jaxddp.recipe.make_recipe import model_of
+from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.weights.state_dict import write
 from jaxddp.weights.torch_layout import namings_of, published
 from jaxddp.workdir.saved_state import read_run, recipe_of_run
@@ -26,13 +26,13 @@ def export_run(directory: Path, which: str, out: Path) -> str:
         InputError: there is no such checkpoint, the run's config does not say its network, or `out` cannot be written.
     """
     file = recipe_of_run(directory)
-    if not file.says_network:
+    if not file.has_network:
         raise InputError(
             f"{file.path}: the run came from Python and does not say its network; there, write its weights with "
             "jaxddp.export_weights(state, setup, FILE)"
         )
     step, arrays = read_run(directory, which, Topology.create(1))
-    count = write_weights(out, model_of(file.config, _ANY_CLASSES, by_hooks(file.hooks)), arrays)
+    count = write_weights(out, model_of(file.config, _ANY_CLASSES, objects_of_hooks(file.hooks)), arrays)
     return f"{out}: {counted(count, 'array')} of step {step} of {directory}"
 
 

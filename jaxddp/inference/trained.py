@@ -32,8 +32,8 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
-from jaxddp.recipe.given import by_hooks
-from jaxddp.recipe.make import model_of
+from jaxddp.recipe.make_recipe import model_of
+from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.setup.classifier import Classifier
 from jaxddp.training.validation.predicted_images import MOST_SHOWN, PredictedImages
 from jaxddp.workdir.saved_state import recipe_of_run, restored
@@ -209,8 +209,8 @@ def restore_run(
     signature = Signature.read(place) or _signature_of_data(place, config)
     if model is not None:
         network = adapt(model)
-    elif file.says_network:
-        network = model_of(config, len(signature.class_ids), by_hooks(file.hooks))
+    elif file.has_network:
+        network = model_of(config, len(signature.class_ids), objects_of_hooks(file.hooks))
     else:
         raise InputError(f"{file.path}: the run came from Python and does not say its network; give model= too")
     saved = restored(place, step, topology)

@@ -16,9 +16,9 @@ from types import TracebackType
 import jax
 
 from jaxddp.core.errors import InputError, JaxddpError, Preempted
-from jaxddp.core.own_code import forget, is_ctrl_c, told
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import doing
+from jaxddp.core.user_code import forget, is_ctrl_c, told
 from jaxddp.core.versions import installed_version
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job

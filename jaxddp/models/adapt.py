@@ -10,11 +10,11 @@ import flax.linen as nn
 import jax
 
 from jaxddp.core.errors import InputError
-from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.models.frozen import evaluating_norms
 from jaxddp.models.interface import BY_POSITION, MODE_ARGUMENTS, Model, Tree, call_mode, name_of, require, signature
 from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.models.ops.cpu_convolution import convolve
+from jaxddp.sections.layers import NO_LAYERS, Layers
 
 ACCEPTED = "a Linen module, an NNX module, a pair of functions (init, apply), or an object with a Model's two methods"
 

@@ -23,7 +23,7 @@ from jaxddp.models.ops.batch_norm import BatchNorm
 from jaxddp.models.ops.max_pool import max_pool
 from jaxddp.models.resnet import Operation, for_flax
 from jaxddp.registry import MODELS
-from jaxddp.sections.model import Width
+from jaxddp.sections.model_section import Width
 
 WHITENING = "whiten"
 """The name of the first convolution: `kernel` [2, 2, C, 8 C] and `bias` [8 C]."""

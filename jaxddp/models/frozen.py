@@ -12,9 +12,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from jaxddp.layers import Layers
 from jaxddp.models.interface import Tree
 from jaxddp.models.variables import path_of
+from jaxddp.sections.layers import Layers
 
 _MODE = "use_running_average"
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.models.interface import Tree, call_mode
+from jaxddp.sections.layers import NO_LAYERS, Layers
 
 if TYPE_CHECKING:
     from flax import nnx

@@ -25,7 +25,7 @@ from jaxddp.models.ops.stems import STEMS, ModuleFactory, imagenet_stem
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init, lookup
 from jaxddp.registry import MODELS
-from jaxddp.sections.model import Stem, Width
+from jaxddp.sections.model_section import Stem, Width
 
 Operation = Callable[[jax.Array, jax.Array, int, int], jax.Array]
 """(images [B, H, W, C], kernel [k, k, C, F], stride, padding) -> [B, H', W', F]."""

@@ -1,1 +1,1 @@
-"""The Python API's functions, and what it makes of their arguments."""
+"""The functions of the public Python API, and the checks of their arguments."""

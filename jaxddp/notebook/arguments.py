@@ -13,11 +13,12 @@ from jaxddp.config import Config
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.message import Key
-from jaxddp.core.own_code import telling
 from jaxddp.core.ranges import Range
+from jaxddp.core.user_code import telling
 from jaxddp.core.wording import choices, show
 from jaxddp.engine.checks.self_test import Mode
 from jaxddp.overrides import checked
+from jaxddp.registry import OBJECTIVES
 
 Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
@@ -95,12 +96,14 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, bes
     changes = {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
     if isinstance(objective, str):
         changes["objective"]["name"] = objective
-        check_read(config := Config().replace(seed=seed, **changes))
-        return config
-    # The batches have the ratio, whoever reads them.
-    for key in changes["objective"].keys() - {"unlabelled_ratio"}:
-        raise InputError(Key(key, given[key]), ": the objective is a function", advice="give it what it needs there")
-    return Config().replace(seed=seed, **changes)
+    else:
+        # The batches have the ratio, whoever reads them.
+        for key in changes["objective"].keys() - {"unlabelled_ratio"}:
+            advice = "give it what it needs there"
+            raise InputError(Key(key, given[key]), ": the objective is a function", advice=advice)
+    config = Config().replace(seed=seed, **changes)
+    check_read(config, () if isinstance(objective, str) else (OBJECTIVES.hook,))
+    return config
 
 
 def changes_of_cadences(**given: Any) -> dict[str, dict[str, Any]]:
@@ -140,7 +143,7 @@ def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
 def words_of_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
     """What the block says of a config's keys, or of the terminal's options, is said of arguments, by their `names`.
 
-    What the user's own code raises in it is told as `jaxddp.core.own_code.telling` does.
+    What the user's own code raises in it is told as `jaxddp.core.user_code.telling` does.
     """
     try:
         with telling():

@@ -12,10 +12,10 @@ from jaxddp.engine.state import TrainState
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.notebook.results import check_measured, check_one_label
 from jaxddp.overrides import checked
-from jaxddp.setup.inputs_seen import input_figure
+from jaxddp.setup.input_figure import input_figure
 from jaxddp.setup.resources import check_comparable
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.setup.states import check_setup
+from jaxddp.setup.state_checks import check_setup
 from jaxddp.training.validation.image_predictor import ImagePredictor
 from jaxddp.training.validation.predicted_images import MOST_SHOWN
 

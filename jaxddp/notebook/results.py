@@ -19,7 +19,7 @@ from jaxddp.models.variables import by_path
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.setup.states import check_state
+from jaxddp.setup.state_checks import check_state
 
 
 @words_of_arguments()

@@ -21,9 +21,9 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.overrides import checked
 from jaxddp.recipe.layout import Layout
+from jaxddp.recipe.network_checks import refusal_of
 from jaxddp.registry import OBJECTIVES
-from jaxddp.sections.objective import Temperature
-from jaxddp.setup.image_sizes import refusal_of
+from jaxddp.sections.objective_section import Temperature
 from jaxddp.setup.resources import Resources
 from jaxddp.workdir.digests import checksum
 from jaxddp.workdir.signature import Signature

@@ -25,8 +25,8 @@ from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective, 
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.registry import OBJECTIVES
-from jaxddp.sections.examples import RandAugment, RandMagnitude
-from jaxddp.sections.objective import Ratio
+from jaxddp.sections.data_section import RandAugment, RandMagnitude
+from jaxddp.sections.objective_section import Ratio
 
 MEASURED = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
 """What is measured beside the loss: its two parts, and the share of unlabelled images that had a pseudo-label."""

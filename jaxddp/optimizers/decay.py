@@ -6,7 +6,7 @@ import jax
 import optax
 
 from jaxddp.config import Config
-from jaxddp.layers import longest
+from jaxddp.sections.layers import longest
 
 _TABLES = ("cls_token", "pos_embed")
 """A ViT's class token and positions, which have more dimensions than one, but multiply nothing."""

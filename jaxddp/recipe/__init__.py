@@ -1,1 +1,1 @@
-"""What is trained: the objects that a config names or a user gives, and how a run lies over its data and devices."""
+"""Makes the objects of a recipe from a config, hooks or arguments, and lays a run out over data and devices."""

@@ -10,12 +10,12 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.peers import Peers
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
-from jaxddp.layers import Layers, begins, longest
 from jaxddp.models.adapt import with_settled_norms
 from jaxddp.models.interface import Model, name_of
 from jaxddp.models.variables import PARAMS, parameter_names
 from jaxddp.optimizers.decay import is_kernel
 from jaxddp.recipe.recipe import Recipe
+from jaxddp.sections.layers import Layers, begins, longest
 from jaxddp.training.plan import Plan
 from jaxddp.weights.match import Shapes
 

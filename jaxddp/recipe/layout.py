@@ -75,7 +75,7 @@ class Layout:
         shapes: of the images that it is trained on, from the smallest on.
     """
 
-    data: TrainingData
+    training_data: TrainingData
     plan: Plan
     steps: Steps
     gradients: Gradients

@@ -7,7 +7,7 @@ from jaxddp.config import Config
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.reports.run_files import RunFiles
-from jaxddp.sections.usual import USUAL
+from jaxddp.sections.fallback_values import USUAL
 
 UNKNOWN = "unknown"
 _FREE = (

@@ -15,8 +15,8 @@ import jaxddp.core.files as files
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import show
-from jaxddp.goal import VAL_EMA, Goal, by_split
 from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.sections.goal import VAL_EMA, Goal, by_split
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE, ValidationFile
 from jaxddp.training.listeners.jsonl import METRICS, RESULT

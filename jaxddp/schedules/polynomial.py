@@ -9,7 +9,7 @@ from jaxddp.config import Config
 from jaxddp.core.ranges import Share
 from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.warmup import Steps
-from jaxddp.sections.optimizer import Power
+from jaxddp.sections.optimizer_section import Power
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""From a recipe, data and devices to a run: opened, laid out, initialized, made ready."""
+"""Turns a recipe, data and devices into a run: opens, lays out, initializes and prepares it."""

@@ -11,7 +11,7 @@ from jaxddp.engine.example_loss import ExampleLoss
 from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
-from jaxddp.setup.programs import Programs
+from jaxddp.setup.compiled_programs import Programs
 from jaxddp.training.validation.evaluator import Evaluator, Measure
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,21 +13,24 @@ from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.choices import with_usual
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError, about
-from jaxddp.core.message import Key
+from jaxddp.core.message import Key, Words
 from jaxddp.core.wording import counted
 from jaxddp.data.batch_plan.balanced_order import BalancedOrder
 from jaxddp.data.batch_plan.growth import Growth
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
+from jaxddp.engine.set_metrics import check_set_metric, is_set_metric
 from jaxddp.engine.step_objective import Objective, supervised
 from jaxddp.mesh import Topology
-from jaxddp.recipe.layout import Layout
+from jaxddp.recipe.layout import Layout, TrainingData
+from jaxddp.recipe.network_checks import check_sizes
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.sections.goal import VAL_EMA
 from jaxddp.setup.feed import Feed
-from jaxddp.setup.image_sizes import check_sizes
 from jaxddp.setup.resources import Resources, check_pixels
+from jaxddp.training.validation.early_stopping import EarlyStopping
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Experiment:
         recipe, resources = dataclasses.replace(self.recipe, **fields), resources or self.resources
         layout = self.layout
         if "config" in fields:
-            layout = Layout.of(recipe.config, resources.topology, layout.data)
+            layout = Layout.of(recipe.config, resources.topology, layout.training_data)
         return dataclasses.replace(self, recipe=recipe, resources=resources, layout=layout)
 
 
@@ -123,7 +127,7 @@ def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> 
 
 def make_preprocess(recipe: Recipe, resources: Resources, layout: Layout) -> Preprocess:
     """What is done to the images on the devices. Raises: InputError; augmentation, mean or std do not fit them."""
-    config, data, known = recipe.config, recipe.config.data, layout.data
+    config, data, known = recipe.config, recipe.config.data, layout.training_data
     check_normalization(data, known.image_shape)
     preprocess = Preprocess.of(config, data.augment, recipe.augmentation)
     for shape in layout.shapes:
@@ -134,8 +138,53 @@ def make_preprocess(recipe: Recipe, resources: Resources, layout: Layout) -> Pre
 
 def _check_objective(recipe: Recipe, resources: Resources, layout: Layout, preprocess: Preprocess) -> None:
     """What an objective asks of the images and the loss that it is given. Raises: InputError."""
-    known = layout.data
+    known = layout.training_data
     if (check := getattr(inspect.unwrap(recipe.objective), "check", None)) is not None:
         image = jax.ShapeDtypeStruct(known.image_shape, known.dtype)
         objective = Objective(recipe.model, recipe.loss, preprocess, recipe.metrics)
         check(objective, image, unlabelled=resources.unlabelled is not None)
+
+
+def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> EarlyStopping:
+    """What a recipe says of `checkpoint.best` and `train.stop_after`, before the first validation.
+
+    Args:
+        measures_more: whether functions of the user measure what is not known yet.
+
+    Raises:
+        InputError: the metric is none of those that are measured, or something follows validations and there are none.
+    """
+    recipe, config = experiment.recipe, experiment.config
+    judgement = EarlyStopping(config.checkpoint.goal, config.train.stop_after, config.train.stop_min_gain)
+    if needs := _needed(experiment):
+        if config.train.stop_after is not None:
+            raise InputError(Key("train.stop_after", config.train.stop_after), ": nothing is validated", advice=needs)
+        for part in recipe.parts:
+            if part.follows:
+                told = config.optimizer.schedule == part.name
+                what = Key("optimizer.schedule", part.name) if told else f"the part {part.name!r}"
+                raise InputError(what, " follows validations, and nothing is validated", advice=needs)
+    if not measures_more:
+        judgement.check(_measured(recipe, experiment.layout.training_data))
+    return judgement
+
+
+def _measured(recipe: Recipe, data: TrainingData) -> Iterator[str]:
+    """The `flat` metrics of a validation."""
+    names = ["loss"]
+    for name, metric in recipe.metrics.items():
+        of_set = is_set_metric(metric)
+        names += check_set_metric(metric, name, data.labels) if of_set else [name]
+    yield from names
+    if any(part.beside for part in recipe.parts):
+        yield from (f"{VAL_EMA} {name}" for name in names)
+
+
+def _needed(experiment: Experiment) -> Words:
+    """What to do so that something is validated; empty where it is."""
+    if experiment.resources.val is None:
+        return "give val too"
+    if experiment.layout.plan.evaluate.examples:
+        return ""
+    every = experiment.config.eval.every
+    return (Key("eval.every", every, f'"{every}"'), " switches it off")

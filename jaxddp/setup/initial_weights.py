@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxddp.core.errors import about
 from jaxddp.core.wording import counted
-from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
+from jaxddp.sections.layers import NO_LAYERS, Layers
 from jaxddp.weights.match import Shapes, listed, match
 from jaxddp.weights.state_dict import read
 from jaxddp.weights.torch_layout import namings_of, own_name

@@ -7,36 +7,31 @@ from typing import Any
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
 from jaxddp.engine.checks.replicas import Replicas
-from jaxddp.recipe.metrics import check_wanted
-from jaxddp.recipe_file import RUN_ID
-from jaxddp.setup.judged import judgement_of
+from jaxddp.recipe.configured_metrics import check_wanted
+from jaxddp.setup.experiment import judgement_of
+from jaxddp.setup.non_finite_examples import describe_non_finite
 from jaxddp.setup.resources import tell_unseen
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.setup.suspects import suspects
 from jaxddp.training.listeners.slow_processes import SlowProcesses
 from jaxddp.training.run import Checks, Run, Stepping, Validation
 from jaxddp.training.validation.evaluator import Evaluator, Measure
 from jaxddp.workdir.digests import checksums
-from jaxddp.workdir.session import Session
-from jaxddp.workdir.signature import Signature
 
 
 def make_run(
     setup: RunSetup,
-    session: Session | None = None,
     listeners: Sequence[Any] = (),
     evaluators: Sequence[Measure] = (),
     objects: Mapping[str, str] | None = None,
-    config: Mapping[str, Any] | None = None,
+    record: Mapping[str, Any] | None = None,
 ) -> Run:
-    """The run of a setup, whose state it consumes.
+    """The run of a setup, whose state it consumes; it keeps nothing until it joins a session.
 
     Args:
-        session: the work directory that the run resumes and saves in; None keeps nothing.
         evaluators: functions of the state, whose metrics join each evaluation's.
         objects: the recipe's identity, where it came from Python and not from files that were compared already. All
             processes must have the same.
-        config: what config.json says of the run, for the listeners.
+        record: the content of config.json, for the listeners.
     """
     plan, topology, experiment, resident = setup.plan, setup.topology, setup.experiment, setup.data.cache == "device"
     if not (peers := topology.peers).is_alone:
@@ -59,13 +54,17 @@ def make_run(
     steps = Stepping(program, chunks, setup.division, parts, follow, setup.recipe.learning_rate, growing)
     checks = _checks(setup, resident=resident)
     validation = Validation(evaluator, setup.predictor(int(most)), judgement)
-    told = {"listeners": listeners, "config": config or {}, "class_names": setup.table.class_names}
-    run = Run(plan, topology, setup.state, steps, checks, validation, **told)
-    if session is None:
-        return run
-    if peers.is_first:
-        Signature.of(setup.table, setup.data).write(session.directory, (config or {}).get(RUN_ID))
-    return session.joined(run)
+    return Run(
+        plan,
+        topology,
+        setup.state,
+        steps,
+        checks,
+        validation,
+        listeners=listeners,
+        record=record or {},
+        class_names=setup.table.class_names,
+    )
 
 
 def _checks(setup: RunSetup, *, resident: bool) -> Checks:
@@ -74,7 +73,7 @@ def _checks(setup: RunSetup, *, resident: bool) -> Checks:
     return Checks(
         self_test=setup.programs.self_test(setup.objective, setup.experiment, resident=resident),
         replicas=Replicas(topology) if compared else None,
-        suspects=functools.partial(suspects, objective=setup.objective, feed=setup.feed, key=setup.key),
+        suspects=functools.partial(describe_non_finite, objective=setup.objective, feed=setup.feed, key=setup.key),
     )
 
 
@@ -83,7 +82,7 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     val, config = setup.validated, setup.recipe.config
     if val is None:
         return None
-    check_wanted(listeners, setup.layout.data.labels)
+    check_wanted(listeners, setup.layout.training_data.labels)
     metrics = setup.programs.metrics(setup.recipe.metrics, _wanted_metrics(listeners, setup.topology.peers))
     evaluator = setup.evaluator(
         val, config.eval.batch_size, metrics, evaluators, resident=config.data.cache == "device"

@@ -1,27 +1,51 @@
-"""An experiment is made ready: its network is initialized, and from here on there is something to train."""
+"""Prepare a training: open its experiment, lay out its recipe, and initialize its network."""
 
 import dataclasses
 from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 
 from jaxddp.core.peers import Peers
-from jaxddp.core.phases import doing
+from jaxddp.core.phases import doing, phase
 from jaxddp.engine.parts.iterate_average import with_average
 from jaxddp.measure.memory import named
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
 from jaxddp.recipe.fine_tuning import fine_tuned
-from jaxddp.recipe.layout import Layout
+from jaxddp.recipe.layout import Layout, TrainingData
+from jaxddp.recipe.make_recipe import make_recipe
 from jaxddp.recipe.recipe import Recipe
-from jaxddp.setup.experiment import Experiment, lay_out
+from jaxddp.recipe.user_objects import objects_of_hooks
+from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.compiled_programs import Programs, settings
+from jaxddp.setup.experiment import Experiment, judgement_of, lay_out
 from jaxddp.setup.initial_weights import initial_weights
-from jaxddp.setup.programs import Programs, settings
-from jaxddp.setup.resources import Resources
+from jaxddp.setup.joining import join_and_resolve
+from jaxddp.setup.resources import Resources, open_resources
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.weights.match import Shapes
+
+
+@phase("start")
+def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Experiment:
+    """What a recipe file trains and on what; what is wrong with it is said before there is a work directory.
+
+    Args:
+        rate: what the optimizer follows in place of the config's schedule.
+
+    Raises: InputError.
+    """
+    topology, config = join_and_resolve(file)
+    resources = open_resources(config, topology)
+    with doing("making network, loss and optimizer"):
+        layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
+        recipe = make_recipe(config, layout, topology, objects_of_hooks(file.hooks), rate)
+        experiment = lay_out(recipe, resources, layout, file)
+        judgement_of(experiment)
+    return experiment
 
 
 def prepare(recipe: Recipe, resources: Resources, layout: Layout, programs: Programs | None = None) -> RunSetup:
@@ -35,7 +59,7 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs
     Where the state is not to be `fresh` but restored, no weights and no images are read for it. Raises: InputError; the
     weights are of another network, or the processes hold different data.
     """
-    layout, topology, shape = experiment.layout, experiment.topology, experiment.layout.data.image_shape
+    layout, topology, shape = experiment.layout, experiment.topology, experiment.layout.training_data.image_shape
     order = experiment.feed.order
     _agree(experiment)
     topology.connect()
@@ -76,7 +100,7 @@ def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, 
 
 def completed(recipe: Recipe, layout: Layout, peers: Peers) -> tuple[Recipe, Shapes]:
     """The recipe with what follows from its network, and the shapes of that. Raises: as `fine_tuned`."""
-    trees = trees_of(recipe.model, layout.data.image_shape)
+    trees = trees_of(recipe.model, layout.training_data.image_shape)
     shapes = {path: leaf.shape for path, leaf in by_path(*trees).items()}
     recipe = fine_tuned(recipe, shapes, layout.plan, peers)
     opt_state = jax.eval_shape(recipe.optimizer.init, trees[0])

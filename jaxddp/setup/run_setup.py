@@ -28,10 +28,10 @@ from jaxddp.models.interface import Model
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.classifier import Classifier
+from jaxddp.setup.compiled_programs import Programs, seeded_step
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.feed import LONGEST_CHUNK, Feed, no_larger
 from jaxddp.setup.objective_identity import objective_identity
-from jaxddp.setup.programs import Programs, seeded_step
 from jaxddp.setup.resources import Resources, check_comparable
 from jaxddp.training.plan import Plan
 from jaxddp.training.run import Chunk, Chunks
@@ -153,7 +153,7 @@ class RunSetup:
         """The same setup with another loss, which evaluation measures too. Raises: as `example_loss`."""
         if loss is self.recipe.loss.function is self.recipe.eval_loss.function:
             return self
-        taken_apart = self.programs.loss(loss, self.layout.data.labels)
+        taken_apart = self.programs.loss(loss, self.layout.training_data.labels)
         return self.changed(loss=taken_apart, eval_loss=taken_apart)
 
     def with_seed(self, seed: int) -> "RunSetup":
@@ -170,7 +170,7 @@ class RunSetup:
         self.topology.peers.agree({"seed": str(seed)})
         experiment = dataclasses.replace(self.experiment.changed(config=config), feed=self.feed.with_seed(seed))
         made = dataclasses.replace(self, experiment=experiment)
-        shape = self.layout.data.image_shape
+        shape = self.layout.training_data.image_shape
         init = self.programs.init(self.model, made.recipe, shape, self.topology, self.weights)
         return dataclasses.replace(made, state=init(made.key))
 
@@ -194,7 +194,7 @@ class RunSetup:
 
     @cached_property
     def _longest_chunk(self) -> int:
-        shape = self.layout.data.image_shape
+        shape = self.layout.training_data.image_shape
         return 1 if loops_are_slow(self.objective, self.state, shape, self.topology) else LONGEST_CHUNK
 
     def evaluator(
@@ -225,7 +225,7 @@ class RunSetup:
     def predictor(self, count: int) -> ImagePredictor | None:
         """Predicts `count` images that are validated on, of each class its share; None where there are none."""
         # A picture shows one label and one prediction.
-        if self.validated is None or not count or self.layout.data.labels.several:
+        if self.validated is None or not count or self.layout.training_data.labels.several:
             return None
         most = self.recipe.config.eval.batch_size
         program, rows = self.classifier.classify(), labels_of(self.validated).share(count)
@@ -233,7 +233,7 @@ class RunSetup:
 
     def identity(self) -> dict[str, str]:
         """What tells the recipe's objects from others; see `jaxddp.workdir.digests`."""
-        found = identity(self.recipe, self.state, self.table.num_classes, self.layout.data.image_shape)
+        found = identity(self.recipe, self.state, self.table.num_classes, self.layout.training_data.image_shape)
         return found | objective_identity(self.recipe, self.objective, self.state, self.feed.abstract_batch())
 
     def __repr__(self) -> str:

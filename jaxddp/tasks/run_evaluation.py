@@ -11,21 +11,21 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import phase
 from jaxddp.data.source import Source
 from jaxddp.engine.parts.part import measured_states
-from jaxddp.goal import flat
 from jaxddp.inference.trained import fitted
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
-from jaxddp.recipe.given import Giver, by_hooks
 from jaxddp.recipe.layout import TrainingData, steps_of
-from jaxddp.recipe.make import losses_of, metrics_of, model_of, parts_of
+from jaxddp.recipe.make_recipe import losses_of, metrics_of, model_of, parts_of
+from jaxddp.recipe.network_checks import check_eval_size
+from jaxddp.recipe.user_objects import ObjectSource, objects_of_hooks
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.sections.goal import flat
 from jaxddp.setup.classifier import Classifier
+from jaxddp.setup.compiled_programs import settings
 from jaxddp.setup.experiment import check_normalization
 from jaxddp.setup.feed import eval_batches, no_larger
-from jaxddp.setup.image_sizes import check_eval_size
-from jaxddp.setup.joined import joined
-from jaxddp.setup.programs import settings
+from jaxddp.setup.joining import join_and_resolve
 from jaxddp.setup.resources import open_validation
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.manager import Checkpoints
@@ -46,20 +46,20 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
         InputError: there is no such checkpoint or no such data, the recipe has another network, classes or images than
             the run, or it does not say its network.
     """
-    file.check_kept()
-    if not file.says_network:
+    file.check_copy()
+    if not file.has_network:
         raise InputError(
             f"{file.path}: the run came from Python and does not say its network; measure it there with "
             "jaxddp.evaluate, or at the terminal under a config that says it"
         )
-    topology, config = joined(file)
+    topology, config = join_and_resolve(file)
     check_measured(directory, config)
     # A missing or damaged one is an error before the data are opened.
     with Checkpoints(directory / CHECKPOINTS, topology.peers, read_only=True) as checkpoints:
         agreed_step(checkpoints, which)
     train, val = open_validation(config, topology)
     _check_classes(directory, train)
-    known, give = TrainingData.of(train, config.data), by_hooks(file.hooks)
+    known, give = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
     model = model_of(config, known.num_classes, give)
     check_eval_size(config.data, model, known)
     evaluator = _evaluator(config, give, model, known, val, topology)
@@ -82,7 +82,7 @@ def _check_classes(directory: Path, source: Source) -> None:
 
 
 def _evaluator(
-    config: Config, give: Giver, model: Model, known: TrainingData, val: Source, topology: Topology
+    config: Config, give: ObjectSource, model: Model, known: TrainingData, val: Source, topology: Topology
 ) -> Evaluator:
     check_normalization(config.data, known.image_shape)
     (_, loss), metrics = losses_of(config, known, give), metrics_of(config, known, give)

@@ -12,23 +12,24 @@ import jax.numpy as jnp
 from jaxddp.core.phases import phase
 from jaxddp.engine.state import TrainState
 from jaxddp.job.work_status import at_work
-from jaxddp.recipe.given import by_hooks
-from jaxddp.recipe.kinds import check_listeners
-from jaxddp.recipe.metrics import check_wanted
-from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.recipe.configured_metrics import check_wanted
+from jaxddp.recipe.object_checks import check_listeners
+from jaxddp.recipe.user_objects import objects_of_hooks
+from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
 from jaxddp.schedules.peak import derivation
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.objective_identity import objective_fingerprints
 from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.setup.states import check_start
+from jaxddp.setup.state_checks import check_start
 from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.loop import fit
 from jaxddp.training.validation.evaluator import Measure
 from jaxddp.workdir.claim import Claim, claim
 from jaxddp.workdir.ended import how_it_ended
 from jaxddp.workdir.session import Resume, session
+from jaxddp.workdir.signature import Signature
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def of_file(experiment: Experiment) -> TrainingTask:
 
     def listeners(directory: Path) -> Sequence[Any]:
         hooks = {} if file is None or not peers.is_first else file.hooks
-        given = by_hooks(hooks)("listeners", experiment.config, directory)
+        given = objects_of_hooks(hooks)("listeners", experiment.config, directory)
         return () if given is None else check_listeners(given.value, given.where)
 
     def begin(*, fresh: bool) -> RunSetup:
@@ -108,19 +109,17 @@ def train(
     """
     experiment, config, claimed = training.experiment, training.experiment.config, training.claimed
     if directory is None:
-        return fit(
-            make_run(training.begin(fresh=True), None, listeners, evaluators, claimed.objects, claimed.content())
-        )
+        return fit(make_run(training.begin(fresh=True), listeners, evaluators, claimed.objects, claimed.record()))
     # What runs here may change the working directory.
     directory, peers = directory.absolute(), experiment.topology.peers
     loggers = make_loggers(config, directory)
-    check_wanted(loggers, experiment.layout.data.labels)
+    check_wanted(loggers, experiment.layout.training_data.labels)
     with session(directory, peers, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
         # Runs of setups once had no config.json.
         known = experiment.file is not None or (directory / CONFIG_FILE).exists()
         resuming = known and own.resume_step is not None
-        content, is_same = claim(directory, claimed, peers, resuming=resuming, run_id=own.run_id)
-        own.belongs_to(content)
+        record, is_same = claim(directory, claimed, peers, resuming=resuming, run_id=own.run_id)
+        own.belongs_to(record)
         if not training.again:
             total_steps = experiment.layout.plan.total_steps
             if ended := how_it_ended(directory, own.resume_step, total_steps, peers, is_same=is_same):
@@ -129,7 +128,10 @@ def train(
                 return None
         watching = [*listeners, *loggers, *training.listeners(directory)]
         setup = training.begin(fresh=own.resume_step is None)
-        return fit(make_run(setup, own, watching, evaluators, claimed.objects, content))
+        run = make_run(setup, watching, evaluators, claimed.objects, record)
+        if peers.is_first:
+            Signature.of(setup.table, setup.data).write(directory, record[RUN_ID])
+        return fit(own.joined(run))
 
 
 def _claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:

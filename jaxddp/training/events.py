@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxddp.core.errors import Preempted
-from jaxddp.core.own_code import is_ctrl_c, told
-from jaxddp.goal import VAL
+from jaxddp.core.user_code import is_ctrl_c, told
+from jaxddp.sections.goal import VAL
 from jaxddp.training.validation.predicted_images import PredictedImages
 
 

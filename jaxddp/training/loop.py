@@ -13,9 +13,9 @@ from jaxddp.core.errors import NonFiniteError, Preempted
 from jaxddp.core.phases import at_step, doing, phase
 from jaxddp.engine.parts.part import rate_factor
 from jaxddp.engine.state import TrainState
-from jaxddp.goal import VAL, VAL_EMA, flat
 from jaxddp.measure.cost import Work
 from jaxddp.measure.profile import Profile
+from jaxddp.sections.goal import VAL, VAL_EMA, flat
 from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import EpochSums

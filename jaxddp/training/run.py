@@ -123,7 +123,8 @@ class Run:
     Attributes:
         state: replicated, where it begins; its step says how many are done. It is consumed.
         listeners: see `jaxddp.training.events.Listener`; the first process's alone.
-        config, class_names: what config.json says of the run, and of its data, for the listeners.
+        record: the content of config.json, for the listeners.
+        class_names: those of the training data, for the listeners.
     """
 
     plan: Plan
@@ -134,7 +135,7 @@ class Run:
     validation: Validation = field(default_factory=Validation)
     keeping: Keeping = field(default_factory=Keeping)
     listeners: Sequence[Any] = ()
-    config: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
 
     def usage(self, images_per_second: float | None, cost: Cost | None) -> Used:
@@ -162,7 +163,7 @@ class Run:
             params=self.state.params,
             traced=self.plan.traced(done) if self.plan.profile and self.keeping.profile else None,
             workdir=checkpoints.directory.parent if checkpoints else None,
-            config=self.config,
+            config=self.record,
             class_names=self.class_names,
             logged=self.keeping.progress.get("logged"),
         )

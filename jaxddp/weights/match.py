@@ -8,8 +8,8 @@ import numpy as np
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.wording import counted, nearest
-from jaxddp.layers import NO_LAYERS, Layers
 from jaxddp.models.published import Naming
+from jaxddp.sections.layers import NO_LAYERS, Layers
 from jaxddp.weights.torch_layout import from_published, to_published
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import secrets
 import shutil
 from collections.abc import Collection, Mapping
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import NAMES, keys_of_choices, resolved
+from jaxddp.choices import DECIDING, NAMES, compared, keys_of_choices
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key, Option
@@ -20,9 +19,10 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import show
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
-from jaxddp.sections.examples import IMAGE_KEYS
-from jaxddp.sections.loss import LossConfig
-from jaxddp.sections.model import NETWORK_KEYS
+from jaxddp.sections.data_section import IMAGE_KEYS
+from jaxddp.sections.dependent_keys import NEEDS
+from jaxddp.sections.loss_section import LossConfig
+from jaxddp.sections.model_section import NETWORK_KEYS
 from jaxddp.training.checkpoints.run_identity import FREE, MOVED, RunIdentity
 from jaxddp.workdir.paths import saved_places
 
@@ -39,27 +39,28 @@ _log = logging.getLogger("jaxddp.experiment")
 
 @dataclass(frozen=True)
 class Claim:
-    """What config.json says of a run.
+    """What a run writes into config.json.
 
     Attributes:
+        settings: the keys of its config and their values, by section.
+        fingerprints: those of its data.
         recipe: the recipe file that brought its objects, if one did.
         objects: what tells its objects from others, where they came from Python; see `RunSetup.identity`.
     """
 
-    config: Mapping[str, Any]
+    settings: Mapping[str, Any]
     fingerprints: Mapping[str, str]
     recipe: RecipeFile | None = None
     objects: Mapping[str, str] = field(default_factory=dict)
 
-    def content(self) -> dict[str, Any]:
-        """As it will be read again, NumPy's numbers too."""
-        content: dict[str, Any] = {**self.config, "fingerprint": dict(self.fingerprints)}
+    def record(self) -> dict[str, Any]:
+        """The content of config.json as it will be read again: NumPy's numbers become Python's."""
+        record: dict[str, Any] = {**self.settings, "fingerprint": dict(self.fingerprints)}
         if self.recipe is not None and (digest := self.recipe.digest()):
-            main = os.path.relpath(self.recipe.loaded[0], self.recipe.root)
-            content["recipe"] = {"file": main, "digest": digest}
+            record["recipe"] = {"file": self.recipe.sources.main, "digest": digest}
         if self.objects:
-            content["objects"] = {**self.objects, "jax": version("jax")}
-        return json.loads(json.dumps(content, default=lambda value: value.tolist()))
+            record["objects"] = {**self.objects, "jax": version("jax")}
+        return json.loads(json.dumps(record, default=lambda value: value.tolist()))
 
 
 def claim(
@@ -77,26 +78,26 @@ def claim(
     Raises:
         InputError: a key of the recipe differs, or a file cannot be read or written.
     """
-    path, content, saved = directory / CONFIG_FILE, claimed.content(), None
+    path, record, saved = directory / CONFIG_FILE, claimed.record(), None
     if resuming:
         saved = _read(path)
         kept = saved.get("recipe")
-        if claimed.recipe is not None and isinstance(kept, dict) and kept.get("digest") and content.get("recipe"):
+        if claimed.recipe is not None and isinstance(kept, dict) and kept.get("digest") and record.get("recipe"):
             for name, file in claimed.recipe.files().items():
                 copy = directory / COPY_FOLDER / name
                 if copy.is_file() and files.read(copy) != file:
                     raise InputError(f"{copy}: the recipe file {name} is another now", advice=_KEEPS)
         hooks = () if claimed.recipe is None else claimed.recipe.hooks
-        _compare(path, saved, content, hooks, peers)
-        content = _as_saved(saved, content)
+        _compare(path, saved, record, hooks, peers)
+        record = _as_saved(saved, record)
         known = RunIdentity.of(saved)
         run_id = run_id if known is None else known.id
-    content = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **content}
+    record = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **record}
     if peers.is_first:
         if claimed.recipe is not None:
             _keep(directory / COPY_FOLDER, claimed.recipe.files())
-        files.replace(path, (json.dumps(content, indent=2) + "\n").encode())
-    return content, saved == content
+        files.replace(path, (json.dumps(record, indent=2) + "\n").encode())
+    return record, saved == record
 
 
 def check_measured(directory: Path, config: Config) -> None:
@@ -108,7 +109,7 @@ def check_measured(directory: Path, config: Config) -> None:
     saved = _read(path) if path.exists() else {}
     if "model" not in saved:
         return
-    there, here = _settings(flatten(saved)), resolved(flatten(config.to_dict()))
+    there, here = _settings(flatten(saved)), compared(flatten(config.to_dict()))
     for key in MEASURED:
         if there[key] != here[key]:
             raise InputError(
@@ -119,23 +120,23 @@ def check_measured(directory: Path, config: Config) -> None:
 
 def _settings(saved: dict[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
     """What a run wrote down, by dotted keys, or left to its choices. What is newer than the file had its default."""
-    return saved_places(flatten(Config().to_dict()) | resolved(saved, hooks))
+    return saved_places(compared(flatten(Config().to_dict()) | saved, hooks))
 
 
-def _as_saved(saved: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
     """The content of config.json, where what choices read is written as before: a checkpoint knows its run by that.
 
     A release may have written values that a config leaves to its choices.
     """
-    flat, keys = flatten(saved), keys_of_choices() - FREE
+    flat, keys = flatten(saved), (keys_of_choices() | NEEDS.keys()) - FREE
 
     def as_saved(section: str, name: str, value: Any) -> Any:
         key = f"{section}.{name}"
         return flat.get(key, value) if key in keys else value
 
-    sections = {section for section, values in content.items() if isinstance(values, dict)}
-    return content | {
-        section: {name: as_saved(section, name, value) for name, value in content[section].items()}
+    sections = {section for section, values in record.items() if isinstance(values, dict)}
+    return record | {
+        section: {name: as_saved(section, name, value) for name, value in record[section].items()}
         for section in sections
     }
 
@@ -149,8 +150,8 @@ def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
             files.replace(folder / name, content)
 
 
-def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any], hooks: Collection[str], peers: Peers) -> None:
-    known, here = flatten(saved), resolved(flatten(content), hooks)
+def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: Collection[str], peers: Peers) -> None:
+    known, here = flatten(saved), compared(flatten(record), hooks)
     there = _settings(known, hooks)
     written, release = there.get("objects.jax"), here.get("objects.jax")
     if release is not None and written != release:
@@ -166,8 +167,8 @@ def _compare(path: Path, saved: dict[str, Any], content: dict[str, Any], hooks: 
         for key in sorted(known.keys() | here.keys())
         if there.get(key) != here.get(key)
     }
-    # With a choice its settings change, too.
-    for key in sorted(changed, key=lambda key: key not in NAMES):
+    # With a key that decides what others mean, these change, too.
+    for key in sorted(changed, key=lambda key: (key not in NAMES, key not in DECIDING)):
         if key not in FREE:
             own = f"; jaxddp train {path.parent} goes on with its own settings" if "model" in saved else ""
             raise InputError(f"{path}: ", Key(key), f" {changed[key]}", advice=(_KEEPS, own))

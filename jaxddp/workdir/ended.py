@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jaxddp.core.files as files
 from jaxddp.core.peers import Peers
-from jaxddp.goal import VAL
+from jaxddp.sections.goal import VAL
 from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.training.progress.lines import shown
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import NAMES, given_way
+from jaxddp.choices import of_release
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.overrides import flatten, plain
-from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RecipeFile, read_config
-from jaxddp.sections.examples import IMAGE_KEYS
-from jaxddp.sections.model import NETWORK_KEYS
+from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RecipeFile, TakenSettings, read_config
+from jaxddp.sections.data_section import IMAGE_KEYS
+from jaxddp.sections.model_section import NETWORK_KEYS
 from jaxddp.workdir.paths import absolute
 from jaxddp.workdir.signature import Signature
 
@@ -33,14 +33,15 @@ def with_settings_of_run(file: RecipeFile, weights: str, workdir: Path | None) -
     before, config = flatten(file.config.to_dict()), file.config.replace(**changes)
     after = flatten(config.to_dict())
     taken = frozenset(key for key in after if after[key] != before[key])
-    return dataclasses.replace(file, config=config, taken=taken)
+    return dataclasses.replace(file, config=config, taken=TakenSettings(taken))
 
 
-def told(file: RecipeFile, weights: str) -> str:
-    """The settings that were taken over, as they are now, in a line; empty where there are none."""
-    now = flatten(file.config.to_dict())
-    listed = ", ".join(f"{key}={now[key]}" for key in sorted(file.taken) if now[key] is not None)
-    return f"{weights}: the run's settings are taken over: {listed}" if listed else ""
+def with_notice(file: RecipeFile, weights: str) -> RecipeFile:
+    """The recipe file with a line that lists the settings that were taken over, if there are any."""
+    now, keys = flatten(file.config.to_dict()), file.taken.keys
+    listed = ", ".join(f"{key}={now[key]}" for key in sorted(keys) if now[key] is not None)
+    notice = f"{weights}: the run's settings are taken over: {listed}" if listed else ""
+    return dataclasses.replace(file, taken=TakenSettings(keys, notice))
 
 
 def _began_with(workdir: Path, weights: str) -> bool:
@@ -57,7 +58,7 @@ def _known(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
     images = _images(place, config.data)
     changes = {"data": {key: getattr(images, key) for key in (*IMAGE_KEYS, "eval_size", "resize")}}
     if "model" in content and _brings_network(place) == own_network:
-        model = config.model if own_network else given_way(config, NAMES).model
+        model = config.model if own_network else of_release(config).model
         changes["model"] = {key: getattr(model, key) for key in NETWORK_KEYS}
     return plain(changes)
 

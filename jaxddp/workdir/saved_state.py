@@ -27,7 +27,7 @@ def recipe_of_run(directory: Path) -> RecipeFile:
     with files.reading(path, _A_RUN, missing=f"no such file; {_A_RUN}"):
         files.read(path)
     file = read_recipe(path)
-    file.check_kept()
+    file.check_copy()
     return file
 
 

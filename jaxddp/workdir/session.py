@@ -20,10 +20,10 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Option
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.goal import Goal
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER
+from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import ASIDE, CHECKPOINTS, INDEX, Integrity, steps_in
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.checkpoints.run_identity import RunIdentity
@@ -57,9 +57,9 @@ class Session:
         """Of the run that is resumed, as its checkpoint names it."""
         return None if self.resume_step is None else self.checkpoints.integrity.run_id(self.resume_step)
 
-    def belongs_to(self, config: Mapping[str, Any]) -> None:
-        """From here on checkpoints are of the run that the content of its config.json says."""
-        self.checkpoints.integrity.belong_to(RunIdentity.of(config))
+    def belongs_to(self, record: Mapping[str, Any]) -> None:
+        """Mark the checkpoints that follow with the run that `record`, the content of config.json, names."""
+        self.checkpoints.integrity.belong_to(RunIdentity.of(record))
 
     def joined(self, run: Run) -> Run:
         """The run in this work directory: it resumes there, saves there, and stops when asked.

@@ -36,10 +36,10 @@ from support.runs import setup_of, train
 from jaxddp.config import Config
 from jaxddp.core.errors import Preempted
 from jaxddp.engine.layerwise import only_trained, with_factors
-from jaxddp.layers import Layers
 from jaxddp.optimizers.decay import decayed
 from jaxddp.registry import OPTIMIZERS, SCHEDULES
 from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.sections.layers import Layers
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import optax
 
 from jaxddp.config import Config
-from jaxddp.layers import NO_LAYERS
 from jaxddp.models.frozen import trained, whole
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.sections.layers import NO_LAYERS
 
 LONGEST = 300
 """Steps of a run whose rates are asked for."""

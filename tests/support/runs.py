@@ -18,14 +18,14 @@ from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.example_loss import Loss
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
+from jaxddp.recipe.configured_metrics import configured_metrics
 from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.metrics import configured_metrics
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe_sources import RecipeSources
 from jaxddp.setup.experiment import Experiment
-from jaxddp.setup.from_file import open_experiment
 from jaxddp.setup.make_run import make_run
-from jaxddp.setup.prepare import prepare
+from jaxddp.setup.prepare import open_experiment, prepare
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.tasks.run_evaluation import evaluate
@@ -107,10 +107,9 @@ def train(
 ) -> Any:
     """Train a setup under a config changed so; consumes its state."""
     made = changed(setup, {"eval": {"batch_size": setup.order.batch_size}} | dict(changes), val, **more)
-    own = None
+    run = make_run(made, listeners, evaluators)
     if checkpoints is not None:
-        own = Session(checkpoints.directory.parent, checkpoints, resume_step)
-    run = make_run(made, own, listeners, evaluators)
+        run = Session(checkpoints.directory.parent, checkpoints, resume_step).joined(run)
     stop = should_stop or (lambda step: False)
     return fit(dataclasses.replace(run, keeping=dataclasses.replace(run.keeping, profile=profile, should_stop=stop)))
 
@@ -133,7 +132,7 @@ def logged_in_two_parts(workdir: Path, train: Any, val: Any, log_to: str | list[
 
 def file_of(config: Config) -> RecipeFile:
     """A recipe file that holds a config alone."""
-    return RecipeFile(config, Path("a test"), Path())
+    return RecipeFile(config, Path("a test"), RecipeSources(Path()))
 
 
 def experiment_of(config: Config) -> Experiment:

@@ -17,7 +17,7 @@ from jaxddp.engine.example_loss import example_loss
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.setup.programs import Programs
+from jaxddp.setup.compiled_programs import Programs
 from jaxddp.setup.run_setup import RunSetup
 
 PROGRAMS = Programs(most=400)

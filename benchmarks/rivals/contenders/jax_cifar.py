@@ -27,9 +27,8 @@ from benchmarks.rivals.contenders.trace_summary import traced
 from jaxddp.config import Config
 from jaxddp.data.source import Source
 from jaxddp.recipe_file import RecipeFile, read_recipe
-from jaxddp.setup.from_file import open_experiment
 from jaxddp.setup.make_run import make_run
-from jaxddp.setup.prepare import initialize
+from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.loop import fit
 

@@ -22,7 +22,7 @@ from jaxddp.job.environment import Job, find_job
 from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.setup.joined import join_job
+from jaxddp.setup.joining import join_job
 from jaxddp.training.listeners.step_seconds import FILE, StepSeconds
 from jaxddp.workdir.session import check_shared
 

@@ -17,8 +17,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, Needs, Report
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.setup.from_file import open_experiment
-from jaxddp.setup.prepare import initialize
+from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.device_memory import needs_of_batch
 from jaxddp.training.progress.lines import count_parameters

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from jaxddp.engine.state import TrainState, kept_types
-from jaxddp.goal import VAL, VAL_EMA, named
 from jaxddp.mesh import Topology
+from jaxddp.sections.goal import VAL, VAL_EMA, named
 
 Follow = Callable[[TrainState, Mapping[str, float | None]], TrainState]
 """(state, `flat` metrics of its validation) -> the state that the next step takes; the same on every process."""

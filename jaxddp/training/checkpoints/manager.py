@@ -20,8 +20,8 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import doing, phase
 from jaxddp.core.ranges import Range, whole
 from jaxddp.engine.state import TrainState, first_difference, is_sound
-from jaxddp.goal import Goal
 from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import MANIFEST, METADATA, Integrity, steps_in
 from jaxddp.training.checkpoints.orbax_errors import Barrier, reading, restoring, writing
 from jaxddp.training.checkpoints.validation_file import ValidationFile

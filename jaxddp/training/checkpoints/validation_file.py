@@ -9,7 +9,7 @@ from typing import Any
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.goal import Goal
+from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import Integrity
 
 VALIDATION_FILE = "validation.json"

@@ -9,8 +9,8 @@ from typing import Any
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.goal import VAL, VAL_EMA
 from jaxddp.registry import LOGGERS
+from jaxddp.sections.goal import VAL, VAL_EMA
 from jaxddp.training.events import RunEnd, RunStart
 from jaxddp.training.listeners.metric_rows import Row, RowListener, parse
 from jaxddp.training.validation.predicted_images import PredictedImages

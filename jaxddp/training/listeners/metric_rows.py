@@ -9,7 +9,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.goal import VAL, VAL_EMA
+from jaxddp.sections.goal import VAL, VAL_EMA
 from jaxddp.training.events import EvaluationRecord, Listener, StepRecord
 from jaxddp.training.validation.predicted_images import PredictedImages
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxddp.config import Config
 from jaxddp.core.errors import THEN, JaxddpError
-from jaxddp.core.own_code import is_ctrl_c
 from jaxddp.core.phases import phase
+from jaxddp.core.user_code import is_ctrl_c
 from jaxddp.registry import LOGGERS
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import JsonLines

@@ -10,7 +10,7 @@ import jax
 
 from jaxddp.core.duration import Duration
 from jaxddp.core.wording import counted, duration, figure, plural, size, speed
-from jaxddp.goal import VAL, VAL_EMA
+from jaxddp.sections.goal import VAL, VAL_EMA
 from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Used
 
 

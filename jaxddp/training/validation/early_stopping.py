@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxddp.core.wording import counted, figure
-from jaxddp.goal import Goal, Mean
+from jaxddp.sections.goal import Goal, Mean
 
 
 @dataclass(frozen=True)

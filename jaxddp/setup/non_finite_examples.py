@@ -17,7 +17,7 @@ from jaxddp.setup.feed import Feed
 _MOST_SHOWN = 8
 
 
-def suspects(state: TrainState, step: int, objective: Objective, feed: Feed, key: jax.Array) -> str:
+def describe_non_finite(state: TrainState, step: int, objective: Objective, feed: Feed, key: jax.Array) -> str:
     """Names the rows of a step's batch whose loss is not finite, else whose image is not, else all of its rows.
 
     The state may be that of a later step: the host hears of steps some at a time. The network sees the images

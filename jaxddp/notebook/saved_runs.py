@@ -12,7 +12,7 @@ from jaxddp.job.environment import find_job
 from jaxddp.mesh import Device, Topology
 from jaxddp.notebook.arguments import words_of_arguments
 from jaxddp.overrides import checked, plain
-from jaxddp.setup.joined import join_job
+from jaxddp.setup.joining import join_job
 from jaxddp.tasks.run_evaluation import evaluate
 from jaxddp.workdir.saved_state import recipe_of_run
 

@@ -16,20 +16,20 @@ from jaxddp.engine.step_objective import Metric, Objective, TrainObjective
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.interface import Model
-from jaxddp.recipe.given import Giver
-from jaxddp.recipe.kinds import check_optimizer, check_parts
+from jaxddp.recipe.configured_losses import configured_losses
+from jaxddp.recipe.configured_metrics import configured_metrics, with_given
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
-from jaxddp.recipe.loss import configured_losses
-from jaxddp.recipe.metrics import configured_metrics, with_given
-from jaxddp.recipe.outputs import check_outputs
+from jaxddp.recipe.network_checks import check_outputs
+from jaxddp.recipe.object_checks import check_optimizer, check_parts
 from jaxddp.recipe.recipe import Recipe
+from jaxddp.recipe.user_objects import ObjectSource
 from jaxddp.registry import MODELS, OBJECTIVES, OPTIMIZERS
 from jaxddp.schedules.peak import at_batch_size
 from jaxddp.schedules.warmup import Steps, make_schedule
 
 
 def make_recipe(
-    config: Config, layout: Layout, topology: Topology, give: Giver, rate: optax.Schedule | None = None
+    config: Config, layout: Layout, topology: Topology, give: ObjectSource, rate: optax.Schedule | None = None
 ) -> Recipe:
     """The recipe of a config that is settled, and of what the user gives.
 
@@ -40,7 +40,7 @@ def make_recipe(
         InputError: a name that is unknown, a number out of range, or an object of another kind than it is given for;
             names the key or who gave it.
     """
-    data, followed = layout.data, rate or make_schedule(config, layout.steps)
+    data, followed = layout.training_data, rate or make_schedule(config, layout.steps)
     loss, eval_loss = losses_of(config, data, give)
     optimizer, follows = _optimizer(config, followed, give)
     initialize = give("initialize", config, data.images)
@@ -59,7 +59,7 @@ def make_recipe(
     )
 
 
-def model_of(config: Config, num_classes: int, give: Giver, image_shape: ImageShape | None = None) -> Model:
+def model_of(config: Config, num_classes: int, give: ObjectSource, image_shape: ImageShape | None = None) -> Model:
     """The network; one that the user gives is tried on images, where their shape is told. Raises: InputError."""
     given = give("model", config, num_classes)
     if given is None:
@@ -72,7 +72,7 @@ def model_of(config: Config, num_classes: int, give: Giver, image_shape: ImageSh
     return model
 
 
-def losses_of(config: Config, data: TrainingData, give: Giver) -> tuple[ExampleLoss, ExampleLoss]:
+def losses_of(config: Config, data: TrainingData, give: ObjectSource) -> tuple[ExampleLoss, ExampleLoss]:
     """The loss of training, and that of evaluation. Raises: InputError."""
     given = give("loss", config)
     if given is None:
@@ -88,7 +88,7 @@ def losses_of(config: Config, data: TrainingData, give: Giver) -> tuple[ExampleL
     return loss, loss
 
 
-def metrics_of(config: Config, data: TrainingData, give: Giver) -> Mapping[str, Metric | SetMetric]:
+def metrics_of(config: Config, data: TrainingData, give: ObjectSource) -> Mapping[str, Metric | SetMetric]:
     """What is measured beside the loss. Raises: InputError."""
     metrics = configured_metrics(config, data.labels)
     given = give("metrics", config)
@@ -97,13 +97,13 @@ def metrics_of(config: Config, data: TrainingData, give: Giver) -> Mapping[str, 
     return with_given(metrics, given.value, given.where, data.labels)
 
 
-def parts_of(config: Config, steps: Steps, give: Giver) -> tuple[Part, ...]:
+def parts_of(config: Config, steps: Steps, give: ObjectSource) -> tuple[Part, ...]:
     """The parts of the step. Raises: InputError."""
     configured, given = configured_parts(config, steps.total), give("parts", config, steps)
     return configured if given is None else check_parts(given.value, given.where, configured)
 
 
-def _optimizer(config: Config, rate: optax.Schedule, give: Giver) -> tuple[optax.GradientTransformation, bool]:
+def _optimizer(config: Config, rate: optax.Schedule, give: ObjectSource) -> tuple[optax.GradientTransformation, bool]:
     """The optimizer, and whether it was told of the learning rate."""
     told = at_batch_size(config), rate
     given = give("optimizer", *told)
@@ -112,14 +112,14 @@ def _optimizer(config: Config, rate: optax.Schedule, give: Giver) -> tuple[optax
     return check_optimizer(given.value, given.where, config), given.hook is not None
 
 
-def _objective(config: Config, topology: Topology, give: Giver) -> Callable[[Objective], TrainObjective]:
+def _objective(config: Config, topology: Topology, give: ObjectSource) -> Callable[[Objective], TrainObjective]:
     given = give("objective", config, topology)
     if given is None:
         return OBJECTIVES.get(config.objective.name)(config, topology)
     return given.function("(objective)" if given.hook else "the supervised objective, or a name", "supervised")
 
 
-def _augmentation(config: Config, layout: Layout, give: Giver) -> Augmentation | None:
+def _augmentation(config: Config, layout: Layout, give: ObjectSource) -> Augmentation | None:
     """It is tried on images of all sizes by itself, so that what is wrong with it is told of who gave it."""
     given = give("augmentation", config)
     if given is None:
@@ -128,5 +128,5 @@ def _augmentation(config: Config, layout: Layout, give: Giver) -> Augmentation |
     alone = Preprocess.of(config, extra=function)
     with given.told():
         for shape in layout.shapes:
-            check_augmentation(alone, shape, layout.data.dtype)
+            check_augmentation(alone, shape, layout.training_data.dtype)
     return function

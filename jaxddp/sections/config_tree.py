@@ -6,16 +6,17 @@ from typing import Any
 
 from jaxddp.choices import given_way
 from jaxddp.core.ranges import Seed
-from jaxddp.layers import Layers
 from jaxddp.overrides import check_values, flatten, plain, replaced
-from jaxddp.sections.examples import DataConfig
-from jaxddp.sections.loss import LossConfig
-from jaxddp.sections.model import ModelConfig
-from jaxddp.sections.objective import ObjectiveConfig
-from jaxddp.sections.optimizer import OptimizerConfig
-from jaxddp.sections.parallel import ParallelConfig
-from jaxddp.sections.training import TrainConfig
-from jaxddp.sections.watching import CheckpointConfig, EvalConfig, LogConfig
+from jaxddp.sections.data_section import DataConfig
+from jaxddp.sections.eval_section import CheckpointConfig, EvalConfig
+from jaxddp.sections.layers import Layers
+from jaxddp.sections.log_section import LogConfig
+from jaxddp.sections.loss_section import LossConfig
+from jaxddp.sections.model_section import ModelConfig
+from jaxddp.sections.objective_section import ObjectiveConfig
+from jaxddp.sections.optimizer_section import OptimizerConfig
+from jaxddp.sections.parallel_section import ParallelConfig
+from jaxddp.sections.train_section import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from jaxddp.core.ranges import Factor, Range, Share
-from jaxddp.sections.examples import RandAugment, RandMagnitude
+from jaxddp.sections.data_section import RandAugment, RandMagnitude
 
 Temperature = Annotated[float, Range(0, 1000, above=True)]
 Ratio = Annotated[int, Range(1, 1024)]

@@ -11,7 +11,7 @@ from jaxddp.hooks import Hook, check_called
 
 
 @dataclass(frozen=True)
-class Given:
+class UserObject:
     """An object, and who gives it.
 
     Attributes:
@@ -49,25 +49,25 @@ class Given:
 
 _OPTIONAL = frozenset({"augmentation", "initialize", "metrics"})
 """Arguments of which None is nothing."""
-Giver = Callable[..., Given | None]
+ObjectSource = Callable[..., UserObject | None]
 """Of a kind, such as "loss", and of what the hook of that kind is told: what the user gives, None where nothing."""
 
 
-def by_hooks(hooks: Mapping[str, Hook]) -> Giver:
+def objects_of_hooks(hooks: Mapping[str, Hook]) -> ObjectSource:
     """What the hooks of a recipe file return; each is called when its kind is asked for."""
 
-    def give(kind: str, *told: Any) -> Given | None:
+    def give(kind: str, *told: Any) -> UserObject | None:
         hook = hooks.get(f"get_{kind}")
-        return None if hook is None else Given(hook(*told), hook.name, hook)
+        return None if hook is None else UserObject(hook(*told), hook.name, hook)
 
     return give
 
 
-def by_arguments(**objects: Any) -> Giver:
+def objects_of_arguments(**objects: Any) -> ObjectSource:
     """What a call in Python gives, by the names of its arguments."""
     given = {kind: value for kind, value in objects.items() if value is not None or kind not in _OPTIONAL}
 
-    def give(kind: str, *_: Any) -> Given | None:
-        return Given(given[kind], kind) if kind in given else None
+    def give(kind: str, *_: Any) -> UserObject | None:
+        return UserObject(given[kind], kind) if kind in given else None
 
     return give

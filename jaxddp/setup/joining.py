@@ -27,7 +27,7 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> Peers:
     return peers
 
 
-def joined(file: RecipeFile) -> tuple[Topology, Config]:
+def join_and_resolve(file: RecipeFile) -> tuple[Topology, Config]:
     """Join the job, see that all processes have this recipe, and find the devices; with the file's config, its
     precision and its places settled.
 
@@ -38,8 +38,8 @@ def joined(file: RecipeFile) -> tuple[Topology, Config]:
     values = {key: str(value) for key, value in flatten(config.to_dict()).items()}
     peers.agree(values | {"the recipe file's digest": str(file.digest())})
     topology = Topology.create(config.parallel.devices, peers)
-    if file.said and peers.is_first:
-        _log.info(file.said)
+    if file.taken.notice and peers.is_first:
+        _log.info(file.taken.notice)
     config = with_places(config, peers)
     if config.train.precision is None:
         config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})

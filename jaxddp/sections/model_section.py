@@ -9,8 +9,8 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import about
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay, Range
-from jaxddp.layers import Layers, assignments
 from jaxddp.overrides import names_of
+from jaxddp.sections.layers import Layers, assignments
 from jaxddp.weight_init import WeightInit
 
 NETWORK_KEYS = ("name", "width", "stem", "shortcut_norm", "blur_pool")

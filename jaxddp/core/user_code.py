@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jaxddp.core.errors import Answered, JaxddpError, with_notes
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parent.parent
 _NOT_OWN = (_PACKAGE, _PACKAGE.parent / "configs", Path(sysconfig.get_path("stdlib")))
 _LIBRARIES = frozenset({"site-packages", "dist-packages"})
 _LONGEST = 500

@@ -13,7 +13,7 @@ from jaxddp.core.wording import counted
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import ExampleLoss, example_loss
 from jaxddp.registry import LOSSES
-from jaxddp.sections.loss import BALANCED
+from jaxddp.sections.loss_section import BALANCED
 
 _KEY = "loss.class_weights"
 

@@ -8,9 +8,9 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import about
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay, Factor, HeldOut, Period, Positive, Range, Share, SomeShare, WeightDecay
-from jaxddp.layers import Groups, assignments
 from jaxddp.overrides import names_of, read_number
-from jaxddp.sections.training import BatchSize
+from jaxddp.sections.layers import Groups, assignments
+from jaxddp.sections.train_section import BatchSize
 
 Power = Annotated[float, Range(0, 100, above=True)]
 

@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.config import DataConfig
+from jaxddp.choices import check_read
+from jaxddp.config import Config, DataConfig
+from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, refused
-from jaxddp.core.message import Key
+from jaxddp.core.message import Key, Words
 from jaxddp.core.wording import first_line
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.state import TrainState
 from jaxddp.hooks import check_called
-from jaxddp.recipe.metrics import check_name
+from jaxddp.recipe.configured_metrics import check_name
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.validation.evaluator import Measure
 
@@ -33,6 +35,8 @@ def check_data(data: Any) -> DataConfig | None:
             Key.plain("data.verify", "manifest"),
             ": from Python, give the table that open_data(PATH, manifest=FILE) opens",
         )
+    if data is not None:
+        check_read(Config(data=data))
     return data
 
 
@@ -115,3 +119,26 @@ def _with_numbers(evaluator: Measure) -> Measure:
 
 def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
+
+
+def check_length(before: Config, after: Config) -> None:
+    """Raises `InputError` where something happens at the end or after a share of a run whose length was changed."""
+    if before.train.duration == after.train.duration:
+        return
+    if before.train.lookahead is not None:
+        raise InputError(
+            Key("train.lookahead"),
+            f": a run of {before.train.duration} ends on the slow weights, and this one is of {after.train.duration}",
+            advice="give prepare_training its length",
+        )
+    thawed = before.model.thawed.items()
+    shares: list[tuple[Words, Duration]] = [((Key("model.unfreeze"), f": {layer}="), each) for layer, each in thawed]
+    if before.data.grow_from is not None:
+        shares += [((Key(f"data.{key}"), "="), getattr(before.data, key)) for key in ("grow_start", "grow_end")]
+    for key, duration in shares:
+        if duration.unit == "%":
+            raise InputError(
+                key,
+                f"{duration} is of a run of {before.train.duration}, and this one is of {after.train.duration}",
+                advice="give prepare_training its length, or say epochs or steps",
+            )

@@ -1,5 +1,6 @@
-"""A run whose images have several sizes, those that training grows through and evaluation's: a network takes all."""
+"""Check a network against the classes and the image sizes of a run by abstract evaluation; nothing is computed."""
 
+import functools
 import logging
 from typing import Any
 
@@ -10,12 +11,15 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.peers import Peers
-from jaxddp.core.wording import first_line
-from jaxddp.models.interface import Model
+from jaxddp.core.wording import first_line, kind_of
+from jaxddp.engine.step_objective import wide_logits
+from jaxddp.mesh import AXIS
+from jaxddp.models.interface import Model, takes_example_keys
 from jaxddp.models.variables import trees_of
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
 
 _log = logging.getLogger("jaxddp.experiment")
+_IMAGES = 2
 
 
 def check_sizes(data: DataConfig, model: Model, layout: Layout, peers: Peers) -> None:
@@ -24,12 +28,12 @@ def check_sizes(data: DataConfig, model: Model, layout: Layout, peers: Peers) ->
     Where a run ends before its images have grown, a line says so. Raises: InputError; names the first size that the
     network does not take.
     """
-    whole, largest = layout.data.image_shape, layout.shapes[-1]
+    whole, largest = layout.training_data.image_shape, layout.shapes[-1]
     if largest != whole and peers.is_first:
         _log.warning(f'data.grow_end="{data.grow_end}": the run ends before, at {largest[0]} pixels of {whole[0]}')
     for shape in layout.shapes:
         _check_takes(model, whole, shape, "grow_from", data)
-    check_eval_size(data, model, layout.data)
+    check_eval_size(data, model, layout.training_data)
 
 
 def check_eval_size(data: DataConfig, model: Model, known: TrainingData) -> None:
@@ -62,3 +66,45 @@ def _logits(model: Model, trees: Any, shape: ImageShape) -> Any:
     """The shape and dtype of a network's logits for an image [H, W, C]."""
     image = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     return jax.eval_shape(lambda *given: model.apply(*given, train=False, key=None)[0], *trees, image)
+
+
+def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: int) -> None:
+    """See that a network gives each image a logit for each class, in evaluation and in training; nothing is computed.
+
+    Args:
+        image_shape: [H, W, C].
+
+    Raises:
+        InputError: it gives something else.
+    """
+    images = jax.ShapeDtypeStruct((_IMAGES, *image_shape), jnp.float32)
+    given = *trees_of(model, image_shape), images, jax.eval_shape(lambda: jax.random.key(0))
+    for train in (False, True):
+        when = "the data in training" if train else "the data"
+        # A batch norm may average over the devices.
+        traced = jax.make_jaxpr(functools.partial(_checked, model, (num_classes, when), train), axis_env=[(AXIS, 1)])
+        traced(*given)
+
+
+def _checked(
+    model: Model, classes: tuple[int, str], train: bool, params: Any, state: Any, images: jax.Array, key: jax.Array
+) -> jax.Array:
+    """The logits, where they are one for each of so many classes of something."""
+    own = {"example_keys": jax.random.split(key, _IMAGES)} if train and takes_example_keys(model) else {}
+    try:
+        made = model.apply(params, state, images, train=train, key=key if train else None, **own)
+    except InputError:
+        if train:
+            # Ghost batch norm takes nothing less than a group.
+            return images
+        raise
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise InputError(f"the model's apply returned {kind_of(made)}; return a pair (logits, model_state)")
+    (logits, _), (wanted, data) = made, classes
+    try:
+        return wide_logits(logits, (_IMAGES, wanted))
+    except InputError as error:
+        shape, advice = getattr(logits, "shape", ()), f"one for each of the {wanted} classes of {data}"
+        if len(shape) == 2 and shape[-1] != wanted:
+            advice += f": its last layer has {shape[-1]} outputs, make it one of {wanted}"
+        raise InputError(f"{error}, {advice}") from None

@@ -1,0 +1,84 @@
+"""The Python files of a recipe: they are run as modules, and a run keeps a copy of them."""
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from jaxddp.core.errors import InputError
+
+_folders: set[Path] = set()
+"""The folders of recipes, in which imports look for modules."""
+
+
+@dataclass(frozen=True)
+class RecipeSources:
+    """The Python files of a recipe.
+
+    Attributes:
+        root: the folder that the names of the files are relative to.
+        recipes: the recipe file itself, then the recipe files that it loaded by path.
+        modules: modules beside them that were imported while they ran.
+    """
+
+    root: Path
+    recipes: tuple[Path, ...] = ()
+    modules: frozenset[Path] = frozenset()
+
+    @property
+    def main(self) -> str:
+        """The name of the recipe file itself, relative to `root`."""
+        return os.path.relpath(self.recipes[0], self.root)
+
+    def read(self) -> dict[str, bytes]:
+        """The content of each file by its name, with the modules that have been imported since."""
+        folders = {path.parent for path in self.recipes}
+        imported = {file for folder in folders for _, file in modules_in(folder)}
+        paths = sorted({*self.recipes, *self.modules, *imported})
+        return {os.path.relpath(path, self.root): path.read_bytes() for path in paths}
+
+
+def run_as_module(path: Path, *, add_folder: bool) -> ModuleType:
+    """Run a file as a module and return the module. Raises: InputError; the file is no Python file.
+
+    Args:
+        add_folder: whether the file, and its hooks later, can import modules from its folder, as a script can.
+    """
+    name = f"jaxddp_recipe_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError("is no Python file; give one whose name ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    if add_folder:
+        _import_from(path.absolute().parent)
+    # A dataclass, such as a Flax module, looks up its own module there.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def modules_in(folder: Path) -> list[tuple[str, Path]]:
+    """The names and files of the imported modules that an import would find in a folder."""
+    found, beginning = [], os.path.join(folder, "")
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        # Thousands are imported, and paths are slow.
+        if not file or not file.startswith(beginning) or name.partition(".")[0] == "jaxddp":
+            continue
+        place = folder.joinpath(*name.split("."))
+        if Path(file) in (place.with_suffix(".py"), place / "__init__.py"):
+            found.append((name, Path(file)))
+    return found
+
+
+def _import_from(folder: Path) -> None:
+    """Make imports look in a recipe's folder first, and forget modules of other recipes' folders that it has too."""
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+    for other in _folders - {folder}:
+        for name in [name for name, file in modules_in(other) if (folder / file.relative_to(other)).is_file()]:
+            del sys.modules[name]
+    _folders.add(folder)
