@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jaxddp.registry as registry
-from jaxddp.choices import KINDS
+from jaxddp.choices import CHOICES
 from jaxddp.config import Config
 from jaxddp.core.duration import Duration
 from jaxddp.core.message import typed
@@ -109,9 +109,9 @@ def _values(hint: Any) -> str:
 def _default(key: str, value: Any) -> str:
     """The default as it is written, and that of each choice that reads the key."""
     by_value: dict[str, list[str]] = {}
-    for kind in KINDS:
+    for kind in CHOICES:
         for name in kind.readers().get(key, ()):
-            settings = kind.registry.settings(name)
+            settings = kind.settings(name)
             assert settings is not None
             (field,) = (field for field in dataclasses.fields(settings) if field.name == key.rpartition(".")[2])
             shown = "none" if field.default is dataclasses.MISSING else _shown(field.default) or "none"
