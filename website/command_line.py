@@ -115,14 +115,10 @@ def option(lines: list[str]) -> Option:
 
 def table(options: list[Option]) -> Iterator[str]:
     """A table of options in Markdown."""
-    yield from ("| option | default | |", "|---|---|---|")
+    yield from ("| option | meaning |", "|---|---|")
     for usage, description, default in options:
-        code = f"`{cell(default)}`" if default and default != "required" else cell(default)
-        yield f"| {code_cell(usage)} | {code} | {text_cell(description)} |"
-
-
-def cell(text: str) -> str:
-    return text.replace("|", "\\|")
+        ending = "Required." if default == "required" else f"Default: `{default}`." if default else ""
+        yield f"| {code_cell(usage)} | {text_cell(f'{description} {ending}'.strip())} |"
 
 
 def code_cell(text: str) -> str:
@@ -132,7 +128,7 @@ def code_cell(text: str) -> str:
 def text_cell(text: str) -> str:
     """Prose for a cell; what stands between backticks stays code."""
     parts = text.split("`")
-    parts[::2] = [cell(re.sub(r"([*_<\[])", r"\\\1", part)) for part in parts[::2]]
+    parts[::2] = [re.sub(r"([*_<\[|])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
 
 

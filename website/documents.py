@@ -17,7 +17,7 @@ PAGE_OF = {
     "benchmarks/RESULTS.md": "results.md",
 }
 """Files outside docs/ that are pages, and the paths of these."""
-TROUBLESHOOTING = "troubleshooting.md"
+TROUBLESHOOTING, RECIPES = "troubleshooting.md", PAGE_OF["configs/README.md"]
 
 
 def documents() -> dict[str, str]:
@@ -29,7 +29,10 @@ def documents() -> dict[str, str]:
 def copied_documents() -> dict[str, str]:
     """The Markdown text of each page that is a file of the repository, by the page's path."""
     pages = {page: linked(file, (ROOT / file).read_text("utf-8")) for file, page in documents().items()}
-    return pages | {TROUBLESHOOTING: with_entries(pages[TROUBLESHOOTING])}
+    return pages | {
+        TROUBLESHOOTING: with_entries(pages[TROUBLESHOOTING]),
+        RECIPES: re.sub(r"^\| `(\w+)` ", r"| [`\1`](\1.md) ", pages[RECIPES], flags=re.MULTILINE),
+    }
 
 
 def linked(file: str, text: str) -> str:
@@ -73,8 +76,14 @@ def with_entries(text: str) -> str:
             # The first two rows are the table's head.
             if rows > 2:
                 message, answer = re.split(r"(?<!\\)\|", line.strip().strip("|"), maxsplit=1)
-                lines += [f"### {message.strip()}", "", answer.strip().replace("\\|", "|"), ""]
+                lines += [f"### {sentence(message)}", "", sentence(answer).replace("\\|", "|"), ""]
         else:
             rows = 0
             lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def sentence(text: str) -> str:
+    """A text that begins with a capital letter, unless it begins with code."""
+    text = text.strip()
+    return text[:1].upper() + text[1:]

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 
 import jax
 import numpy as np
@@ -32,12 +33,18 @@ def page_of(name: str) -> str:
     source = (ROOT / f"configs/{name}.py").read_text("utf-8")
     tree = ast.parse(source)
     text = inspect.cleandoc(ast.get_docstring(tree) or "")
-    summary, _, rest = text.partition("\n\n")
+    summary, _, rest = with_links(text).partition("\n\n")
     code = "".join(source.splitlines(keepends=True)[tree.body[0].end_lineno :]).strip()
     lines = [f"# {name}", "", summary, "", rest, "", "## Curves", "", *curves(name), ""]
     if name in MEASURED:
         lines += ["A run of it:", "", MEASURED[name], ""]
     return "\n".join([*lines, "## Source", "", f'```python title="configs/{name}.py"', code, "```", ""])
+
+
+def with_links(text: str) -> str:
+    """A docstring with its papers and repositories as links."""
+    text = re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[\g<0>](https://arxiv.org/abs/\1)", text)
+    return re.sub(r"github\.com/[\w-]+/[\w.-]*\w", r"[\g<0>](https://\g<0>)", text)
 
 
 def curves(name: str) -> list[str]:
@@ -46,14 +53,15 @@ def curves(name: str) -> list[str]:
     batch = config.train.batch_size
     total = config.train.duration.steps(num_examples=examples, batch_size=batch)
     warmup = config.optimizer.warmup.steps(num_examples=examples, batch_size=batch, total_steps=total)
-    steps = np.unique(np.linspace(0, total - 1, POINTS).astype(int))
+    corners = [warmup - 1, warmup] if 0 < warmup < total else []
+    steps = np.unique([*np.linspace(0, total - 1, POINTS).astype(int), *corners])
     epochs = steps * batch / examples
     rates = np.asarray(jax.vmap(make_schedule(config, Steps(total, warmup)))(steps))
-    plots = [line_plot("learning rate", epochs, rates, "epoch")]
+    plots = [line_plot("Learning rate", epochs, rates, "epoch")]
     sizes = {"num_examples": examples, "batch_size": batch, "total_steps": total}
     if growth := Growth.of(config.data, config.data.image_size, **sizes):
         sides = np.array([growth.side(step) for step in steps.tolist()])
-        plots.append(line_plot("side of the training images in pixels", epochs, sides, "epoch"))
+        plots.append(line_plot("Side of the training images in pixels", epochs, sides, "epoch"))
     return plots
 
 
