@@ -165,10 +165,10 @@ def test_the_command_prints_a_table(tmp_path, capfd):
     (line,) = [line for line in printed.splitlines() if "first" in line]
     assert "done" in line and "40 of 40" in line and f"top1 {best:.2%}" in line
     assert main(["runs", str(tmp_path / "first" / "none")]) == 2
-    assert "none: no such directory; give one that holds work directories" in capfd.readouterr().err
+    assert "none: no such directory; give one that contains work directories" in capfd.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["runs", str(tmp_path / "empty")]) == 0
-    assert capfd.readouterr().out == f"{tmp_path}/empty: holds no runs\n"
+    assert capfd.readouterr().out == f"{tmp_path}/empty: contains no runs\n"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

@@ -416,7 +416,7 @@ def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
             ["{run}", "--out", "{tmp}/r.html", "--step", "bset"],
             "--step bset: give best, latest, or the step of a check",
         ),
-        (["{run}", "--out", "{tmp}/r.pdf"], "{tmp}/r.pdf: the report is a page; give a name that ends in .html"),
+        (["{run}", "--out", "{tmp}/r.pdf"], "{tmp}/r.pdf: the report is an HTML page; give a name that ends in .html"),
         (
             ["{run}", "--out", "{run}/config.json/r.html"],
             "Error parsing --out: {run}/config.json/r.html: no path that can",
@@ -503,7 +503,7 @@ def test_what_cannot_be_asked_for_its_classes_is_left_out_in_a_line(trained, tmp
     page = with_classes(page_of(runs), runs, "best")
     assert len(page.classes.runs) == 1 and page.classes.runs[0].name == runs[3].name
     python, gone, empty = page.classes.faults
-    assert "the run came from Python and does not say its network" in python
+    assert "the run came from Python, and its config does not name the network" in python
     assert "gone.npz: no such directory or file" in gone
     assert f"{places[2]}: no work directory of a run, which has checkpoints/" in empty
     assert STEPS == 40 and render(page).count("its classes are left out:") == 3
