@@ -18,7 +18,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import duration
 from jaxddp.reports.charts import curves
 from jaxddp.reports.overview import run_table, runs_below
-from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.read_runs import read_runs
 from jaxddp.reports.seeds import SeedGroup, seed_table
 from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import Integrity
@@ -151,7 +151,7 @@ def test_the_best_is_that_of_the_run_s_own_goal_and_of_the_average(tmp_path):
     rows = {(row[1].text, row[2].text): row for row in seed_table(runs, [SeedGroup("all", "#000000", (0, 1))]).rows}
     assert rows["val_ema loss", "best"][3].text == "2" and ("val_ema top1", "last") in rows
     names = [trace["name"] for chart in curves(runs, ["#000000"] * 2) for trace in chart.data]
-    assert "a, validation of the average" in names and "b, validation" in names
+    assert "a, validation of averaged parameters" in names and "b, validation" in names
     (places[1] / "metrics.jsonl").unlink()
     (again,) = read_runs(places[1:])
     assert again.best is not None and (again.best.value, again.best.step) == (0.125, 10)

@@ -25,7 +25,8 @@ from jaxddp.reports.compose import page_of
 from jaxddp.reports.differences import changes, differences, group_names, seed_groups
 from jaxddp.reports.overview import run_table, speed_table
 from jaxddp.reports.page import render
-from jaxddp.reports.run_files import RunFiles, read_runs
+from jaxddp.reports.read_runs import read_runs
+from jaxddp.reports.run_files import RunFiles
 from jaxddp.reports.seeds import mean_curve
 from jaxddp.reports.text_tables import TextTable, number
 from jaxddp.reports.validation_images import ValidationImages, thumbnails
@@ -351,7 +352,7 @@ def holding(name: str, content: str):
         (without("metrics.jsonl"), "metrics.jsonl is missing; its curves are left out"),
         (without("result.json"), None),
         (holding("config.json", '{"seed": 0, "da'), "config.json is damaged (Unterminated string"),
-        (holding("config.json", "[1]"), "config.json is damaged (it holds [1]); its settings"),
+        (holding("config.json", "[1]"), "config.json is damaged (it contains [1]); its settings"),
         (holding("config.json", '{"seed": 0, "data": {}, "train": 5}'), None),
         (holding("result.json", "{"), "result.json is damaged (Expecting"),
         (holding("metrics.jsonl", ""), None),
@@ -403,14 +404,14 @@ def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
     (run,) = read_runs([place])
     (drawn,) = curves([run], ["#0072B2"])
     assert drawn.title == "top-1 accuracy" and drawn.data[0]["y"] == [0.25, 0.5]
-    assert "but for what validation measured" in run.faults[0] and run.best == ("top1", 0.5, 20, 1)
+    assert "except for the validations of checkpoints" in run.faults[0] and run.best == ("top1", 0.5, 20, 1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{run}", "{tmp}/none", "--out", "r.html"], "{tmp}/none: no work directory of a run, which has config.json"),
-        (["{tmp}", "--out", "r.html"], "{tmp}: no work directory of a run"),
+        (["{run}", "{tmp}/none", "--out", "r.html"], "{tmp}/none: not the work directory of a run, which contains con"),
+        (["{tmp}", "--out", "r.html"], "{tmp}: not the work directory of a run"),
         (["{run}", "{run}", "--out", "r.html"], "{run}: is given twice; give each run once"),
         (
             ["{run}", "--out", "{tmp}/r.html", "--step", "bset"],

@@ -13,7 +13,7 @@ from jaxddp.command_line.terminal import print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import on_screen
 from jaxddp.reports.overview import run_table, runs_below
-from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.read_runs import read_runs
 
 
 @dataclass(frozen=True)

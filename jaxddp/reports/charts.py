@@ -44,10 +44,10 @@ _STYLES: dict[str, dict[str, Any]] = {
 _MOST_MARKED = 30
 """The number of points up to which a curve has markers; more markers would hide it."""
 _NAMES = {
-    "steps": "a step",
+    "steps": "step",
     "epochs": "mean of an epoch",
     "validation": "validation",
-    "averaged": "validation of the average",
+    "averaged": "validation of averaged parameters",
 }
 
 

@@ -11,7 +11,8 @@ from jaxddp.reports.charts import COLOURS, curves, is_wide, run_positions, seed_
 from jaxddp.reports.differences import changes, differences, group_names, seed_groups
 from jaxddp.reports.overview import run_table, speed_table
 from jaxddp.reports.page import ClassSection, CurveSection, LegendEntry, Page, SeedSection, check_libraries, render
-from jaxddp.reports.run_files import RunFiles, read_runs
+from jaxddp.reports.read_runs import read_runs
+from jaxddp.reports.run_files import RunFiles
 from jaxddp.reports.seeds import SeedGroup, seed_table
 from jaxddp.reports.text_tables import Cell, Column, TextTable
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.core.wording import duration
-from jaxddp.reports.run_files import RunFiles, is_run
+from jaxddp.reports.read_runs import is_run
+from jaxddp.reports.run_files import RunFiles
 from jaxddp.reports.text_tables import NOTHING, Cell, Column, TextTable, number, without_empty_columns
 
 _DEEPEST = 5

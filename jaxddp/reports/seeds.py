@@ -73,7 +73,7 @@ def spread_of(runs: Sequence[RunFiles], metric: str, moment: str) -> Spread | No
 
 def seed_table(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> TextTable:
     """Returns a table of the spreads of groups of runs."""
-    titles = ("metric", "validation", "n", "mean", "standard deviation", "least", "most")
+    titles = ("metric", "validation", "n", "mean", "standard deviation", "minimum", "maximum")
     columns = (Column("runs", number=False), *(Column(title, number=place > 1) for place, title in enumerate(titles)))
     rows = []
     metrics = dict.fromkeys(name for run in runs for name in run.metrics)

@@ -11,7 +11,7 @@ from support.reports import HOSTILE, hostile_page, outcome_of_noise, write_run
 from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of
 from jaxddp.reports.page import ClassSection, render
-from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.read_runs import read_runs
 
 pytestmark = pytest.mark.ci
 

@@ -13,7 +13,7 @@ from jaxddp.inference.outcome import Outcome
 from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of
 from jaxddp.reports.page import ClassSection, Page
-from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.read_runs import read_runs
 from jaxddp.reports.validation_images import ValidationImages
 from jaxddp.workdir.lock import LOCK_FILE
 from support.data import random_table
