@@ -1,4 +1,4 @@
-"""Line plots as SVG in the colors of the page."""
+"""Line plots as SVG, in the colors of the page."""
 
 import html
 
@@ -6,11 +6,11 @@ import numpy as np
 
 WIDTH, HEIGHT = 720, 220
 LEFT, RIGHT, TOP, BOTTOM = 76, 12, 12, 40
-"""Pixels around the axes."""
+"""Margins around the axes, in pixels."""
 
 
 def line_plot(title: str, x: np.ndarray, y: np.ndarray, x_title: str) -> str:
-    """A plot of y over x, float[N] each, with the smallest and the largest value at each axis."""
+    """Returns a plot of y over x, float[N] each, with the smallest and the largest value at each axis."""
     low, high = min(0.0, float(y.min())), float(y.max())
     first, last = float(x[0]), max(float(x[-1]), float(x[0]) + 1e-9)
     right = LEFT + (x - first) / (last - first) * (WIDTH - LEFT - RIGHT)
