@@ -1,4 +1,4 @@
-"""The terminal's door: delegate to a command, and turn an error that the user can correct into one line."""
+"""Command-line entry point: runs a command, and prints an error that the user can correct as one line."""
 
 import contextlib
 import os
@@ -33,12 +33,12 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp launch [--processes P | --gpus K] [--restarts N] [--nodes N|MIN:MAX --nr RANK --coordinator HOST:PORT]
                      -- train CONFIG ...
 
-CONFIG is a name ({names}), the path of a Python file with
-get_config(), or a RUN; RUN is a work directory, with the settings that its run wrote down; PATH is what data.path
-takes; IMAGES is a folder, files, a CSV file with a column path, or a directory with a test listing.
-`jaxddp train CONFIG --help` lists what can be overridden, with the config's values; the keys that are used most have
-short forms: --data DIR, --model NAME, --epochs N, --batch-size B, --lr X. Each command has its own --help, and
-`jaxddp --version` says what is installed."""
+CONFIG is a name ({names}),
+the path of a Python file with get_config(), or a RUN. RUN is the work directory of a run, whose saved settings apply.
+PATH is a data set, as in data.path. IMAGES is a folder, files, a CSV file with a column `path`, or a directory with a
+test listing. `jaxddp train CONFIG --help` lists every key that can be overridden, with the config's values. The most
+used keys have short forms: --data DIR, --model NAME, --epochs N, --batch-size B, --lr X. Each command has its own
+--help. `jaxddp --version` prints the installed versions."""
 
 COMMANDS = (
     *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config", "data"),
@@ -47,39 +47,42 @@ COMMANDS = (
 
 _RESUMES = "the same command resumes from the last checkpoint, if there is one"
 _INTERRUPTED = {
-    "data": "what it was writing is not there",
+    "data": "its output was not written",
     "find-lr": "nothing was written",
-    "predict": "the same command goes on behind what was answered",
+    "predict": "the same command continues with the images that have no prediction yet",
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 2 bad input, 75 preempted after saving, 1 another failure."""
+    """Run one command.
+
+    Returns the exit code: 0 done, 2 bad input, 75 preempted after saving, 130 interrupted, 1 another failure.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         try:
-            with telling(all_errors=True), at_work(), _saying_what_lasts():
+            with telling(all_errors=True), at_work(), _status_line():
                 return _run(arguments)
         finally:
             sys.stdout.flush()
     except JaxddpError as error:
-        return _end(_told(error, arguments), error.exit_code, error)
+        return _end(_error_line(error, arguments), error.exit_code, error)
     except BrokenPipeError as error:
-        # As of `--help | head`. What is printed now, or at the exit, would raise once more.
+        # As of `--help | head`. Standard output is replaced, because any later print or flush would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _end("standard output was closed before all of it was written", 1, error)
     except KeyboardInterrupt as error:
-        what = _INTERRUPTED.get(arguments[0] if arguments else "", _RESUMES)
-        return _end(f"interrupted; {what}", 130, error)
+        consequence = _INTERRUPTED.get(arguments[0] if arguments else "", _RESUMES)
+        return _end(f"interrupted; {consequence}", 130, error)
 
 
 @contextlib.contextmanager
-def _saying_what_lasts() -> Iterator[None]:
-    """In process 0 of a job, or alone."""
+def _status_line() -> Iterator[None]:
+    """Shows what takes long on standard error, in process 0 of a job and in a process that is not in a job."""
     try:
         job = find_job()
     except InputError:
-        job = None  # The command says so, if it is one that joins.
+        job = None  # A command that joins the job raises the same error.
     if job is not None and job.process_id:
         yield
         return
@@ -87,17 +90,17 @@ def _saying_what_lasts() -> Iterator[None]:
         yield
 
 
-def _told(error: JaxddpError, arguments: list[str]) -> str:
+def _error_line(error: JaxddpError, arguments: list[str]) -> str:
     if error.key is None:
         return str(error)
-    from jaxddp.command_line.error_line import line_of
+    from jaxddp.command_line.error_line import format_error
 
-    return line_of(error, arguments)
+    return format_error(error, arguments)
 
 
 def _end(line: str, code: int, error: BaseException) -> int:
     line = on_screen(with_notes(line, error))
-    # A process that has not come as far as this module has joined no job.
+    # Without this module the process has not joined a job.
     if "jaxddp.job.membership" in sys.modules:
         from jaxddp.job.membership import abandon
 
@@ -124,7 +127,7 @@ def _run(arguments: list[str]) -> int:
     try:
         return _command(command)(rest)
     except SystemExit as end:
-        # A page was shown; what a user's code exits with is not for this.
+        # --help was printed. An exit of the user's own code is passed on.
         if end.code or not {*HELP} & {*rest}:
             raise
         return 0
@@ -135,7 +138,7 @@ def _is_option(word: str) -> bool:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    """What runs a command. Each imports what it needs alone: the launcher and a mistyped word need no JAX."""
+    """Returns the function that runs a command. Only its module is imported, so the launcher needs no JAX."""
     if name == "train":
         from jaxddp.commands.train import run
     elif name == "eval":

@@ -1,4 +1,4 @@
-"""The terminal's door: exit codes, one-line errors, and runs that end, are killed, and go on."""
+"""The command line: exit codes, one-line errors, and runs that end, are killed and resume."""
 
 import contextlib
 import io
@@ -33,13 +33,13 @@ TRAIN = "LOC_train_solution.csv"
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """39 examples to train on and 11 to validate with: no multiple of the batch of 8."""
+    """39 training and 11 validation examples, neither a multiple of the batch size 8."""
     file = tmp_path_factory.mktemp("data") / "images.npz"
     return write_arrays(file, random_table(39, image=16), random_table(11, seed=1, image=16))
 
 
 def params(workdir: Path, data: Path) -> dict:
-    """Those of the latest checkpoint."""
+    """Returns the parameters of the latest checkpoint."""
     recipe = read_recipe(RECIPE)
     recipe = replace(recipe, config=recipe.config.replace(data={"path": str(data)}))
     checkpoints = Checkpoints(workdir / "checkpoints")
@@ -48,7 +48,7 @@ def params(workdir: Path, data: Path) -> dict:
     return state.params
 
 
-# One device, and nothing is drawn: for what is neither about devices nor about pictures.
+# One device and no pictures, for tests of neither.
 PLAIN = ["--parallel.devices", "1", "--log.to", "jsonl"]
 
 
@@ -56,9 +56,9 @@ PLAIN = ["--parallel.devices", "1", "--log.to", "jsonl"]
 def finished(data, tmp_path_factory) -> Path:
     """A run of 12 steps on 8 simulated devices."""
     workdir = tmp_path_factory.mktemp("run") / "whole"
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         assert main(train_words(data, workdir, "--train.duration", "12 steps")) == 0
-    assert "curves.png" in said.getvalue() and f"writing to {workdir}\n" in said.getvalue()
+    assert "curves.png" in output.getvalue() and f"writing to {workdir}\n" in output.getvalue()
     return workdir
 
 
@@ -75,12 +75,12 @@ def test_a_run_leaves_what_the_contract_names(finished):
 
 @pytest.mark.slow
 def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
-    # Training smooths the labels, and neither its validation nor this does.
+    # Training smooths the labels; validation and `eval` do not.
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
     assert main(arguments) == 0
-    said = capfd.readouterr()
-    assert "read only" not in said.err
-    figures = dict(line.split(": ") for line in said.out.splitlines())
+    output = capfd.readouterr()
+    assert "read only" not in output.err
+    figures = dict(line.split(": ") for line in output.out.splitlines())
     expected = json.loads((finished / "result.json").read_text())["val"]
     assert (figures["step"], figures["count"]) == ("12", "11")
     assert all(figures[name] == f"{expected[name]:.7g}" for name in ("loss", "top1"))
@@ -89,7 +89,7 @@ def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
 
 @pytest.mark.parametrize("peers", [ALONE, Second()])
 def test_of_the_processes_of_a_job_one_says_what_eval_measured(peers, data, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("jaxddp.tasks.run_evaluation.evaluate", lambda *given: {"loss": 0.5, "top1": 1.0})
+    monkeypatch.setattr("jaxddp.tasks.run_evaluation.evaluate", lambda *arguments: {"loss": 0.5, "top1": 1.0})
     monkeypatch.setattr("jaxddp.job.membership.peers", lambda: peers)
     assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
     assert capfd.readouterr().out == ("loss: 0.5\ntop1: 1\n" if peers.is_first else "")
@@ -165,13 +165,13 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     assert "--optimizer.learning-rate was 0.005 and is now 0.3" in message
     message = fails([*arguments, "--resume", "never"], capfd)
     assert "step 12" in message and "--resume never would lose" in message
-    # As if written before that key was there.
+    # As a release without the key wrote it.
     config = json.loads((workdir / "config.json").read_text())
     del config["optimizer"]["layer_decay"]
     (workdir / "config.json").write_text(json.dumps(config))
     message = fails([*arguments, "--optimizer.layer-decay", "0.5"], capfd)
     assert "--optimizer.layer-decay was 1.0 and is now 0.5" in message
-    # Neither how it is measured nor what is kept belongs to the recipe.
+    # Keys about measuring and about keeping checkpoints do not belong to the recipe.
     more = ["--eval.batch-size", "16", "--checkpoint.keep", "1", *PLAIN]
     assert main(train_words(data, workdir, "--train.duration", "14 steps", *more)) == 0
     assert json.loads((workdir / "result.json").read_text())["step"] == 14
@@ -181,13 +181,13 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
 
 def test_the_config_of_a_run_finds_its_checkpoints(finished, capfd):
     config = str(finished / "config.json")
-    known = f"{finished / 'checkpoints'}: no checkpoint '7'; there are steps"
-    assert known in fails(["eval", config, "--step", "7", "--parallel.cpu-devices", "None"], capfd)
+    message = f"{finished / 'checkpoints'}: no checkpoint '7'; there are steps"
+    assert message in fails(["eval", config, "--step", "7", "--parallel.cpu-devices", "None"], capfd)
 
 
 def test_a_run_writes_beside_its_own_config_alone():
-    places = {name: str(workdir_of(name)) for name in ("digits", "runs/a/config.json", "recipes/big.json", "b/c.py")}
-    assert list(places.values()) == ["runs/digits", "runs/a", "runs/big", "runs/c"]
+    workdirs = {name: str(workdir_of(name)) for name in ("digits", "runs/a/config.json", "recipes/big.json", "b/c.py")}
+    assert list(workdirs.values()) == ["runs/digits", "runs/a", "runs/big", "runs/c"]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "digits", "--help"]])
@@ -210,7 +210,7 @@ def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
             error.add_note("then: x/checkpoints: cannot be written (No space left on device)")
             raise
 
-    # Ctrl-C at the very moment that a write fails cannot be timed from outside.
+    # A Ctrl-C during a failing write cannot be timed from outside.
     monkeypatch.setattr("jaxddp.cli._run", interrupted)
     assert fails(["train", "digits"], capfd, code=130).endswith(
         "checkpoint, if there is one; then: x/checkpoints: cannot be written (No space left on device)"
@@ -222,7 +222,7 @@ def test_a_checkpoint_of_another_architecture(finished, data, tmp_path, capfd):
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
     message = fails([*arguments, "--model.width", "8"], capfd)
     assert "config.json: --model.width was 4 and is now 8; a checkpoint is measured as it was trained" in message
-    # Where nothing says the run's settings, the arrays tell.
+    # Without the run's settings, the arrays show the difference.
     shutil.copytree(finished / "checkpoints", tmp_path / "checkpoints")
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path), "--model.width", "8"]
     message = fails(arguments, capfd)
@@ -290,7 +290,7 @@ def rewrite(name: str, change):
 
 
 def add_row(row: str):
-    """A row at the end, after the header and 39 examples; `*` stands for the first example's box."""
+    """Returns a tree whose solution file has a further last row; `*` stands for the first example's box."""
     return rewrite(TRAIN, lambda text: text + row.replace("*", text.splitlines()[1].split(",")[1]) + "\n")
 
 
@@ -299,7 +299,7 @@ def first_image(root: Path) -> Path:
 
 
 def in_every_image(change):
-    """What is done to all of them is met in the first batch, whatever the order."""
+    """Damage to all images appears in the first batch, in any order."""
 
     def damage(root: Path) -> None:
         for path in (root / IMAGES / "train").rglob("*.JPEG"):
@@ -356,7 +356,7 @@ def test_a_work_directory_that_cannot_be_made(data, tmp_path, capfd):
 
 @pytest.mark.parametrize("words", [["train", "digits", "--workdir"], ["predict"], ["runs"], ["doctor", "--workdir"]])
 @pytest.mark.parametrize(
-    ("place", "reason"),
+    ("path", "reason"),
     [
         ("a" * 300, "File name too long"),
         ("new/" + "a" * 300, "File name too long"),
@@ -364,17 +364,17 @@ def test_a_work_directory_that_cannot_be_made(data, tmp_path, capfd):
         ("file/w", "Not a directory"),
     ],
 )
-def test_a_place_where_nothing_can_be_is_one_line(words, place, reason, tmp_path, monkeypatch, capfd):
+def test_a_place_where_nothing_can_be_is_one_line(words, path, reason, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()
     more = ["b.jpg", "--out", "c.csv"] if words == ["predict"] else []
-    line = fails([*words, place, *more], capfd)
+    line = fails([*words, path, *more], capfd)
     assert f"no path that can be used ({reason}); choose another" in line
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"),
+    ("path", "reason"),
     [
         ("a" * 300 + ".py", "File name too long"),
         ("fifo.py", "a FIFO, not a regular file"),
@@ -382,12 +382,12 @@ def test_a_place_where_nothing_can_be_is_one_line(words, place, reason, tmp_path
         ("loop.py", "Too many levels"),
     ],
 )
-def test_a_recipe_that_is_no_file_is_one_line(place, reason, tmp_path, monkeypatch, capfd):
+def test_a_recipe_that_is_no_file_is_one_line(path, reason, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("fifo.py")
     os.mkdir("folder.py")
     os.symlink("loop.py", "loop.py")
-    line = fails(["train", place], capfd)
+    line = fails(["train", path], capfd)
     assert f"cannot be read ({reason}" in line and line.endswith("; give a Python file with get_config()")
 
 
@@ -434,13 +434,13 @@ def test_mistyped_commands(arguments, expected, capfd):
     ],
 )
 def test_a_mistyped_option_is_answered_with_the_nearest(option, suggestion, capfd):
-    said = f"jaxddp: Unrecognized options: {option}, 1; perhaps you mean {suggestion}"
+    message = f"jaxddp: Unrecognized options: {option}, 1; perhaps you mean {suggestion}"
     line = fails(["train", "digits", option, "1"], capfd)
-    assert line == f"{said}; see jaxddp train digits --help"
+    assert line == f"{message}; see jaxddp train digits --help"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--train.batch-size", "many"], "--train.batch-size many: expected a whole number, 1 to 16,777,216"),
         (["--parallel.devices", "1.5"], "--parallel.devices 1.5: expected a whole number, 1 to 100,000"),
@@ -473,8 +473,8 @@ def test_a_mistyped_option_is_answered_with_the_nearest(option, suggestion, capf
         ),
     ],
 )
-def test_a_value_that_is_none_is_one_line(words, said, capfd):
-    assert fails(["train", "digits", *words], capfd).startswith(f"jaxddp: {said}")
+def test_a_value_that_is_none_is_one_line(words, message, capfd):
+    assert fails(["train", "digits", *words], capfd).startswith(f"jaxddp: {message}")
 
 
 def test_help_names_commands_and_configs(capfd):
@@ -493,9 +493,9 @@ def test_a_finished_run_started_again_says_what_it_came_to_and_compiles_nothing(
     before = {path: path.read_bytes() for path in finished.glob("*.json*")}
     assert main(train_words(data, finished, "--train.duration", "12 steps")) == 0
     result = json.loads((finished / "result.json").read_text())["val"]
-    told = f"val loss {result['loss']:.4f} top-1 {result['top1']:.2%}"
+    figures = f"val loss {result['loss']:.4f} top-1 {result['top1']:.2%}"
     first, *_ = capfd.readouterr().out.splitlines()
-    assert first.startswith(f"{finished}: done at step 12 of 12: nothing to train; result: {told}")
+    assert first.startswith(f"{finished}: done at step 12 of 12: nothing to train; result: {figures}")
     assert {path: path.read_bytes() for path in finished.glob("*.json*")} == before
     with pytest.raises(AssertionError, match="compiled"):
         main(train_words(data, finished, "--train.duration", "13 steps"))
@@ -504,22 +504,22 @@ def test_a_finished_run_started_again_says_what_it_came_to_and_compiles_nothing(
 @pytest.mark.parametrize("command", ["train", "eval", "find-lr", "doctor", "data show"])
 def test_each_command_has_a_page_of_its_own_before_a_config_is_named(command, capfd):
     assert main([*command.split(), "--help"]) == 0
-    said = " ".join(capfd.readouterr().out.replace("│", "").split())
+    output = " ".join(capfd.readouterr().out.replace("│", "").split())
     word = "[CONFIG]" if command == "doctor" else "CONFIG"
-    assert said.startswith(f"usage: jaxddp {command} [-h] [OPTIONS] {word} ")
-    assert f"Example: jaxddp {command} digits " in said and "imagenet_resnet50" in said
-    assert "--lr X Short for --optimizer.learning-rate." in said
-    assert "--train.accumulate" not in said
+    assert output.startswith(f"usage: jaxddp {command} [-h] [OPTIONS] {word} ")
+    assert f"Example: jaxddp {command} digits " in output and "imagenet_resnet50" in output
+    assert "--lr X Short for --optimizer.learning-rate." in output
+    assert "--train.accumulate" not in output
 
 
 def test_the_page_of_a_config_has_a_word_for_every_key(capfd):
     assert main(["train", "digits", "--help"]) == 0
-    said = capfd.readouterr().out
-    lines = [line.strip("│ ") for line in said.splitlines()]
+    output = capfd.readouterr().out
+    lines = [line.strip("│ ") for line in output.splitlines()]
     beneath = {line.split()[0]: following for line, following in itertools.pairwise(lines) if line.startswith("--")}
     assert [name for name, text in beneath.items() if not text or text.startswith("(")] == []
     assert len(beneath) > 100
-    assert "--epochs N for --train.duration" in " ".join(said.split())
+    assert "--epochs N for --train.duration" in " ".join(output.split())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -14,7 +14,7 @@ import jaxddp.core.errors as errors
 from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.choices import check_read
 from jaxddp.cli import main
-from jaxddp.command_line.error_line import line_of
+from jaxddp.command_line.error_line import format_error
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, JaxddpError, Preempted, Unreachable, about, as_written, error_from
 from jaxddp.core.message import Key, Option, joined
@@ -161,10 +161,10 @@ def test_an_error_is_said_at_each_door_in_its_words(told, tmp_path):
     assert (error.key, error.value) == (told.key, told.value) and str(error).startswith(dotted)
     assert "".join(map(str, error.advice)).startswith(told.advice)
     assert str(raised(words_of_arguments()(told.fail))).startswith(told.line.format(*told.python))
-    assert line_of(raised(told.fail), ["train", "digits", *told.words]).startswith(told.line.format(*told.typed))
-    assert line_of(raised(told.fail), ["train", "digits"]).startswith(dotted)
+    assert format_error(raised(told.fail), ["train", "digits", *told.words]).startswith(told.line.format(*told.typed))
+    assert format_error(raised(told.fail), ["train", "digits"]).startswith(dotted)
     (recipe := tmp_path / "my.py").write_text(RECIPE)
-    line = line_of(raised(told.fail), ["train", str(recipe), "--data", "d"])
+    line = format_error(raised(told.fail), ["train", str(recipe), "--data", "d"])
     assert line.startswith(dotted if told.number is None else f"{recipe}:{told.number}: {dotted}")
 
 
@@ -192,7 +192,7 @@ def test_keys_become_arguments(problem, python):
 
 def test_an_option_is_said_as_it_was_typed(tmp_path):
     def said(key, *words):
-        return line_of(InputError(key, ": no"), ["train", "digits", *words])
+        return format_error(InputError(key, ": no"), ["train", "digits", *words])
 
     assert said(Key("train.duration", "0 steps"), "--epochs=0") == "--epochs '0 steps': no"
     assert said(Key("data.augment.flip", True), "--data.augment.no-flip") == "--data.augment.flip True: no"
@@ -201,8 +201,8 @@ def test_an_option_is_said_as_it_was_typed(tmp_path):
     assert said(Key("model.name", "\x1b[2J"), "--model", "x") == r"--model '\x1b[2J': no"
     assert len(said(Key("model.name", "x" * 1000), "--model", "x")) < 110
     error = InputError(Key("seed", 1), ": no")
-    assert line_of(error, ["data", "show", str(tmp_path / "none.py"), "--step", "3"]) == "seed=1: no"
-    assert line_of(error, ["train"]) == "seed=1: no"
+    assert format_error(error, ["data", "show", str(tmp_path / "none.py"), "--step", "3"]) == "seed=1: no"
+    assert format_error(error, ["train"]) == "seed=1: no"
 
 
 def test_the_command_line_ends_with_the_line_of_its_door(tmp_path, capfd):
@@ -225,8 +225,8 @@ def test_of_several_doors_the_innermost_is_heard():
 
     typed = ["train", "digits", "--train.batch-size", "30", "--data.path", "d"]
     error = raised(words_of_arguments()(fail))
-    assert line_of(error, typed) == "a global batch of 30: no; see data.path"
-    assert line_of(raised(as_written()(fail)), typed) == "train.batch_size=30: no; see data.path"
+    assert format_error(error, typed) == "a global batch of 30: no; see data.path"
+    assert format_error(raised(as_written()(fail)), typed) == "train.batch_size=30: no; see data.path"
     assert (error.key, error.value) == ("train.batch_size", 30)
 
 

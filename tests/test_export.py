@@ -108,7 +108,7 @@ def test_the_head_of_a_run_is_for_its_own_classes(run, caplog):
         (["{tmp}", "--out", "w.safetensors"], "{tmp}/config.json: no such file; give a run's work directory"),
         (
             ["{run}", "--out", "{tmp}/w.pth"],
-            "{tmp}/w.pth: its name says no format; there are: onnx, safetensors, stablehlo, or",
+            "{tmp}/w.pth: its extension names no format; there are: onnx, safetensors, stablehlo, or",
         ),
         (["{run}", "--out", "{tmp}/none/w.safetensors"], "{tmp}/none/w.safetensors: cannot be written (No such file"),
         (["{run}", "--out", "w.safetensors", "--step", "5"], "{run}/checkpoints: no checkpoint '5'; there are steps"),

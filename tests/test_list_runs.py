@@ -1,4 +1,4 @@
-"""`jaxddp runs`: which directories are runs, how they stand, and that looking at them disturbs none."""
+"""`jaxddp runs`: which directories are runs, their status, and that listing does not disturb an active run."""
 
 import fcntl
 import json
@@ -18,7 +18,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import duration
 from jaxddp.reports.charts import curves
 from jaxddp.reports.overview import run_table, runs_below
-from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.read_runs import read_runs
 from jaxddp.reports.seeds import SeedGroup, seed_table
 from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import Integrity
@@ -29,7 +29,7 @@ from jaxddp.workdir.lock import LOCK_FILE, is_locked, locked
 
 
 def listed(folder: Path) -> dict[str, list[str]]:
-    """The cells of each run after its name."""
+    """Returns the cells of each run, without its name."""
     table = run_table(read_runs(runs_below(folder)))
     return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
 
@@ -39,9 +39,9 @@ def test_each_status(tmp_path):
         write_run(tmp_path / name, status=status)
     (tmp_path / "e" / LOCK_FILE).unlink()
     with locked(tmp_path / "f"):
-        found = {name: cells[0] for name, cells in listed(tmp_path).items()}
+        shown_statuses = {name: cells[0] for name, cells in listed(tmp_path).items()}
     statuses = {"a": "done", "b": "failed", "c": "preempted", "d": "ended", "e": "unknown", "f": "running"}
-    assert found == statuses
+    assert shown_statuses == statuses
     assert listed(tmp_path)["f"][0] == "ended"
 
 
@@ -52,98 +52,98 @@ def test_a_run_that_goes_on_after_it_was_done_is_running(tmp_path):
 
 
 def test_a_run_of_another_process_is_seen(tmp_path):
-    place = write_run(tmp_path / "a", status=None)
+    workdir = write_run(tmp_path / "a", status=None)
     program = (
         "import sys, pathlib, jaxddp.workdir.lock as lock\n"
         "with lock.locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(workdir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
-        assert is_locked(place) is True
-        with pytest.raises(InputError, match=f"{place}: another run is at work there"), locked(place):
+        assert is_locked(workdir) is True
+        with pytest.raises(InputError, match=f"{workdir}: another run is at work there"), locked(workdir):
             pass
         process.communicate()
-    assert is_locked(place) is False
+    assert is_locked(workdir) is False
 
 
 def test_looking_writes_nothing_and_several_may_look(tmp_path):
-    place = write_run(tmp_path / "a")
-    with (place / LOCK_FILE).open("rb") as other:
-        fcntl.flock(other, fcntl.LOCK_SH)  # another who looks
-        assert is_locked(place) is False
-    (place / LOCK_FILE).unlink()
-    assert is_locked(place) is None and not (place / LOCK_FILE).exists()
+    workdir = write_run(tmp_path / "a")
+    with (workdir / LOCK_FILE).open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)  # another reader
+        assert is_locked(workdir) is False
+    (workdir / LOCK_FILE).unlink()
+    assert is_locked(workdir) is None and not (workdir / LOCK_FILE).exists()
 
 
 def test_a_run_can_begin_while_another_process_looks(tmp_path):
-    place = write_run(tmp_path / "a")
-    with (place / LOCK_FILE).open("rb") as looking:
+    workdir = write_run(tmp_path / "a")
+    with (workdir / LOCK_FILE).open("rb") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
         threading.Timer(0.02, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
         began = False
-        with locked(place):
-            began = is_locked(place)
-        # The reader's file stays open until it has given its lock back.
+        with locked(workdir):
+            began = is_locked(workdir)
+        # The reader's file stays open until its lock is released.
         time.sleep(0.05)
     assert began is True
 
 
 def test_runs_are_found_below_and_only_runs(tmp_path):
-    shown = [tmp_path / "a", tmp_path / "sweep" / "lr0.1" / "seed0", tmp_path / "sweep" / "lr0.1" / "seed1"]
+    visible = [tmp_path / "a", tmp_path / "sweep" / "lr0.1" / "seed0", tmp_path / "sweep" / "lr0.1" / "seed1"]
     hidden = [tmp_path / ".trash" / "b", tmp_path / "a" / "recipe" / "inside", tmp_path.joinpath(*"123456") / "deep"]
-    for place in (*shown, *hidden):
-        write_run(place)
+    for workdir in (*visible, *hidden):
+        write_run(workdir)
     (tmp_path / "link").symlink_to(tmp_path / "sweep")
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"hidden_size": 768}')
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "metrics.jsonl").write_text('{"st')
-    assert runs_below(tmp_path) == sorted([*shown, tmp_path / "torn"])
-    assert runs_below(shown[0]) == [shown[0]]
+    assert runs_below(tmp_path) == sorted([*visible, tmp_path / "torn"])
+    assert runs_below(visible[0]) == [visible[0]]
     assert [*listed(tmp_path)] == ["a", "sweep/lr0.1/seed0", "sweep/lr0.1/seed1", "torn"]
 
 
 def test_what_is_known_of_a_run_that_goes_on(tmp_path):
-    place = write_run(tmp_path / "a", status=None)
-    lines = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (place / "metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:30])
-    val = rows_of_whole(place)
+    workdir = write_run(tmp_path / "a", status=None)
+    lines = (workdir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (workdir / "metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:30])
+    val = rows_of_whole(workdir)
     _, step, best, at, last, epoch, _ = listed(tmp_path / "a")["a"]
     assert (step, epoch, at, best) == ("20 of 40", "2", "10", f"top1 {val['top1']:.2%}") and last == best
-    (place / "metrics.jsonl").unlink()
+    (workdir / "metrics.jsonl").unlink()
     assert listed(tmp_path / "a")["a"][1:] == ["0", "-", "-", "-", "-", "-"]
 
 
-def rows_of_whole(place: Path) -> dict:
-    """The only validation before the torn line."""
-    lines = (place / "metrics.jsonl").read_text().splitlines()[:-1]
+def rows_of_whole(workdir: Path) -> dict:
+    """Returns the only validation before the torn line."""
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()[:-1]
     (row,) = [row for row in map(json.loads, lines) if row["split"] == "val"]
     return row
 
 
 def test_the_best_is_that_of_the_lowest_loss_where_there_is_no_accuracy(tmp_path):
-    place = write_run(tmp_path / "a")
+    workdir = write_run(tmp_path / "a")
     rows = [{"step": step, "split": "val", "loss": loss} for step, loss in ((1, 0.5), (2, 0.25), (3, None), (4, 0.75))]
-    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert listed(place)["a"][2:5] == ["loss 0.2500", "2", "loss 0.7500"]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert listed(workdir)["a"][2:5] == ["loss 0.2500", "2", "loss 0.7500"]
 
 
 def test_the_best_is_that_of_the_run_s_own_goal_and_of_the_average(tmp_path):
-    """Every reader of rows knows the second split: tables, seeds, charts, and what stands for lost lines."""
-    goal, places = Goal.parse("val_ema loss", None, 0.0), [tmp_path / "a", tmp_path / "b"]
-    for seed, place in enumerate(places):
-        write_run(place, seed)
-        measured = [row | {"split": "val_ema", "loss": row["loss"] / 2} for row in rows_of(place, "val")]
-        with (place / "metrics.jsonl").open("a") as file:
+    """Tables, seeds, charts and the replacement for lost lines have the second validation split."""
+    goal, workdirs = Goal.parse("val_ema loss", None, 0.0), [tmp_path / "a", tmp_path / "b"]
+    for seed, workdir in enumerate(workdirs):
+        write_run(workdir, seed)
+        measured = [row | {"split": "val_ema", "loss": row["loss"] / 2} for row in rows_of(workdir, "val")]
+        with (workdir / "metrics.jsonl").open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in measured[1:])
-        (place / "checkpoints").mkdir()
-        validations = ValidationFile(place / "checkpoints", Integrity(place / "checkpoints"), goal)
+        (workdir / "checkpoints").mkdir()
+        validations = ValidationFile(workdir / "checkpoints", Integrity(workdir / "checkpoints"), goal)
         validations.put(10, {"loss": 0.5, "top1": 0.25, "val_ema loss": 0.125, "count": 100})
-    runs = read_runs(places)
+    runs = read_runs(workdirs)
     first = runs[0]
-    least = [min(row["loss"] for row in rows_of(place, "val_ema")) for place in places]
+    least = [min(row["loss"] for row in rows_of(workdir, "val_ema")) for workdir in workdirs]
     assert [run.best.metric for run in runs] == ["val_ema loss"] * 2
     assert [run.best.value for run in runs] == pytest.approx(least)
     assert np.isnan(first.validations["val_ema loss"][0]) and len(first.validations["val_ema loss"]) == 4
@@ -151,24 +151,24 @@ def test_the_best_is_that_of_the_run_s_own_goal_and_of_the_average(tmp_path):
     rows = {(row[1].text, row[2].text): row for row in seed_table(runs, [SeedGroup("all", "#000000", (0, 1))]).rows}
     assert rows["val_ema loss", "best"][3].text == "2" and ("val_ema top1", "last") in rows
     names = [trace["name"] for chart in curves(runs, ["#000000"] * 2) for trace in chart.data]
-    assert "a, validation of the average" in names and "b, validation" in names
-    (places[1] / "metrics.jsonl").unlink()
-    (again,) = read_runs(places[1:])
+    assert "a, validation of averaged parameters" in names and "b, validation" in names
+    (workdirs[1] / "metrics.jsonl").unlink()
+    (again,) = read_runs(workdirs[1:])
     assert again.best is not None and (again.best.value, again.best.step) == (0.125, 10)
 
 
 def test_the_command_prints_a_table(tmp_path, capfd):
-    place = write_run(tmp_path / "first", 3)
-    best = max(row["top1"] for row in rows_of(place, "val"))
+    workdir = write_run(tmp_path / "first", 3)
+    best = max(row["top1"] for row in rows_of(workdir, "val"))
     assert main(["runs", str(tmp_path)]) == 0
     printed = capfd.readouterr().out
     (line,) = [line for line in printed.splitlines() if "first" in line]
     assert "done" in line and "40 of 40" in line and f"top1 {best:.2%}" in line
     assert main(["runs", str(tmp_path / "first" / "none")]) == 2
-    assert "none: no such directory; give one that holds work directories" in capfd.readouterr().err
+    assert "none: no such directory; give one that contains work directories" in capfd.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["runs", str(tmp_path / "empty")]) == 0
-    assert capfd.readouterr().out == f"{tmp_path}/empty: holds no runs\n"
+    assert capfd.readouterr().out == f"{tmp_path}/empty: contains no runs\n"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
@@ -182,13 +182,13 @@ def test_a_table_fits_and_a_file_has_a_line_a_run(columns, tmp_path, capfd, monk
     assert main(["runs", str(tmp_path)]) == 0
     narrow = capfd.readouterr().out
     assert max(map(len, narrow.splitlines())) <= columns
-    # Cells are folded between their words.
+    # Cells are folded between words.
     assert all(word in narrow for cells in listed(tmp_path).values() for cell in cells for word in cell.split())
 
 
 def test_a_run_and_the_list_of_runs_say_the_same_seconds(tmp_path):
-    told: list[str] = []
+    printed: list[str] = []
     (tmp_path / "config.json").write_text(json.dumps({"seed": 0, "data": {}, "train": {"batch_size": BATCH}}))
-    drive(JsonLines(tmp_path), RunLines(told.append))
+    drive(JsonLines(tmp_path), RunLines(printed.append))
     (run,) = read_runs([tmp_path])
-    assert f"after {duration(run.duration)} of training and validation" in told[-1]
+    assert f"after {duration(run.duration)} of training and validation" in printed[-1]

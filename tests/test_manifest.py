@@ -466,7 +466,7 @@ def test_listing_says_what_is_wrong_beside_the_checkpoints(workdir, capfd):
     assert main(["checkpoints", str(workdir / "nothing")]) == 2
     (workdir / "empty").mkdir()
     assert main(["checkpoints", str(workdir / "empty")]) == 0
-    assert "holds no checkpoints" in capfd.readouterr().out
+    assert "contains no checkpoints" in capfd.readouterr().out
 
 
 CONTENTS = {

@@ -129,7 +129,7 @@ def test_cells_that_a_spreadsheet_would_compute_are_guarded_if_asked(run, pictur
     assert [row | {"id": ""} for row in guarded] == [row | {"id": ""} for row in plain]
     words = ["predict", str(run.directory), str(image), "--guard-formulas", "--out"]
     assert main([*words, str(tmp_path / "a.jsonl")]) == 2
-    assert "--guard-formulas: only csv is read by spreadsheets" in last_line(capfd)
+    assert "--guard-formulas: applies to csv only" in last_line(capfd)
 
 
 @pytest.mark.slow
@@ -447,7 +447,7 @@ def test_other_images_are_refused(run, images, message):
             "{run}/checkpoints: no image is below this folder",
         ),
         (["{run}", "{val}", "--out", "."], ".: its name says no format"),
-        (["{run}", "{val}", "--out", "{val}", "--format", "csv"], "{val}: is what is to be predicted; give another"),
+        (["{run}", "{val}", "--out", "{val}", "--format", "csv"], "{val}: is one of the images; give another"),
         (["{run}", "{val}", "--out", "{run}", "--format", "csv"], "{run}: is a folder; give the name of a file"),
         (["{run}", "{val}", "--out", "no/where/a.csv"], "no/where/a.csv: cannot be written"),
         (["{run}", "{val}", "--out", "a.csv", "--top", "0"], "--top 0: expected 1 to 100,000"),

@@ -1,4 +1,4 @@
-"""A report says what the files of the runs say, leaves out what they lack, and lets no name become markup."""
+"""Reports: their content equals the runs' files, missing files are left out, and names are never read as markup."""
 
 import json
 import os
@@ -25,7 +25,8 @@ from jaxddp.reports.compose import page_of
 from jaxddp.reports.differences import changes, differences, group_names, seed_groups
 from jaxddp.reports.overview import run_table, speed_table
 from jaxddp.reports.page import render
-from jaxddp.reports.run_files import RunFiles, read_runs
+from jaxddp.reports.read_runs import read_runs
+from jaxddp.reports.run_files import RunFiles
 from jaxddp.reports.seeds import mean_curve
 from jaxddp.reports.text_tables import TextTable, number
 from jaxddp.reports.validation_images import ValidationImages, thumbnails
@@ -70,23 +71,23 @@ def test_every_metric_of_every_run_is_drawn_as_it_was_logged(tmp_path):
     ]
     for one, title in (("loss", "loss"), ("top1", "top-1 accuracy")):
         drawn = {trace["meta"]["where"]: trace["y"] for trace in chart(charts, title).data}
-        for place, run in enumerate(runs):
+        for index, run in enumerate(runs):
             logged, validated = rows_of(run.directory, "train"), rows_of(run.directory, "val")
-            assert drawn[f"{place} steps"] == pytest.approx([row[one] for row in logged], rel=1e-6)
+            assert drawn[f"{index} steps"] == pytest.approx([row[one] for row in logged], rel=1e-6)
             means = [row[f"epoch_{one}"] for row in logged if f"epoch_{one}" in row]
-            assert drawn[f"{place} epochs"] == pytest.approx(means, rel=1e-6)
-            assert drawn[f"{place} validation"] == pytest.approx([row[one] for row in validated], rel=1e-6)
+            assert drawn[f"{index} epochs"] == pytest.approx(means, rel=1e-6)
+            assert drawn[f"{index} validation"] == pytest.approx([row[one] for row in validated], rel=1e-6)
 
 
 @pytest.mark.slow
 def test_of_many_points_none_of_the_peaks_is_lost(tmp_path):
-    place = write_run(tmp_path / "long")
+    workdir = write_run(tmp_path / "long")
     losses = np.random.default_rng(0).random(10 * MOST_POINTS)
     losses[12_345], losses[777] = 50, -3
     rows = [{"step": step, "epoch": step / 10, "split": "train", "loss": loss} for step, loss in enumerate(losses)]
     rows[17]["loss"] = None
-    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = page_of(read_runs([place]))
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = page_of(read_runs([workdir]))
     (trace,) = chart(page.curves.charts, "loss").data
     assert len(trace["y"]) <= MOST_POINTS and (max(trace["y"]), min(trace["y"])) == (50, -3)
     kept = trace["meta"]["rows"]
@@ -97,10 +98,10 @@ def test_of_many_points_none_of_the_peaks_is_lost(tmp_path):
 
 @pytest.mark.parametrize(("losses", "wide"), [((0.01, 1.01), True), ((0.011, 1), False), ((0, 1), False), ((), False)])
 def test_a_loss_that_spans_much_has_a_logarithmic_axis_at_first(tmp_path, losses, wide):
-    place = write_run(tmp_path / "run")
+    workdir = write_run(tmp_path / "run")
     rows = [{"step": step, "split": "val", "loss": loss} for step, loss in enumerate((*losses, None))]
-    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = page_of(read_runs([place]))
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = page_of(read_runs([workdir]))
     assert page.curves.logarithmic == wide
     html = render(page)
     assert ('data-scale="log" aria-pressed="true"' in html) == (wide and bool(page.curves.charts))
@@ -130,8 +131,8 @@ def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
     for metric in ("loss", "top1"):
         for moment, rows in (("best", best), ("last", [rows[-1] for rows in validated])):
             values = np.array([row[metric] for row in rows])
-            told = (values.mean(), values.std(ddof=1), values.min(), values.max())
-            expected = ["all runs", metric, moment, "4", *(number(metric, value) for value in told)]
+            spread = (values.mean(), values.std(ddof=1), values.min(), values.max())
+            expected = ["all runs", metric, moment, "4", *(number(metric, value) for value in spread)]
             assert expected in texts(page.seeds.table)
     assert len(page.seeds.table.rows) == 4
     least, most, mean = chart(page.seeds.charts, "loss of validation").data
@@ -143,19 +144,19 @@ def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
 
 
 def test_a_mean_is_over_the_steps_that_all_runs_have(tmp_path):
-    places = [write_run(tmp_path / f"{seed}", seed) for seed in range(2)]
-    validated = [{row["step"]: row["loss"] for row in rows_of(place, "val")} for place in places]
-    for place, lost in zip(places, (10, 40), strict=True):
-        rows = [row for split in ("train", "val") for row in rows_of(place, split)]
+    workdirs = [write_run(tmp_path / f"{seed}", seed) for seed in range(2)]
+    validated = [{row["step"]: row["loss"] for row in rows_of(workdir, "val")} for workdir in workdirs]
+    for workdir, lost in zip(workdirs, (10, 40), strict=True):
+        rows = [row for split in ("train", "val") for row in rows_of(workdir, split)]
         kept = [row for row in rows if (row["split"], row["step"]) != ("val", lost)]
-        (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
-    curve = mean_curve(read_runs(places), "loss")
+        (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    curve = mean_curve(read_runs(workdirs), "loss")
     assert curve is not None and curve.positions["step"].tolist() == [20, 30]
     assert curve.mean.tolist() == [np.mean([losses[step] for losses in validated]) for step in (20, 30)]
 
 
 def test_runs_are_of_one_group_where_only_the_seed_and_the_machine_differ(tmp_path):
-    places = [
+    workdirs = [
         write_run(tmp_path / "a", 0),
         write_run(tmp_path / "b", 1, parallel={"devices": 4}, log={"every": "7 steps"}, data={"path": "elsewhere"}),
         write_run(tmp_path / "c", 0, optimizer={"learning_rate": 0.3}),
@@ -163,11 +164,11 @@ def test_runs_are_of_one_group_where_only_the_seed_and_the_machine_differ(tmp_pa
         write_run(tmp_path / "e", 6, parallel={"reproducible": True}),
         write_run(tmp_path / "f", 7),
     ]
-    other = json.loads((places[5] / "config.json").read_text())
-    (places[5] / "config.json").write_text(json.dumps(other | {"fingerprint": {"train": "c" * 64, "val": "b" * 64}}))
-    places.append(write_run(tmp_path / "g", 8))
-    (places[6] / "config.json").write_text("{")
-    runs = read_runs(places)
+    other = json.loads((workdirs[5] / "config.json").read_text())
+    (workdirs[5] / "config.json").write_text(json.dumps(other | {"fingerprint": {"train": "c" * 64, "val": "b" * 64}}))
+    workdirs.append(write_run(tmp_path / "g", 8))
+    (workdirs[6] / "config.json").write_text("{")
+    runs = read_runs(workdirs)
     groups = seed_groups(runs)
     assert groups == [(0, 1), (2, 3), (4,), (5,), (6,)]
     names = group_names(runs, groups[:2])
@@ -179,15 +180,15 @@ def test_runs_are_of_one_group_where_only_the_seed_and_the_machine_differ(tmp_pa
 
 
 def test_settings_that_differ(tmp_path):
-    places = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 1, model={"name": "resnet18"})]
-    older = json.loads((places[0] / "config.json").read_text())
-    del older["eval"]["views"]  # of a release that had it not
-    (places[0] / "config.json").write_text(json.dumps(older))
+    workdirs = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 1, model={"name": "resnet18"})]
+    older = json.loads((workdirs[0] / "config.json").read_text())
+    del older["eval"]["views"]  # as a release without the key wrote it
+    (workdirs[0] / "config.json").write_text(json.dumps(older))
     python = {"seed": 1, "data": older["data"], "train": {"batch_size": 8}, "objects": {"model": "d" * 64}}
-    places.append(tmp_path / "python")
-    places[2].mkdir()
-    (places[2] / "config.json").write_text(json.dumps(python))
-    runs = read_runs(places)
+    workdirs.append(tmp_path / "python")
+    workdirs[2].mkdir()
+    (workdirs[2] / "config.json").write_text(json.dumps(python))
+    runs = read_runs(workdirs)
     assert differences(runs[:2]) == [("seed", ("0", "1")), ("model.name", ("resnet50", "resnet18"))]
     assert dict(differences(runs))["train.batch_size"] == ("32", "32", "8")
     assert dict(differences(runs))["model.name"] == ("resnet50", "resnet18", "unknown")
@@ -208,12 +209,12 @@ def test_the_tables_say_how_far_how_good_and_how_fast(tmp_path):
         duration(run.duration),
     ]
     table = speed_table([run], [""])
-    (told,) = texts(table)
-    said = dict(zip([column.title for column in table.columns], told, strict=True))
-    assert said["images/s"] == speed(float(np.median([row["images_per_second"] for row in train])))
-    assert said["waiting for data"] == f"{np.median([row['data_wait_fraction'] for row in train]):.1%}"
-    assert (said["peak memory"], said["devices"], said["processes"]) == ("40 MB", "2", "1")
-    assert said["validation"] == "2.0 s" and "FLOP utilization" not in said
+    (row_texts,) = texts(table)
+    cells = dict(zip([column.title for column in table.columns], row_texts, strict=True))
+    assert cells["images/s"] == speed(float(np.median([row["images_per_second"] for row in train])))
+    assert cells["waiting for data"] == f"{np.median([row['data_wait_fraction'] for row in train]):.1%}"
+    assert (cells["peak memory"], cells["devices"], cells["processes"]) == ("40 MB", "2", "1")
+    assert cells["validation"] == "2.0 s" and "FLOP utilization" not in cells
 
 
 # --- Classes ---
@@ -228,12 +229,12 @@ def test_confusions_and_accuracies_are_counted_as_by_hand():
     assert np.array_equal(outcome.confusion, expected) and expected.sum() == 60
     assert outcome.accuracy == np.mean(outcome.labels == guesses)
     for label in range(5):
-        own = outcome.labels == label
-        assert outcome.class_accuracy[label] == np.mean(np.array(guesses)[own] == label)
+        of_class = outcome.labels == label
+        assert outcome.class_accuracy[label] == np.mean(np.array(guesses)[of_class] == label)
     assert (outcome.class_accuracy * outcome.class_counts).sum() / 60 == pytest.approx(outcome.accuracy, rel=1e-12)
     confusions = outcome.confusions(100)
-    assert sum(each.images for each in confusions) == (outcome.labels != guesses).sum()
-    counts = [each.images for each in confusions]
+    assert sum(confusion.images for confusion in confusions) == (outcome.labels != guesses).sum()
+    counts = [confusion.images for confusion in confusions]
     assert counts == sorted(counts, reverse=True) and all(each.label != each.prediction for each in confusions)
     first = confusions[0]
     assert first.images == expected[first.label, first.prediction]
@@ -262,8 +263,8 @@ def test_what_has_no_label_or_no_finite_probability_counts_nowhere():
 
 def test_the_worst_class_comes_first_and_other_classes_have_a_table_of_their_own():
     other = outcome_of_noise(names=("v", "w", "x", "y", "z"))
-    found = {"one": outcome_of_noise(), "other": other, "third": outcome_of_noise()}
-    tables = accuracy_tables([run_classes(0, name, "#000000", each) for name, each in found.items()])
+    images_of = {"one": outcome_of_noise(), "other": other, "third": outcome_of_noise()}
+    tables = accuracy_tables([run_classes(0, name, "#000000", images) for name, images in images_of.items()])
     assert [[column.title for column in table.columns] for table in tables] == [
         ["class", "images", "one", "third"],
         ["class", "images", "other"],
@@ -289,8 +290,8 @@ def test_a_thumbnail_has_the_pixels_that_evaluation_sees(dtype, channels, mode):
     for url, row in zip(urls, (3, 1), strict=True):
         picture = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
         expected = images[row] >> 8 if dtype == np.uint16 else images[row]
-        shown = np.asarray(picture).reshape(9, 9, -1)
-        assert picture.mode == mode and np.array_equal(shown, expected[..., : shown.shape[-1]])
+        pixels = np.asarray(picture).reshape(9, 9, -1)
+        assert picture.mode == mode and np.array_equal(pixels, expected[..., : pixels.shape[-1]])
 
 
 def test_many_classes_have_no_matrix():
@@ -298,15 +299,15 @@ def test_many_classes_have_no_matrix():
     labels = np.arange(101)
     wrong = Outcome(labels, np.roll(np.eye(101), 1, axis=1), names, 3)
     table = ArrayTable(np.zeros((101, 8, 8, 3), np.uint8), labels, names)
-    found = run_classes(0, "a", "#000000", ValidationImages(wrong, table, DataConfig()))
-    assert found.matrix is None and len(found.confusions.rows) == 20 and len(found.mistakes) == 24
+    classes = run_classes(0, "a", "#000000", ValidationImages(wrong, table, DataConfig()))
+    assert classes.matrix is None and len(classes.confusions.rows) == 20 and len(classes.mistakes) == 24
 
 
 def test_a_row_of_the_matrix_holds_the_shares_of_a_class():
-    found = outcome_of_noise()
-    counts = found.outcome.confusion
+    images = outcome_of_noise()
+    counts = images.outcome.confusion
     assert counts.sum(0).tolist() != counts.sum(1).tolist()
-    matrix = run_classes(0, "a", "#000000", found).matrix
+    matrix = run_classes(0, "a", "#000000", images).matrix
     assert matrix is not None
     np.testing.assert_allclose(matrix.data[0]["z"], counts / counts.sum(1)[:, None], atol=1e-4)
 
@@ -318,10 +319,10 @@ def test_no_name_becomes_markup(tmp_path):
     html = render(hostile_page(tmp_path))
     assert "alert(1)" in html and "<script>alert" not in html and "<img src=x" not in html and "<i>b</i>" not in html
     assert html.count("<script") == 3 and "{{ 7 * 7 }}" in html
-    # plotly reads some markup of its own: its texts are escaped once more.
+    # Plotly interprets some markup, so its texts are escaped twice.
     figures = html.partition('id="figures">')[2].partition("</script>")[0]
-    told = json.loads(figures)
-    names = [trace.get("name", "") for one in told["charts"] for trace in one["data"]]
+    content = json.loads(figures)
+    names = [trace.get("name", "") for one in content["charts"] for trace in one["data"]]
     assert all("<" not in name for name in names) and any("&lt;img" in name for name in names)
 
 
@@ -337,11 +338,11 @@ def test_the_same_runs_give_the_same_bytes_and_nothing_is_loaded(tmp_path):
 
 
 def without(name: str):
-    return lambda place: (place / name).unlink()
+    return lambda workdir: (workdir / name).unlink()
 
 
 def holding(name: str, content: str):
-    return lambda place: (place / name).write_text(content)
+    return lambda workdir: (workdir / name).write_text(content)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +352,7 @@ def holding(name: str, content: str):
         (without("metrics.jsonl"), "metrics.jsonl is missing; its curves are left out"),
         (without("result.json"), None),
         (holding("config.json", '{"seed": 0, "da'), "config.json is damaged (Unterminated string"),
-        (holding("config.json", "[1]"), "config.json is damaged (it holds [1]); its settings"),
+        (holding("config.json", "[1]"), "config.json is damaged (it contains [1]); its settings"),
         (holding("config.json", '{"seed": 0, "data": {}, "train": 5}'), None),
         (holding("result.json", "{"), "result.json is damaged (Expecting"),
         (holding("metrics.jsonl", ""), None),
@@ -369,54 +370,54 @@ def holding(name: str, content: str):
     ],
 )
 def test_a_run_that_lacks_something_is_still_reported(tmp_path, capfd, spoil, fault):
-    place, beside = write_run(tmp_path / "spoilt"), write_run(tmp_path / "whole", 1)
-    spoil(place)
-    for runs in ([place, beside], [place]):
+    workdir, beside = write_run(tmp_path / "spoilt"), write_run(tmp_path / "whole", 1)
+    spoil(workdir)
+    for runs in ([workdir, beside], [workdir]):
         assert main(["report", *map(str, runs), "--out", str(tmp_path / "r.html"), "--no-predictions"]) == 0
         assert capfd.readouterr().err == ""
         page = page_of(read_runs(runs))
-        assert [fault and each.startswith(f"spoilt: {fault}") for each in page.faults] == [True] * (fault is not None)
+        assert [fault and line.startswith(f"spoilt: {fault}") for line in page.faults] == [True] * (fault is not None)
 
 
 def test_names_need_not_be_utf_8(tmp_path, capfd):
-    place = write_run(tmp_path / os.fsdecode(b"caf\xe9"))
-    assert main(["report", str(place), "--out", str(tmp_path / "r.html"), "--no-predictions"]) == 0
+    workdir = write_run(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert main(["report", str(workdir), "--out", str(tmp_path / "r.html"), "--no-predictions"]) == 0
     assert "<h1>caf\ufffd</h1>" in (tmp_path / "r.html").read_text("utf-8")
     assert main(["runs", str(tmp_path)]) == 0 and "caf\ufffd" in capfd.readouterr().out
 
 
 def test_what_is_not_finite_is_not_the_best(tmp_path):
-    place = write_run(tmp_path / "run")
+    workdir = write_run(tmp_path / "run")
     tops = ("NaN", "0.5", "Infinity", "0.25")
     lines = [f'{{"step": {step}, "split": "val", "top1": {top}}}\n' for step, top in enumerate(tops)]
-    (place / "metrics.jsonl").write_text("".join(lines))
-    (run,) = read_runs([place])
+    (workdir / "metrics.jsonl").write_text("".join(lines))
+    (run,) = read_runs([workdir])
     assert run.best == ("top1", 0.5, 1, 1)
     assert curves([run], ["#0072B2"])[0].data[0]["y"] == [None, 0.5, None, 0.25]
 
 
 def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
-    place = write_run(tmp_path / "run")
-    (place / "metrics.jsonl").unlink()
-    (place / "checkpoints").mkdir()
-    (place / "checkpoints" / "validation.json").write_text('{"20": {"top1": 0.5}, "10": {"top1": 0.25}}')
-    (run,) = read_runs([place])
+    workdir = write_run(tmp_path / "run")
+    (workdir / "metrics.jsonl").unlink()
+    (workdir / "checkpoints").mkdir()
+    (workdir / "checkpoints" / "validation.json").write_text('{"20": {"top1": 0.5}, "10": {"top1": 0.25}}')
+    (run,) = read_runs([workdir])
     (drawn,) = curves([run], ["#0072B2"])
     assert drawn.title == "top-1 accuracy" and drawn.data[0]["y"] == [0.25, 0.5]
-    assert "but for what validation measured" in run.faults[0] and run.best == ("top1", 0.5, 20, 1)
+    assert "except for the validations of checkpoints" in run.faults[0] and run.best == ("top1", 0.5, 20, 1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{run}", "{tmp}/none", "--out", "r.html"], "{tmp}/none: no work directory of a run, which has config.json"),
-        (["{tmp}", "--out", "r.html"], "{tmp}: no work directory of a run"),
+        (["{run}", "{tmp}/none", "--out", "r.html"], "{tmp}/none: not the work directory of a run, which contains con"),
+        (["{tmp}", "--out", "r.html"], "{tmp}: not the work directory of a run"),
         (["{run}", "{run}", "--out", "r.html"], "{run}: is given twice; give each run once"),
         (
             ["{run}", "--out", "{tmp}/r.html", "--step", "bset"],
             "--step bset: give best, latest, or the step of a check",
         ),
-        (["{run}", "--out", "{tmp}/r.pdf"], "{tmp}/r.pdf: the report is a page; give a name that ends in .html"),
+        (["{run}", "--out", "{tmp}/r.pdf"], "{tmp}/r.pdf: the report is an HTML page; give a name that ends in .html"),
         (
             ["{run}", "--out", "{run}/config.json/r.html"],
             "Error parsing --out: {run}/config.json/r.html: no path that can",
@@ -424,24 +425,24 @@ def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, capfd, arguments, message):
-    places = {"tmp": tmp_path, "run": write_run(tmp_path / "runs" / "run")}
-    assert main(["report", *(word.format(**places) for word in arguments)]) == 2
+    workdirs = {"tmp": tmp_path, "run": write_run(tmp_path / "runs" / "run")}
+    assert main(["report", *(word.format(**workdirs) for word in arguments)]) == 2
     last = capfd.readouterr().err.rstrip("\n").split("\n")[-1]
-    assert last.startswith(f"jaxddp: {message.format(**places)}")
+    assert last.startswith(f"jaxddp: {message.format(**workdirs)}")
 
 
 def test_where_a_library_is_missing_a_line_says_how_to_get_it(tmp_path, capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
-    place = write_run(tmp_path / "run")
-    assert main(["report", str(place), "--out", str(tmp_path / "r.html")]) == 2
+    workdir = write_run(tmp_path / "run")
+    assert main(["report", str(workdir), "--out", str(tmp_path / "r.html")]) == 2
     assert capfd.readouterr().err == "jaxddp: report: plotly is not installed; pip install 'jaxddp[report]'\n"
 
 
 @pytest.mark.slow
 def test_files_alone_are_read_without_jax(tmp_path):
-    place, out = write_run(tmp_path / "run"), tmp_path / "r.html"
+    workdir, out = write_run(tmp_path / "run"), tmp_path / "r.html"
     program = "import sys; from jaxddp.cli import main; main(sys.argv[1:]); print('jax' in sys.modules)"
-    for words in (["report", str(place), "--out", str(out), "--no-predictions"], ["runs", str(tmp_path)]):
+    for words in (["report", str(workdir), "--out", str(out), "--no-predictions"], ["runs", str(tmp_path)]):
         done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0 and done.stdout.splitlines()[-1] == "False", done.stderr
 
@@ -455,7 +456,7 @@ def trained(tmp_path_factory) -> Iterator[Path]:
     data = write_arrays(folder / "images.npz", random_table(48, image=16), random_table(24, seed=1, image=16))
     words = ["train", "digits", *SMALL, "--data.path", str(data), "--workdir", str(folder / "run")]
     words += ["--parallel.self-test", "never", "--parallel.devices", "1", "--eval.limit", "20"]
-    # What is reported is a run; of what network decides nothing. The run is opened again by the tests.
+    # A report is about any run; the network does not matter. The tests open the run again.
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
         assert main([*words, "--train.duration", "12 steps", "--eval.every", "6 steps"]) == 0
@@ -474,8 +475,8 @@ def test_the_classes_of_a_run_are_what_its_validation_measured(trained, which):
     assert outcome.confusion.sum() == measured[outcome.step]["count"] == len(source) == 20
     assert outcome.accuracy == measured[outcome.step]["top1"]
     assert np.allclose(outcome.probabilities.sum(1), 1, atol=1e-5)
-    own = -np.log(outcome.probabilities[np.arange(20), outcome.labels])
-    assert own.mean() == pytest.approx(measured[outcome.step]["loss"], rel=1e-4)
+    losses = -np.log(outcome.probabilities[np.arange(20), outcome.labels])
+    assert losses.mean() == pytest.approx(measured[outcome.step]["loss"], rel=1e-4)
 
 
 @pytest.mark.slow
@@ -493,17 +494,17 @@ def test_what_cannot_be_asked_for_its_classes_is_left_out_in_a_line(trained, tmp
     from jaxddp.reports.compose import with_classes
 
     content = json.loads((trained / "config.json").read_text())
-    places = [write_run(tmp_path / name) for name in ("python", "moved", "empty")]
-    (places[0] / "config.json").write_text(json.dumps({key: content[key] for key in ("seed", "data", "train")}))
+    workdirs = [write_run(tmp_path / name) for name in ("python", "moved", "empty")]
+    (workdirs[0] / "config.json").write_text(json.dumps({key: content[key] for key in ("seed", "data", "train")}))
     moved = content | {"data": content["data"] | {"path": str(tmp_path / "gone.npz")}}
-    (places[1] / "config.json").write_text(json.dumps(moved))
-    (places[1] / "checkpoints").symlink_to(trained / "checkpoints")
-    (places[2] / "config.json").write_text(json.dumps(content))
-    runs = read_runs([*places, trained])
+    (workdirs[1] / "config.json").write_text(json.dumps(moved))
+    (workdirs[1] / "checkpoints").symlink_to(trained / "checkpoints")
+    (workdirs[2] / "config.json").write_text(json.dumps(content))
+    runs = read_runs([*workdirs, trained])
     page = with_classes(page_of(runs), runs, "best")
     assert len(page.classes.runs) == 1 and page.classes.runs[0].name == runs[3].name
     python, gone, empty = page.classes.faults
-    assert "the run came from Python and does not say its network" in python
+    assert "the run came from Python, and its config does not name the network" in python
     assert "gone.npz: no such directory or file" in gone
-    assert f"{places[2]}: no work directory of a run, which has checkpoints/" in empty
+    assert f"{workdirs[2]}: no work directory of a run, which has checkpoints/" in empty
     assert STEPS == 40 and render(page).count("its classes are left out:") == 3

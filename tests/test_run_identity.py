@@ -15,7 +15,7 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
-from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.read_runs import read_runs
 from jaxddp.training.checkpoints.integrity import Integrity
 from jaxddp.training.checkpoints.manifest_format import Index, Listing, sha256
 from jaxddp.training.checkpoints.run_identity import RunIdentity

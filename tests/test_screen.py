@@ -1,4 +1,4 @@
-"""What a run shows on a screen, in a pipe, in a terminal and in a notebook, from an invented run."""
+"""The output of an invented run in a pipe, in a terminal and in a notebook."""
 
 import io
 import os
@@ -42,10 +42,10 @@ def test_the_screen_shows_a_utilization_where_there_is_one_and_the_memory_at_the
 
 def test_what_comes_from_outside_is_shown_and_not_obeyed(capsys) -> None:
     odd = "a\x1b[31mb\x07\u202ec\udcff\x9b d\u00e9\u200d"
-    shown = r"a\x1b[31mb\x07\u202ec\udcff\x9b d" + "\u00e9\u200d"
-    assert on_screen(odd) == shown == str(InputError(odd))
+    escaped = r"a\x1b[31mb\x07\u202ec\udcff\x9b d" + "\u00e9\u200d"
+    assert on_screen(odd) == escaped == str(InputError(odd))
     print_table(["name"], [[odd], [(odd, "green")]])
-    assert capsys.readouterr().out.count(shown) == 2
+    assert capsys.readouterr().out.count(escaped) == 2
 
 
 def test_a_stranger_s_name_of_its_host_is_shown_and_not_obeyed() -> None:
@@ -61,8 +61,8 @@ def test_figures_are_readable() -> None:
 
 
 def test_epochs_are_those_that_were_asked_for() -> None:
-    asked = {"train": {"duration": "6 epochs"}}
-    run = run_start(total_steps=281, batch_size=32, num_examples=1497, config=asked)
+    config = {"train": {"duration": "6 epochs"}}
+    run = run_start(total_steps=281, batch_size=32, num_examples=1497, config=config)
     assert lines.opening(run)[1] == "281 steps (6 epochs)"
     assert lines.position(run, 281 * 32 / 1497) == "epoch 6.00/6"
     one = run_start(total_steps=1, batch_size=1, num_examples=1, params={"bias": np.zeros(1)})
@@ -75,13 +75,13 @@ def test_epochs_are_those_that_were_asked_for() -> None:
 def test_time_left_counts_what_the_wall_clock_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [50.0]
     monkeypatch.setattr(lines.time, "monotonic", lambda: now[0])
-    shown = lines.RunLines(lambda line: None)
-    shown.start(run_start())
-    assert shown.remaining(step_record(2)) == 8 * BATCH / 1234.5
+    run_lines = lines.RunLines(lambda line: None)
+    run_lines.start(run_start())
+    assert run_lines.remaining(step_record(2)) == 8 * BATCH / 1234.5
     now[0] += 30
-    assert shown.remaining(step_record(4)) == 6 * 15.0
-    shown.start(run_start())
-    assert shown.remaining(step_record(1, images_per_second=0.0)) is None
+    assert run_lines.remaining(step_record(4)) == 6 * 15.0
+    run_lines.start(run_start())
+    assert run_lines.remaining(step_record(1, images_per_second=0.0)) is None
 
 
 def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
@@ -163,7 +163,7 @@ def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
     done = subprocess.run(command, capture_output=True, check=True, env={**ENVIRONMENT, "FORCE_COLOR": "1"})
     text = done.stdout.decode("ascii")
     assert not set(re.findall(r"[\x00-\x1f\x7f]", text)) - {"\n"}
-    # Two lines to open, eight steps, three epochs (two with their evaluation), one to close.
+    # Two opening lines, eight steps, three epochs (two with an evaluation), and one closing line.
     assert len(text.splitlines()) == 2 + 8 + 3 + 1
     assert text.splitlines()[-1] == CLOSING
 
@@ -186,11 +186,11 @@ def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
     assert child.exitstatus == 0
     raw = child.before
     frames = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw).replace("\r", "\n")
-    # The bar begins at the restored step, and shows time left, speed and the evaluation's own progress.
+    # The bar begins at the restored step, and shows remaining time, speed and the progress of the evaluation.
     assert re.search(r"train ━+.*step 2/10", frames)
     assert re.search(r"step 4/10  epoch 1\.28/3\.2  ETA \d", frames)
     assert re.search(r"loss 0\.7854 top-1 30\.77% .*1,234 images/s", frames)
-    # What stays stands there once; the bar is erased and the cursor back in the end.
+    # Each lasting line is printed once; at the end the bar is erased and the cursor is visible again.
     kept = [line for line in frames.splitlines() if line.startswith(("epoch ", "done "))]
     assert kept == [
         "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53%  7.2 s",
@@ -237,7 +237,7 @@ def test_the_live_display_shows_how_far_an_evaluation_is(monkeypatch: pytest.Mon
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_FRAMES", 3600)
     frames = Frames()
     drive(progress.LiveDisplay(frames))
-    # Many records a second do not cost as many frames: only ends of epochs and evaluations are drawn at once.
+    # Only ends of epochs and evaluations are drawn at once; other records share frames.
     assert len(frames.drawn) < 10
 
 
@@ -298,5 +298,5 @@ def test_a_notebook_gets_one_display_and_a_history_that_shows_itself(tmp_path: P
     assert "epoch   3  train loss 0.4000 top-1 90.91%  val loss 0.2718 top-1 58.82%  7.2 s\n" in printed
     assert "image/png" in outputs[-1].data
     assert outputs[-1].data["text/plain"].startswith("History(10 logged steps, 3 epochs, 2 evaluations")
-    # Drawing left the notebook's own plotting alone.
+    # Drawing did not change the notebook's plotting.
     assert notebook.cells[1].outputs[0].data["text/plain"] == "False"

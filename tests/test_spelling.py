@@ -1,4 +1,4 @@
-"""What may be typed for a key: its short form, a truth value behind a flag, and names that are near to it."""
+"""What a user may type for a key: its short form, a value after a flag, and misspelt names."""
 
 import shlex
 
@@ -18,7 +18,7 @@ KEYS = dict(keys_of(Config))
 
 def test_the_options_of_a_command_are_its_own_and_the_keys_of_its_config():
     assert OPTIONS.keys() == {"workdir", "resume", *KEYS}
-    # A word without a name is none.
+    # A positional argument is not an option.
     assert {"out", "top", "cpu_devices"} <= options_of(PredictImages).keys() and "run" not in options_of(PredictImages)
     assert set(SHORT.values()) <= OPTIONS.keys()
 

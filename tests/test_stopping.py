@@ -23,7 +23,7 @@ from jaxddp.core.wording import figure
 from jaxddp.engine.parts.plateau import Plateau
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.reports.overview import run_table
-from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.read_runs import read_runs
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)

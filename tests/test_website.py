@@ -99,8 +99,8 @@ def test_a_help_text_is_read():
         ],
     }
     *_, path, flag = command_line.table(shown.boxes["data options"])
-    assert path == "| <code>--data.path {None}&#124;STR</code> | `None` | Where `the_data` are, and more. |"
-    assert flag.startswith("| <code>--flag, --no-flag</code> | `a (b)` |")
+    assert path == "| <code>--data.path {None}&#124;STR</code> | Where `the_data` are, and more. Default: `None`. |"
+    assert flag == "| <code>--flag, --no-flag</code> | On. Default: `a (b)`. |"
     assert "```text\njaxddp thing runs/first\njaxddp thing runs/second\n```" in command_line.example_as_code(shown.text)
     with pytest.raises(ValueError, match="no options"):
         command_line.read("usage: jaxddp")
@@ -112,7 +112,8 @@ def test_the_pages_of_the_commands_have_their_options():
     usage = command_line.printed(lambda: main(["--help"]))
     for name in command_line.COMMANDS:
         assert f"jaxddp {name} " in usage and "## Options" in pages[f"commands/{name.replace(' ', '-')}.md"]
-    assert "--resume {auto,never,must}" in pages["commands/train.md"] and "`auto`" in pages["commands/train.md"]
+    train = pages["commands/train.md"]
+    assert "--resume {auto,never,must}" in train and "Default: `auto`." in train
 
 
 def test_links_lead_to_pages():
@@ -125,7 +126,7 @@ def test_links_lead_to_pages():
 
 def test_each_message_has_a_heading():
     text = "# T\n\n| what | what to do |\n|---|---|\n| `a \\| b: c` | do [x](y.md) |\n| d | e |\n\nmore\n"
-    assert with_entries(text) == "# T\n\n### `a \\| b: c`\n\ndo [x](y.md)\n\n### d\n\ne\n\n\nmore\n"
+    assert with_entries(text) == "# T\n\n### `a \\| b: c`\n\nDo [x](y.md)\n\n### D\n\nE\n\n\nmore\n"
 
 
 def test_the_navigation_holds_every_page():

@@ -1,1 +1,1 @@
-"""The documentation site: a script that writes its pages from the repository, and MkDocs on them."""
+"""The documentation site: its pages are made from the repository, and MkDocs builds the site from them."""

@@ -10,9 +10,9 @@ import shutil
 import sys
 from pathlib import Path
 
-# Before JAX is imported: schedules are evaluated, and nothing else is.
+# Set before JAX is imported. JAX only evaluates schedules.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# A notice of the theme's that is printed at each build.
+# Silences a notice that the theme prints at each build.
 os.environ["NO_MKDOCS_2_WARNING"] = "1"
 
 from mkdocs.commands.build import build
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def write_pages(folder: Path) -> dict[str, str]:
-    """Write every page of the site; returns the Markdown texts by path."""
+    """Write every page of the site. Returns the Markdown texts by path."""
     shutil.rmtree(folder, ignore_errors=True)
     pages = copied_documents() | recipe_pages() | command_pages() | python_pages()
     for path, text in pages.items():

@@ -1,4 +1,4 @@
-"""Pages about the commands, made from what their `--help` prints."""
+"""Pages about the commands, made from the output of `--help`."""
 
 import contextlib
 import html
@@ -17,11 +17,11 @@ COMMANDS = (
     *("data check", "data show", "data pack", "data sample", "launch"),
 )
 COLUMNS = "110"
-"""A terminal so narrow has one column of options."""
+"""The width of a terminal in which all options are in one column."""
 
 
 class Option(NamedTuple):
-    """An option as `--help` shows it: its name with its values, what it does, and its default."""
+    """An option in a help text: its name with its values, its description, and its default."""
 
     usage: str
     description: str
@@ -29,7 +29,7 @@ class Option(NamedTuple):
 
 
 class Help(NamedTuple):
-    """What `--help` shows: the usage line, the text under it, and the boxes of options by their titles."""
+    """The parts of a help text: the usage line, the description, and the options by the title of their box."""
 
     usage: str
     text: str
@@ -37,13 +37,13 @@ class Help(NamedTuple):
 
 
 def command_pages() -> dict[str, str]:
-    """The Markdown texts of a page for each command and of one for all of them, by path."""
+    """Returns the Markdown texts of the commands' pages and of their overview, by path."""
     pages = {f"commands/{name.replace(' ', '-')}.md": page_of(name) for name in COMMANDS}
     return {"commands/index.md": index()} | pages
 
 
 def index() -> str:
-    """The overview, which is what `jaxddp --help` prints, with a link to each command's page."""
+    """Returns the overview: a link to each command's page, and the output of `jaxddp --help`."""
     links = [f"- [`jaxddp {name}`]({name.replace(' ', '-')}.md): {first_sentence(name)}" for name in COMMANDS]
     usage = printed(lambda: cli.main(["--help"]))
     return "\n".join(["# Command line", "", *links, "", "```text", usage.rstrip(), "```", ""])
@@ -54,7 +54,7 @@ def first_sentence(name: str) -> str:
 
 
 def page_of(name: str) -> str:
-    """The page of a command."""
+    """Returns the page of a command."""
     shown = help_of(name)
     lines = [f"# jaxddp {name}", "", "```text", shown.usage, "```", "", example_as_code(shown.text), ""]
     for title, options in shown.boxes.items():
@@ -63,12 +63,12 @@ def page_of(name: str) -> str:
 
 
 def help_of(name: str) -> Help:
-    """The help of a command. Raises: ValueError; it is printed in a form that is not known."""
+    """Returns the help of a command. Raises: ValueError; its output cannot be parsed."""
     return read(printed(lambda: cli.main([*name.split(), "--help"])))
 
 
 def printed(show: Callable[[], object]) -> str:
-    """What a function prints on a terminal without colors and lines before it returns or exits."""
+    """Returns what a function prints before it returns or exits, on a terminal without colors and box characters."""
     output = io.StringIO()
     plain = {"COLUMNS": COLUMNS, "TERM": "dumb", "NO_COLOR": "1"}
     with mock.patch.dict(os.environ, plain), contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
@@ -77,14 +77,14 @@ def printed(show: Callable[[], object]) -> str:
 
 
 def read(text: str) -> Help:
-    """The parts of a help text. Raises: ValueError; there are no options in it."""
+    """Parse a help text. Raises: ValueError; it contains no options."""
     usage, _, rest = text.strip().partition("\n")
     description: list[str] = []
     boxes: dict[str, list[list[str]]] = {}
     title = ""
     for line, following in itertools.pairwise([*map(str.rstrip, rest.splitlines()), ""]):
         if is_rule(line):
-            # A second rule ends what is said about the whole box.
+            # The first rule is under the title. A second one ends the description of the box.
             boxes[title] = []
         elif is_rule(following) and line[:2].strip():
             title = line.strip()
@@ -93,7 +93,7 @@ def read(text: str) -> Help:
         elif line.startswith("   "):
             boxes[title][-1].append(line.strip())
         elif line:
-            # What an option does stands beside it where there is room.
+            # The description is beside a short option and below a long one.
             boxes[title].append(re.split(r"\s{2,}", line.strip(), maxsplit=1))
     if not boxes:
         raise ValueError(f"no options in {text[:500]!r}")
@@ -105,7 +105,7 @@ def is_rule(line: str) -> bool:
 
 
 def option(lines: list[str]) -> Option:
-    """An option from its lines."""
+    """Parse the lines of an option."""
     usage, text = lines[0], " ".join(lines[1:])
     default = re.search(r" ?\((?:default: (.*)|(required))\)$", text)
     if default is None:
@@ -114,15 +114,11 @@ def option(lines: list[str]) -> Option:
 
 
 def table(options: list[Option]) -> Iterator[str]:
-    """A table of options in Markdown."""
-    yield from ("| option | default | |", "|---|---|---|")
+    """Yields the lines of a Markdown table of options."""
+    yield from ("| option | meaning |", "|---|---|")
     for usage, description, default in options:
-        code = f"`{cell(default)}`" if default and default != "required" else cell(default)
-        yield f"| {code_cell(usage)} | {code} | {text_cell(description)} |"
-
-
-def cell(text: str) -> str:
-    return text.replace("|", "\\|")
+        ending = "Required." if default == "required" else f"Default: `{default}`." if default else ""
+        yield f"| {code_cell(usage)} | {text_cell(f'{description} {ending}'.strip())} |"
 
 
 def code_cell(text: str) -> str:
@@ -130,14 +126,14 @@ def code_cell(text: str) -> str:
 
 
 def text_cell(text: str) -> str:
-    """Prose for a cell; what stands between backticks stays code."""
+    """Returns prose for a cell of a table, with its markup escaped outside backticks."""
     parts = text.split("`")
-    parts[::2] = [cell(re.sub(r"([*_<\[])", r"\\\1", part)) for part in parts[::2]]
+    parts[::2] = [re.sub(r"([*_<\[|])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
 
 
 def example_as_code(text: str) -> str:
-    """The text of a help with its examples as blocks of code."""
+    """Returns the description in a help text, with its examples as blocks of code."""
 
     def block(match: re.Match[str]) -> str:
         return "\n".join(["```text", *match[1].split(", or "), "```"])

@@ -1,4 +1,4 @@
-"""The repository's Markdown files as pages of the site, with their links changed to lead to pages."""
+"""Pages that are Markdown files of the repository, with links to other pages."""
 
 import os
 import re
@@ -16,26 +16,29 @@ PAGE_OF = {
     "configs/README.md": "recipes/index.md",
     "benchmarks/RESULTS.md": "results.md",
 }
-"""Files outside docs/ that are pages, and the paths of these."""
-TROUBLESHOOTING = "troubleshooting.md"
+"""Paths of pages, by the path of their file outside docs/."""
+TROUBLESHOOTING, RECIPES = "troubleshooting.md", PAGE_OF["configs/README.md"]
 
 
 def documents() -> dict[str, str]:
-    """Each Markdown file of the repository that is a page, and the page's path."""
+    """Returns the path of each page that is a Markdown file, by the path of the file."""
     outside = {file: page for file, page in PAGE_OF.items() if (ROOT / file).is_file()}
     return outside | {f"docs/{file.name}": file.name for file in sorted(ROOT.glob("docs/*.md"))}
 
 
 def copied_documents() -> dict[str, str]:
-    """The Markdown text of each page that is a file of the repository, by the page's path."""
+    """Returns the Markdown text of each page that is a file of the repository, by the path of the page."""
     pages = {page: linked(file, (ROOT / file).read_text("utf-8")) for file, page in documents().items()}
-    return pages | {TROUBLESHOOTING: with_entries(pages[TROUBLESHOOTING])}
+    return pages | {
+        TROUBLESHOOTING: with_entries(pages[TROUBLESHOOTING]),
+        RECIPES: re.sub(r"^\| `(\w+)` ", r"| [`\1`](\1.md) ", pages[RECIPES], flags=re.MULTILINE),
+    }
 
 
 def linked(file: str, text: str) -> str:
-    """The text of a file with links that lead from its page to other pages.
+    """Returns the text of a file with its relative links changed to links between pages.
 
-    A link to a file that is no page becomes its text; addresses and links within the page stay.
+    A link to a file without a page is replaced by its text.
     """
     page = documents()[file]
 
@@ -62,19 +65,25 @@ def linked(file: str, text: str) -> str:
 
 
 def with_entries(text: str) -> str:
-    """The troubleshooting page with each row of its tables as an entry of its own, whose heading is the message.
+    """Returns the troubleshooting page with a heading for each message, in place of the rows of its tables.
 
-    So each message has an address, and the search finds it.
+    Each message then has an address of its own, and the search finds it.
     """
     lines, rows = [], 0
     for line in text.splitlines():
         if line.startswith("|"):
             rows += 1
-            # The first two rows are the table's head.
+            # The first two rows are the header and its rule.
             if rows > 2:
                 message, answer = re.split(r"(?<!\\)\|", line.strip().strip("|"), maxsplit=1)
-                lines += [f"### {message.strip()}", "", answer.strip().replace("\\|", "|"), ""]
+                lines += [f"### {sentence(message)}", "", sentence(answer).replace("\\|", "|"), ""]
         else:
             rows = 0
             lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def sentence(text: str) -> str:
+    """Returns a text with a capital first letter."""
+    text = text.strip()
+    return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""The navigation of the site, made from the pages that there are."""
+"""The navigation of the site, made from its pages."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -14,13 +14,13 @@ GUIDES = (
     "serving.md",
     "extending.md",
 )
-"""The first guides, in the order of a reader; other documents follow them."""
+"""The first guides, in reading order; other documents follow them."""
 BEHIND = ("limits.md", "results.md", "design.md", "build-notes.md", "contributing.md", "changelog.md")
-"""About jaxddp itself."""
+"""Pages about jaxddp itself, at the end."""
 
 
 def navigation(pages: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Sections of links, by title, as MkDocs takes them."""
+    """Returns the sections of links as the `nav` of MkDocs."""
     folders = ("recipes/", "commands/", "python/")
     apart = {"index.md", "troubleshooting.md", "keys.md", *BEHIND}
     others = [path for path in sorted(pages) if path not in {*GUIDES, *apart} and not path.startswith(folders)]
@@ -35,17 +35,17 @@ def navigation(pages: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def folder(pages: Iterable[str], name: str) -> list[str]:
-    """The pages of a folder, its index first."""
+    """Returns the pages of a folder, its index first."""
     return sorted((path for path in pages if path.startswith(name)), key=lambda path: (path != f"{name}index.md", path))
 
 
 def entries(pages: Mapping[str, str], paths: Iterable[str]) -> list[Any]:
-    """Links to those of the pages that exist; an index gives its section a page and has no title."""
+    """Returns links to the pages that exist. An index is the page of its section and has no title."""
     known = [path for path in paths if path in pages]
     return [path if path.endswith("/index.md") else {title(pages[path]): path} for path in known]
 
 
 def title(text: str) -> str:
-    """The first heading of a page."""
+    """Returns the first heading of a page."""
     heading = re.search(r"^# (.+)$", text, re.MULTILINE)
     return "" if heading is None else heading[1].replace("`", "")

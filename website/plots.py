@@ -1,4 +1,4 @@
-"""Line plots as SVG in the colors of the page."""
+"""Line plots as SVG, in the colors of the page."""
 
 import html
 
@@ -6,18 +6,17 @@ import numpy as np
 
 WIDTH, HEIGHT = 720, 220
 LEFT, RIGHT, TOP, BOTTOM = 76, 12, 12, 40
-"""Pixels around the axes."""
+"""Margins around the axes, in pixels."""
 
 
 def line_plot(title: str, x: np.ndarray, y: np.ndarray, x_title: str) -> str:
-    """A plot of y over x, float[N] each, with the least and the greatest value at each axis."""
+    """Returns a plot of y over x, float[N] each, with the smallest and the largest value at each axis."""
     low, high = min(0.0, float(y.min())), float(y.max())
     first, last = float(x[0]), max(float(x[-1]), float(x[0]) + 1e-9)
     right = LEFT + (x - first) / (last - first) * (WIDTH - LEFT - RIGHT)
     down = TOP + (high - y) / ((high - low) or 1.0) * (HEIGHT - TOP - BOTTOM)
     points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(right.tolist(), down.tolist(), strict=True))
     bottom = HEIGHT - BOTTOM
-    peak = int(y.argmax())
     labels = [
         text(LEFT - 8, TOP + 5, f"{high:.4g}", "end"),
         text(LEFT - 8, bottom + 5, f"{low:.4g}", "end"),
@@ -26,8 +25,7 @@ def line_plot(title: str, x: np.ndarray, y: np.ndarray, x_title: str) -> str:
         text((LEFT + WIDTH - RIGHT) / 2, bottom + 34, x_title, "middle"),
     ]
     return (
-        f'<figure class="plot"><figcaption>{html.escape(title)}: at most {high:.4g}, '
-        f"at {x_title} {float(x[peak]):.3g}</figcaption>"
+        f'<figure class="plot"><figcaption>{html.escape(title)}</figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">'
         f'<path class="axes" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
         f'<polyline class="line" points="{points}"/>{"".join(labels)}</svg></figure>'

@@ -26,15 +26,15 @@ GROUPS = {
     ),
     "Settings and errors": ("Config", "DataConfig", "AugmentConfig", "InputError"),
 }
-"""The names of the package, by what they are for."""
+"""The names of `jaxddp`, by purpose."""
 NAMING = ("docs/extending.md", "docs/troubleshooting.md", "jaxddp/registry.py")
-"""Files whose dotted names are a part of the API."""
+"""Files whose dotted names belong to the API."""
 NAME = re.compile(r"(?<![\w.\"])jaxddp(?:\.\w+)+")
 IMPORT = re.compile(r"^from (jaxddp[\w.]*) import ([\w, ]+)", re.MULTILINE)
 
 
 def python_pages() -> dict[str, str]:
-    """The Markdown texts by path. Raises: ValueError; a name of the package has no group."""
+    """Returns the Markdown texts by path. Raises: ValueError; a name of the package has no group."""
     registries = directive("jaxddp.registry", show_root_heading=False, heading_level=2)
     return {
         "python/index.md": package_page(),
@@ -45,7 +45,7 @@ def python_pages() -> dict[str, str]:
 
 
 def package_page() -> str:
-    """The names of `jaxddp` itself."""
+    """Returns the page of the names of `jaxddp` itself."""
     grouped = {name for names in GROUPS.values() for name in names}
     if differing := grouped ^ {*dir(jaxddp)}:
         raise ValueError(f"GROUPS of website/python_reference.py and the names of jaxddp differ: {sorted(differing)}")
@@ -56,7 +56,7 @@ def package_page() -> str:
 
 
 def config_page() -> str:
-    """The names of `jaxddp.config` that are not names of `jaxddp`."""
+    """Returns the page of the names of `jaxddp.config` that are not names of `jaxddp`."""
     names = [name for name in config.__all__ if name not in dir(jaxddp)]
     return "\n".join(
         [
@@ -70,14 +70,14 @@ def config_page() -> str:
 
 
 def directive(name: str, **options: object) -> str:
-    """What mkdocstrings replaces by the documentation of a name."""
+    """Returns the directive that mkdocstrings replaces with the documentation of a name."""
     lines = [f"    options: {json.dumps(options)}"] if options else []
     return "\n".join([f"::: {name}", *lines, ""])
 
 
 def extending_page() -> str:
-    """What the guide about extending and the registries name, by module."""
-    lines = ["# Protocols", "", "What [Extending](../extending.md) and the [registries](registry.md) name.", ""]
+    """Returns the page of the names in the guide about extending and in the registries, by module."""
+    lines = ["# Protocols", "", "Names of [Extending](../extending.md) and of the [registries](registry.md).", ""]
     for module, names in named().items():
         lines += [f"## {module}", ""]
         lines += [directive(f"{module}.{name}") for name in names]
@@ -87,7 +87,7 @@ def extending_page() -> str:
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """Each name on these pages: the module that has it, and the attribute."""
+    """Yields the module and the name of everything that these pages document."""
     yield from (("jaxddp.api", name) for name in dir(jaxddp))
     yield from (("jaxddp.config", name) for name in config.__all__)
     for module, names in (*named().items(), ("jaxddp.registry", [])):
@@ -95,14 +95,14 @@ def documented() -> Iterator[tuple[str, str]]:
 
 
 def public_names(module: str) -> list[str]:
-    """The names that a module defines itself, without type variables and those that begin with an underscore."""
+    """Returns the public names that a module defines, without its type variables."""
     loaded = importlib.import_module(module)
     names = [name for node in ast.parse(inspect.getsource(loaded)).body for name in defined(node)]
     return [name for name in names if name[0] != "_" and not isinstance(getattr(loaded, name), TypeVar)]
 
 
 def defined(node: ast.stmt) -> list[str]:
-    """The names that a statement of a module or of a class defines."""
+    """Returns the names that a statement of a module defines."""
     match node:
         case ast.FunctionDef(name) | ast.ClassDef(name) | ast.AnnAssign(ast.Name(name)):
             return [name]
@@ -115,7 +115,7 @@ def defined(node: ast.stmt) -> list[str]:
 
 
 def named() -> dict[str, list[str]]:
-    """The public names by their modules; a module without names has all of its own on the page."""
+    """Returns the names on the page by module; an empty list stands for all public names of the module."""
     shown = {"jaxddp", "jaxddp.api", "jaxddp.config", "jaxddp.registry"}
     found: dict[str, list[str]] = {}
     for name in sorted({*dotted_names()}):
@@ -135,7 +135,7 @@ def dotted_names() -> Iterator[str]:
 
 
 def split(name: str) -> tuple[str, str]:
-    """The module of a dotted name, and its first attribute in it, "" of a module. Raises: ModuleNotFoundError."""
+    """Split a dotted name into a module and an attribute, "" for a module. Raises: ModuleNotFoundError."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         module = ".".join(parts[:length])

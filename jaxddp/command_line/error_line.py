@@ -1,4 +1,4 @@
-"""An error in the words of a command line: a key is the option that was typed, or what a line of a recipe file says."""
+"""Errors as a command prints them: with the option that was typed, or with the line of the recipe file."""
 
 import ast
 import shlex
@@ -13,26 +13,29 @@ from jaxddp.recipe_file import is_built_in, recipe_path
 _LONGEST = 80
 
 
-def line_of(error: JaxddpError, arguments: Sequence[str]) -> str:
-    """What a command line says of an error: `--train.batch-size 30 cannot be divided …`, where it gave that option, and
-    `my.py:7: train.batch_size=30 cannot be divided …` where that line of its recipe file did."""
+def format_error(error: JaxddpError, arguments: Sequence[str]) -> str:
+    """Returns the line that a command prints for an error.
+
+    It begins with `--train.batch-size 30 cannot be divided …` where that option was typed, and with
+    `my.py:7: train.batch_size=30 cannot be divided …` where line 7 of the recipe file sets the key.
+    """
     options = dict(_options(arguments))
-    place = None if error.key is None or error.key in options else _place(error, arguments)
+    location = None if error.key is None or error.key in options else _location(error, arguments)
     error.tell(lambda key: _as_option(key, options))
-    return str(error) if place is None else f"{place}: {error}"
+    return str(error) if location is None else f"{location}: {error}"
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The keys that are given, and what each was called: `--lr`, `--train.batch-size`."""
+    """Yields each key of a command line and the option as it was typed: `--lr`, `--train.batch-size`."""
     for word in words:
         if key := untyped(word):
             section, dot, last = key.rpartition(".")
-            whole = SHORT.get(key, f"{section}{dot}{last.removeprefix('no_')}")
-            yield whole, word.partition("=")[0] if key in SHORT else typed(whole)
+            full_key = SHORT.get(key, f"{section}{dot}{last.removeprefix('no_')}")
+            yield full_key, word.partition("=")[0] if key in SHORT else typed(full_key)
 
 
 def _as_option(key: Key, options: dict[str, str]) -> str:
-    # Commands say some of their own options as they are typed.
+    # Some errors name an option of a command as it is typed.
     option = options.get(untyped(key.name) or key.name)
     if option is None:
         return str(key)
@@ -40,14 +43,14 @@ def _as_option(key: Key, options: dict[str, str]) -> str:
 
 
 def _as_word(key: Key) -> str:
-    """The value as it is typed."""
+    """Returns the value of a key as it is typed."""
     values = key.value if isinstance(key.value, list | tuple) else [key.value]
     words = shlex.join(map(str, values))
     return words if len(words) <= _LONGEST and words.isprintable() else key.shown_value
 
 
-def _place(error: JaxddpError, arguments: Sequence[str]) -> str | None:
-    """The line of the user's recipe file that says the key with which an error begins."""
+def _location(error: JaxddpError, arguments: Sequence[str]) -> str | None:
+    """Returns the file and line of the user's recipe that set the key with which an error begins; None without one."""
     (first, *_) = error.about[0] if error.about else error.problem
     if not isinstance(first, Key) or first.told is not None:
         return None
@@ -62,17 +65,18 @@ def _place(error: JaxddpError, arguments: Sequence[str]) -> str | None:
 
 
 def _lines(tree: ast.AST, names: Sequence[str]) -> Iterator[int]:
-    """Where a key is said: `train={"batch_size": 30}`, or with the dataclass of a section."""
+    """Yields the lines that set a key: in a dict, `train={"batch_size": 30}`, or in the dataclass of a section."""
     for node in ast.walk(tree):
-        for name, value in _named(node):
+        for name, value in _entries(node):
             if name == names[0] and len(names) == 1:
                 yield value.lineno
             elif name == names[0]:
                 yield from _lines(value, names[1:])
 
 
-def _named(node: ast.AST) -> Iterator[tuple[Any, ast.expr]]:
+def _entries(node: ast.AST) -> Iterator[tuple[Any, ast.expr]]:
+    """Yields the names and values of a call's keywords or of a dict."""
     if isinstance(node, ast.Call):
         yield from ((keyword.arg, keyword.value) for keyword in node.keywords)
     elif isinstance(node, ast.Dict):
-        yield from ((getattr(key, "value", None), each) for key, each in zip(node.keys, node.values, strict=True))
+        yield from ((getattr(key, "value", None), value) for key, value in zip(node.keys, node.values, strict=True))

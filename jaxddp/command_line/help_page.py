@@ -1,4 +1,4 @@
-"""What `--help` shows of a command that takes a config: short forms of its keys, and a page before one is named."""
+"""Contents of `--help` for commands that take a config, before and after a config is named."""
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping
@@ -15,17 +15,17 @@ from jaxddp.overrides import flatten, is_tree
 from jaxddp.recipe_file import config_names
 
 STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
-"""Words without a name are called as their fields are: RUN, IMAGES."""
+"""Positional arguments have the names of their fields: RUN, IMAGES."""
 _VALUES = {"data": "DIR", "model": "NAME", "epochs": "N", "batch_size": "B", "lr": "X"}
-"""What follows a short form."""
+"""The short forms and the names of their values."""
 _COMPLETION = (
-    "Completion: --tyro-write-completion bash FILE, first behind CONFIG, writes a script; also for zsh and fish."
+    "Completion: --tyro-write-completion bash FILE, directly after CONFIG, writes a script; zsh and fish work, too."
 )
-_OWN_PAGE = "Every key of CONFIG is an option, too: --help behind CONFIG lists them with its values."
+_OWN_PAGE = "Every key of CONFIG is an option, too: --help after CONFIG lists them with its values."
 
 
 def described(command: type) -> str:
-    """What a command is for, and the short forms of its keys."""
+    """Returns a command's description, with the short forms of its keys."""
     text = inspect.getdoc(command) or ""
     if not SHORT.values() & options_of(command).keys():
         return text
@@ -34,13 +34,14 @@ def described(command: type) -> str:
 
 
 def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
-    """A command whose field `config` is a recipe's as it is shown before one is named, and its defaults: with the word
-    CONFIG, and without the keys.
+    """Returns a command's dataclass and defaults for `--help` before a config is named.
+
+    The page has the word CONFIG in place of the keys.
 
     Args:
-        optional: whether the command does without a config, too.
+        optional: whether the command also runs without a config.
     """
-    places: dict[str, Any] = {each.name: Path("runs/CONFIG") for each in fields(command) if each.default is MISSING}
+    paths: dict[str, Any] = {own.name: Path("runs/CONFIG") for own in fields(command) if own.default is MISSING}
     short = [(key, _short(key, value), field(default="", kw_only=True)) for key, value in _VALUES.items()]
     page = make_dataclass(
         command.__name__,
@@ -49,26 +50,27 @@ def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
         namespace={"__doc__": f"{inspect.getdoc(command)}\n\n{_OWN_PAGE}"},
         frozen=True,
     )
-    return page, page(**places | {"config": "" if optional else tyro.MISSING})
+    return page, page(**paths | {"config": "" if optional else tyro.MISSING})
 
 
 def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
-    """A command with a recipe's config, and its defaults, as its page shows them: without the keys that the config's
-    choices do not read, and with their own values where it leaves them these.
+    """Returns a command's dataclass and defaults for `--help` after a config.
+
+    The page leaves out the keys that nothing reads. A key that the config leaves open has the default of its choice.
 
     Args:
-        hooks: of the recipe file, which stand for what they bring.
+        hooks: the hooks of the recipe file, each of which replaces a choice.
     """
     config = command.config
     values = resolved(flatten(config.to_dict()), hooks)
     shown = _shown(config, {key: values[key] for key in keys_of_choices()}, unread(config, hooks))
     whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]
     page = _derived(type(command), [("config", whole, MISSING)])
-    return page, page(**{each.name: getattr(command, each.name) for each in fields(command)} | {"config": shown})
+    return page, page(**{own.name: getattr(command, own.name) for own in fields(command)} | {"config": shown})
 
 
 def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], prefix: str = "") -> Any:
-    """A section, or a whole config, of a type without the hidden keys, and with these values."""
+    """Returns a section, or a whole config, as an instance of a type without the hidden keys, with the given values."""
     changed = []
     for name, hint in get_type_hints(type(section), include_extras=True).items():
         key, value = prefix + name, getattr(section, name)
@@ -80,14 +82,14 @@ def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], pre
         elif is_tree(hint):
             part = _shown(value, values, hidden, f"{key}.")
             changed.append((name, type(part), part))
-    kept = {each.name: getattr(section, each.name) for each in fields(section)}
+    kept = {own.name: getattr(section, own.name) for own in fields(section)}
     return _derived(type(section), changed)(**kept | {name: value for name, _, value in changed})
 
 
 def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]]) -> Any:
-    """A dataclass as another with other fields of the same names."""
-    own = [(name, hint, field(default=value)) for name, hint, value in changed]
-    return make_dataclass(kind.__name__, own, bases=(kind,), namespace={"__doc__": kind.__doc__}, frozen=True)
+    """Returns a subclass of a dataclass with other types and defaults for some fields."""
+    redefined = [(name, hint, field(default=value)) for name, hint, value in changed]
+    return make_dataclass(kind.__name__, redefined, bases=(kind,), namespace={"__doc__": kind.__doc__}, frozen=True)
 
 
 def _short(key: str, value: str) -> Any:
@@ -97,6 +99,6 @@ def _short(key: str, value: str) -> Any:
 
 def _word(optional: bool) -> Any:
     names = ", ".join(config_names())
-    told = f"A name ({names}), the path of a Python file with get_config(), or a run's work directory."
-    hint = "(may be left out)" if optional else None
-    return Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=told, help_behavior_hint=hint)]
+    description = f"A name ({names}), the path of a Python file with get_config(), or the work directory of a run."
+    hint = "(optional)" if optional else None
+    return Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=description, help_behavior_hint=hint)]

@@ -1,4 +1,4 @@
-"""The words of a command line, before tyro reads them: short forms of keys, and truth values behind flags."""
+"""Rewrites a command line before tyro reads it: short forms of keys, and values after flags."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,42 +15,43 @@ _TRUTHS = {"true": True, "false": False}
 
 
 def options_of(command: type) -> dict[str, Any]:
-    """The options of a command by their keys, "train.batch_size", and the type of each; those of a recipe without a
-    prefix."""
+    """Returns the type of each option of a command, by its key: "train.batch_size" for `--train.batch-size`."""
     keys = ((key.removeprefix("config."), hint) for key, hint in keys_of(command))
     return {key: hint for key, hint in keys if tyro.conf.Positional not in getattr(hint, "__metadata__", ())}
 
 
 def is_flag(hint: Any) -> bool:
-    """Whether an option of this type is on by its name alone."""
+    """Whether an option of this type is a flag, which needs no value."""
     return hint in (bool, bool | None)
 
 
 def spelled_out(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """The words with short forms as what they stand for (`--epochs 5` is `--train.duration "5 epochs"`), and with truth
-    values in the names of flags (`--data.augment.flip false` is `--data.augment.no-flip`).
+    """Returns the words without short forms and without values of flags.
+
+    `--epochs 5` becomes `--train.duration "5 epochs"`, and `--data.augment.flip false` becomes
+    `--data.augment.no-flip`.
 
     Raises:
-        InputError: a short form and its key are both there.
+        InputError: a short form and its key are both given.
     """
-    return list(_flags(_whole(words, options), options))
+    return list(_flags(_full_names(words, options), options))
 
 
 def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """The options of a command line by their keys, each with its words, those of its value too."""
-    found: list[tuple[str, list[str]]] = []
+    """Returns each option of a command line: its key, and its words with those of its value."""
+    entries: list[tuple[str, list[str]]] = []
     for word in words:
-        if word.startswith("--") or not found:
+        if word.startswith("--") or not entries:
             key = untyped(word)
-            found.append((_flag(word, options)[0] or (key if key in options else SHORT.get(key, key)), [word]))
+            entries.append((_flag(word, options)[0] or (key if key in options else SHORT.get(key, key)), [word]))
         else:
-            found[-1][1].append(word)
-    return found
+            entries[-1][1].append(word)
+    return entries
 
 
 def words_without(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """A command's words without these options, such as "--out", and their values."""
-    left, skipped = list[str](), False
+    """Returns a command's words without some options, such as "--out", and without their values."""
+    remaining, skipped = list[str](), False
     for word in words:
         name, equals, _ = word.replace("_", "-").partition("=")
         if skipped:
@@ -58,24 +59,24 @@ def words_without(words: Sequence[str], options: Sequence[str]) -> list[str]:
         elif name in options:
             skipped = not equals
         else:
-            left.append(word)
-    return left
+            remaining.append(word)
+    return remaining
 
 
-def _whole(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[str]:
-    given, before = {untyped(word) for word in words}, ""
+def _full_names(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[str]:
+    keys, before = {untyped(word) for word in words}, ""
     for word in words:
         name, equals, value = word.partition("=")
-        key, whole = untyped(word), SHORT.get(untyped(word), "")
+        key, full_key = untyped(word), SHORT.get(untyped(word), "")
         if before == "epochs" and not word.startswith("--"):
             yield _epochs(word)
-        elif whole in options and key not in options:
-            if whole in given:
-                raise InputError(f"{name} is short for {typed(whole)}, which is given too; leave one of them out")
-            yield typed(whole) + equals + (_epochs(value) if key == "epochs" and equals else value)
+        elif full_key in options and key not in options:
+            if full_key in keys:
+                raise InputError(f"{name} is short for {typed(full_key)}, which is given too; leave one of them out")
+            yield typed(full_key) + equals + (_epochs(value) if key == "epochs" and equals else value)
         else:
             yield word
-        before = "" if equals or whole not in options else key
+        before = "" if equals or full_key not in options else key
 
 
 def _flags(words: Iterable[str], options: Mapping[str, Any]) -> Iterator[str]:
@@ -86,11 +87,11 @@ def _flags(words: Iterable[str], options: Mapping[str, Any]) -> Iterator[str]:
             continue
         key, on = _flag(word, options)
         _, equals, value = word.partition("=")
-        said = _TRUTHS.get((value if equals else following).lower())
-        if key is None or (equals and said is None):
+        truth = _TRUTHS.get((value if equals else following).lower())
+        if key is None or (equals and truth is None):
             yield word
             continue
-        taken, on = said is not None and not equals, on if said is None else on == said
+        taken, on = truth is not None and not equals, on if truth is None else on == truth
         if options[key] is bool:
             section, dot, last = key.rpartition(".")
             yield typed(key if on else f"{section}{dot}no_{last}")
@@ -99,15 +100,15 @@ def _flags(words: Iterable[str], options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _flag(word: str, options: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """The key of the flag that a word names, and whether the name alone says that it is on."""
+    """Returns the key of the flag that a word names, or None, and whether the word alone turns the flag on."""
     key = untyped(word)
     if is_flag(options.get(key)):
         return key, True
     section, dot, last = key.rpartition(".")
     inverted = (f"{section}{dot}{last.removeprefix('no_')}", key.removeprefix("no_"))
-    return next(((each, False) for each in inverted if is_flag(options.get(each))), (None, False))
+    return next(((key, False) for key in inverted if is_flag(options.get(key))), (None, False))
 
 
 def _epochs(text: str) -> str:
-    """A number alone counts epochs."""
+    """Returns a duration; a number without a unit is in epochs."""
     return text if " " in text.strip() or "%" in text else f"{text} epochs"

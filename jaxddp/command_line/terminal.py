@@ -1,4 +1,4 @@
-"""What a person sees at the terminal beside plain lines: tables, and what takes longer."""
+"""Terminal output beside plain lines: tables, and the status of long operations."""
 
 import contextlib
 import os
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Row = Sequence[str | tuple[str, str]]
-"""Each cell is a text, or one with its style."""
+"""A row of cells: each is a text, or a text with its rich style."""
 IMPORTING = "importing JAX"
-"""What a command does first, in seconds."""
+"""The status that commands show first; importing takes seconds."""
 _WHOLE = 10_000
-"""Characters that no row has."""
+"""A width in characters that no row needs."""
 _FRAME = 3
-"""Characters beside each cell."""
+"""Characters between cells."""
 _LONG = 20
-"""Characters of a word, such as a path, beyond which it may be cut."""
+"""The length from which a word, such as a path, may be folded."""
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """A table on standard output, as wide as the terminal, or as COLUMNS says; in a file or a pipe each row is a line.
+    """Print a table on standard output, as wide as the terminal or COLUMNS; in a file or a pipe each row is one line.
 
-    Where it does not fit, cells are folded between words; where that is not enough either, each cell has a line.
+    Where the table does not fit, cells are folded between words. Where that is not enough, each cell has a line.
     """
     from rich.console import Console
 
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
     console = Console(width=None if has_width else _WHOLE)
-    cells = [[_shown(cell) for cell in row] for row in rows]
+    cells = [[_as_text(cell) for cell in row] for row in rows]
     by_column = [[title, *(text.plain for text in column)] for title, *column in zip(columns, *cells, strict=True)]
     widths = _widths(by_column, console.width - _FRAME * len(columns) - 1)
     if widths is None:
@@ -43,7 +43,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
         console.print(_as_table(columns, cells, widths))
 
 
-def _shown(cell: str | tuple[str, str]) -> "Text":
+def _as_text(cell: str | tuple[str, str]) -> "Text":
     from rich.text import Text
 
     words, *style = (cell,) if isinstance(cell, str) else cell
@@ -51,17 +51,17 @@ def _shown(cell: str | tuple[str, str]) -> "Text":
 
 
 def _widths(by_column: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """Of each column, all in so many characters; None where words would be cut."""
+    """Returns the width of each column for a total of `width` characters; None where words would be cut."""
     least = [max(min(len(word), _LONG) for cell in column for word in cell.split() or [""]) for column in by_column]
-    more = [max(map(len, column)) - own for column, own in zip(by_column, least, strict=True)]
+    more = [max(map(len, column)) - minimum for column, minimum in zip(by_column, least, strict=True)]
     spare = width - sum(least)
     if spare < 0:
         return None
     widths = list(least)
-    # What lacks little comes first, so that the fewest cells are folded.
-    for left, place in enumerate(sorted(range(len(more)), key=more.__getitem__)):
-        share = min(more[place], spare // (len(more) - left))
-        widths[place] += share
+    # Columns that lack little come first, so that the fewest cells are folded.
+    for done, column in enumerate(sorted(range(len(more)), key=more.__getitem__)):
+        share = min(more[column], spare // (len(more) - done))
+        widths[column] += share
         spare -= share
     return widths
 
@@ -82,25 +82,26 @@ def _as_lines(columns: Sequence[str], cells: "Sequence[Sequence[Text]]") -> "Tex
     from rich.text import Text
 
     lines = [
-        Text.assemble("" if place == 0 else "  ", f"{title}: " if title else "", text)
+        Text.assemble("" if number == 0 else "  ", f"{title}: " if title else "", text)
         for row in cells
-        for place, (title, text) in enumerate(zip(columns, row, strict=True))
+        for number, (title, text) in enumerate(zip(columns, row, strict=True))
         if text.plain
     ]
     return Text("\n").join(lines)
 
 
 class StatusLine:
-    """What lasts, on standard error: on a terminal a line that goes again, elsewhere one that stays."""
+    """The operation in progress, on standard error; on a terminal its line is erased when it ends."""
 
     def __init__(self) -> None:
         self._drawn: Console | None = None
-        self._said = ""
+        self._last = ""
 
     def show(self, words: str, seconds: float) -> None:
-        with contextlib.suppress(OSError, ValueError):  # Nobody reads it any more.
+        """Show an operation and for how many seconds it has lasted."""
+        with contextlib.suppress(OSError, ValueError):  # Standard error is closed.
             if not (sys.stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb")):
-                self._say(words)
+                self._print_once(words)
                 return
             from rich.console import Console
             from rich.text import Text
@@ -108,10 +109,11 @@ class StatusLine:
             self.clear()
             self._drawn = Console(stderr=True, highlight=False)
             line = Text(f"{words} ... {seconds:.0f} s", "dim")
-            # What is printed meanwhile begins at the left, over it.
+            # The next output begins at the left margin and overwrites the line.
             self._drawn.print(line, end="\r", no_wrap=True, overflow="ellipsis")
 
     def clear(self) -> None:
+        """Erase the line, if there is one."""
         if self._drawn is None:
             return
         from rich.control import Control
@@ -121,7 +123,7 @@ class StatusLine:
             self._drawn.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
         self._drawn = None
 
-    def _say(self, words: str) -> None:
-        if words != self._said:
+    def _print_once(self, words: str) -> None:
+        if words != self._last:
             print(f"{words} ...", file=sys.stderr, flush=True)
-        self._said = words
+        self._last = words

@@ -1,4 +1,4 @@
-"""`jaxddp data check|show|pack|sample`: check a data set, show what the model sees, copy it, write one to try."""
+"""`jaxddp data check|show|pack|sample`: check a data set, draw training images, pack a copy, write sample data."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,71 +23,78 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataPlace:
-    """The data set that a command reads."""
+class DataOptions:
+    """Options that name the data set."""
 
     path: tyro.conf.Positional[str] = tyro.MISSING
-    """Where the data are, as in data.path, or their name in datasets.toml."""
+    """The location of the data, as in data.path, or a name in datasets.toml."""
     data_dir: str | None = None
-    """Where tensorflow-datasets keeps its prepared sets."""
+    """The folder of tensorflow-datasets' prepared data sets."""
     train: str | None = None
-    """The solution file of the training split; LOC_train_solution.csv unless given."""
+    """The solution file of the training split; LOC_train_solution.csv by default."""
     val: str | None = None
-    """The solution file of the validation split; LOC_val_solution.csv unless given."""
+    """The solution file of the validation split; LOC_val_solution.csv by default."""
     val_share: HeldOut | None = None
-    """Where there is no validation split: the share of each class to take for it."""
+    """The share of each class to validate on, where the data have no validation split."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckData(DataPlace):
-    """Read a data set once: a line for each row, file or record that cannot be used, a summary, and a manifest."""
+class CheckData(DataOptions):
+    """Read every image of a data set.
+
+    Prints a line for each row, file or record that cannot be used and a summary, and writes a manifest.
+    """
 
     manifest: Path | None = None
-    """The file of JSON lines about every image; PATH's name with .manifest.jsonl, here, unless given."""
+    """The file to write, with a JSON line for every image; by default PATH's name with .manifest.jsonl, in the working
+    directory."""
     threads: Annotated[int, Range(1, 1024)] | None = None
-    """Images that are read at once; twice the cores, at least 8, unless given."""
+    """The number of images that are read at the same time; by default twice the cores, and at least 8."""
 
 
 @dataclass(frozen=True)
 class ShowData:
-    """Draw training images exactly as the model is given them at a step, with their labels.
+    """Draw the training images of a step exactly as the model receives them, with their labels.
 
     Example: jaxddp data show digits --data data/digits --step 100 --out show.png
     """
 
     config: ConfigOfRecipe
     step: Count = 1
-    """Which step's batch, from 1."""
+    """The step whose batch is drawn; 1 is the first."""
     count: Annotated[int, Range(1, 100_000)] = 32
-    """How many of its images, from the first."""
+    """The number of images, from the first of the batch."""
     out: Path = Path("show.png")
     """The picture to write."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackData(PackOptions, DataPlace):
-    """Write a copy of a data set that is quicker to train on: images resized, in a few files; order and table stay."""
+class PackData(PackOptions, DataOptions):
+    """Write a copy of a data set that trains faster, with resized images in a few files.
+
+    The order of the examples and their labels stay the same.
+    """
 
     out: Path = tyro.MISSING
-    """The directory to make; give it as data.path then."""
+    """The directory to create; give it as data.path to train on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleData:
-    """Write a small data set to try jaxddp on, without a download."""
+    """Write a small sample data set, without a download."""
 
     name: tyro.conf.Positional[str] = "digits"
-    """Which: "digits", handwritten ones of 32x32 pixels in ImageNet's layout; they need scikit-learn."""
+    """The data set: "digits", handwritten digits of 32x32 pixels in ImageNet's layout, which need scikit-learn."""
     out: Path = tyro.MISSING
-    """The directory to make; give it as data.path then."""
+    """The directory to create; give it as data.path to train on it."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run one of the commands; returns the exit code. Raises: InputError."""
+    """Run one of the four commands. Returns the exit code. Raises: InputError."""
     commands = {"check": _check, "show": _show, "pack": _pack, "sample": _sample}
     command = arguments[0] if arguments else ""
     if command in HELP:
-        print("usage: jaxddp data check|show|pack|sample ...; each has its --help")
+        print("usage: jaxddp data check|show|pack|sample ...; each command has its own --help")
         return 0
     if command not in commands:
         raise InputError(f"data: unknown command {command!r}; {choices(command, commands)}")
@@ -100,20 +107,20 @@ def _check(arguments: list[str]) -> int:
     from jaxddp.curate.manifest_writer import manifest_place, write_manifest
     from jaxddp.curate.progress_bar import ProgressBar
 
-    # By their lines: what both splits need is read for each.
-    refused: dict[str, None] = {}
+    # Files that both splits use are read twice, and each fault is printed once.
+    faults: dict[str, None] = {}
 
-    def refuse(fault: str) -> None:
-        if (line := str(InputError(fault))) not in refused:
-            refused[line] = None
+    def report_fault(fault: str) -> None:
+        if (line := str(InputError(fault))) not in faults:
+            faults[line] = None
             print(line, flush=True)
 
-    tables = _open(options, refuse)
-    place = manifest_place(Path(options.path), options.manifest)
+    tables = _open(options, report_fault)
+    manifest = manifest_place(Path(options.path), options.manifest)
     with ProgressBar(sum(map(len, tables.values()))) as display:
-        report = check(tables, refused=[*refused], threads=options.threads, progress=display)
-    write_manifest(report, place)
-    print(*map(on_screen, [*report.lines(), f"manifest: {place}"]), sep="\n")
+        report = check(tables, refused=[*faults], threads=options.threads, progress=display)
+    write_manifest(report, manifest)
+    print(*map(on_screen, [*report.lines(), f"manifest: {manifest}"]), sep="\n")
     return int(report.num_faults > 0)
 
 
@@ -137,8 +144,8 @@ def _pack(arguments: list[str]) -> int:
     with ProgressBar(sum(map(len, tables.values()))) as display:
         manifest = pack(tables, options.out, options, display)
     for split, written in manifest["splits"].items():
-        held = f"{size(sum(written['files'].values()))} in {counted(len(written['files']), 'file')}"
-        print(f"{split}: {counted(written['examples'], 'image')}, {held}")
+        files = f"{size(sum(written['files'].values()))} in {counted(len(written['files']), 'file')}"
+        print(f"{split}: {counted(written['examples'], 'image')}, {files}")
     print(f"data.path: {options.out}")
     return 0
 
@@ -151,12 +158,13 @@ def _sample(arguments: list[str]) -> int:
     return 0
 
 
-def _open(options: DataPlace, refuse: "Refuse | None" = None) -> "dict[str, SourceTable]":
+def _open(options: DataOptions, report_fault: "Refuse | None" = None) -> "dict[str, SourceTable]":
+    """Open the splits of the data set; a fault is reported to the function, or raised where there is none."""
     from jaxddp.data.faults import at_once
     from jaxddp.data.opening import open_splits
     from jaxddp.data.storage.catalog import place_of
 
-    place, given = place_of(options.path), {key: getattr(options, key) for key in ("data_dir", "val_share")}
+    place = place_of(options.path)
     splits = {key: getattr(options, key) or getattr(place, key) for key in ("train", "val")}
-    data = DataConfig(path=place.path, classes=place.classes, **splits, **given)
-    return open_splits(data, refuse or at_once)
+    others = {"data_dir": options.data_dir, "val_share": options.val_share}
+    return open_splits(DataConfig(path=place.path, classes=place.classes, **splits, **others), report_fault or at_once)

@@ -1,4 +1,4 @@
-"""`jaxddp eval RUN`: the metrics of a checkpoint on the validation split."""
+"""`jaxddp eval RUN`: measure a checkpoint on the validation split."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,13 @@ class Eval:
 
     config: ConfigOfRecipe
     workdir: Path
-    """Where the run's checkpoints are."""
+    """The work directory of the run."""
     step: str = "latest"
-    """Which checkpoint: latest, best, or its step. One that is damaged is an error."""
+    """The checkpoint: latest, best, or its step. A damaged checkpoint is an error."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command, whose first argument is a run or its config; returns the exit code. Raises: InputError."""
+    """Run the command; the first argument is a run or its config. Returns the exit code. Raises: InputError."""
     options, file = parse_recipe(Eval, "jaxddp eval", arguments, measures=True)
     if not options.workdir.is_dir():
         raise InputError(f"{options.workdir}: no such work directory; check --workdir")
@@ -34,10 +34,10 @@ def run(arguments: list[str]) -> int:
 
     measured = evaluate(file, options.workdir, options.step)
     if peers().is_first:
-        print(*(f"{metric}: {_shown(value)}" for metric, value in measured.items()), sep="\n")
+        print(*(f"{metric}: {_as_text(value)}" for metric, value in measured.items()), sep="\n")
     return 0
 
 
-def _shown(value: float) -> str:
-    """Counts as they are, and what was measured with the seven digits of a float32."""
+def _as_text(value: float) -> str:
+    """Returns a count in full, and a measured value with the seven digits of a float32."""
     return str(value) if isinstance(value, int) else f"{value:.7g}"

@@ -1,4 +1,4 @@
-"""`jaxddp export RUN --out FILE`: a run's network for other libraries, or as a program that answers by itself."""
+"""`jaxddp export RUN --out FILE`: write a run's weights for other libraries, or its network as a program."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,27 +17,27 @@ Format = Literal["safetensors", "stablehlo", "onnx"]
 
 @dataclass(frozen=True)
 class Export:
-    """Write the network of a run's checkpoint: its weights, or a program from pixels to logits."""
+    """Write the network of a checkpoint as a file of weights or as a program from pixels to logits."""
 
     run: tyro.conf.Positional[Path] = tyro.MISSING
-    """The work directory."""
+    """The work directory of the run."""
     out: Path = tyro.MISSING
     """The file to write, such as resnet18.safetensors."""
     format: Format | None = None
-    """safetensors: a state dict with the names and the layout of torchvision or timm, which PyTorch loads with
-    safetensors.torch.load_file; stablehlo: a program for CPU, CUDA and TPU, which jax.export.deserialize reads; onnx: a
-    program in float32 for onnxruntime. As the name of the file says unless given."""
+    """safetensors: a state dict with the names and shapes of torchvision or timm, which PyTorch reads with
+    safetensors.torch.load_file. stablehlo: a program for CPU, CUDA and TPU, which jax.export.deserialize reads. onnx: a
+    float32 program for onnxruntime. By default the extension of FILE names the format."""
     step: str = "best"
-    """Which checkpoint: latest, best, or its step. Without validation the best is the latest."""
+    """The checkpoint: latest, best, or its step. Without validations, best is the latest."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command; returns the exit code. Raises: InputError."""
+    """Run the command. Returns the exit code. Raises: InputError."""
     options = parse(Export, Export(), "jaxddp export", arguments)
-    known = get_args(Format)
+    formats = get_args(Format)
     form = options.format or options.out.suffix[1:].lower()
-    if form not in known:
-        raise InputError(f"{options.out}: its name says no format; {choices(form, known)}, or give --format")
+    if form not in formats:
+        raise InputError(f"{options.out}: its extension names no format; {choices(form, formats)}, or give --format")
     check_run(options.run)
     if form == "safetensors":
         with doing(IMPORTING):
@@ -50,10 +50,10 @@ def run(arguments: list[str]) -> int:
         from jaxddp.inference.trained import restore_run
         from jaxddp.mesh import Topology
 
-    # onnxruntime computes few operations in bfloat16 on a CPU.
+    # On a CPU, onnxruntime supports few operations in bfloat16.
     precision = "float32" if form == "onnx" else None
     trained = restore_run(options.run, options.step, Topology.create(1), precision=precision)
     with doing(f"making the program {options.out}"):
-        said = export_program(trained, options.out, form)
-    print(said)
+        summary = export_program(trained, options.out, form)
+    print(summary)
     return 0

@@ -1,4 +1,4 @@
-"""`jaxddp find-lr CONFIG`: a range test of the learning rate, its picture, and the rate that it suggests."""
+"""`jaxddp find-lr CONFIG`: run a range test of the learning rate, draw it, and suggest a rate."""
 
 import shlex
 from dataclasses import dataclass, fields, replace
@@ -18,24 +18,24 @@ _KEY = "--optimizer.learning-rate"
 
 @dataclass(frozen=True)
 class FindLr:
-    """Train a config for a few steps at rates that rise, and suggest one; no work directory is made or touched.
+    """Train a config for a few steps with a rising learning rate, and suggest one. No work directory is changed.
 
     Example: jaxddp find-lr digits --data data/digits --highest 1 --out rates.png
     """
 
     config: ConfigOfRecipe
     lowest: Positive = 1e-6
-    """The rate of the first step."""
+    """The learning rate of the first step."""
     highest: Positive = 10.0
-    """The rate of the last one."""
+    """The learning rate of the last step."""
     steps: Annotated[int, Range(10, 100_000)] = 100
-    """How many steps there are, unless the loss diverges before."""
+    """The number of steps; the test ends earlier if the loss diverges."""
     out: Path = Path("find_lr.png")
     """The picture to write."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.core.errors`."""
+    """Run the command; the first argument is the config. Returns the exit code. Raises: see `jaxddp.core.errors`."""
     options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
     with doing(IMPORTING):
         import jaxddp.core.files as files
@@ -57,13 +57,13 @@ def run(arguments: list[str]) -> int:
         print(f"the loss never falls, and {ended}; nothing is suggested: check the data, or try other rates")
         return 0
     print(f"the loss falls fastest at {steepest:.2g}, and {ended}; suggested: {rate:.2g}")
-    own = [f"--{field.name}" for field in fields(FindLr) if field.name != "config"]
+    options_of_test = [f"--{field.name}" for field in fields(FindLr) if field.name != "config"]
     words = words_without(
-        arguments, [*own, _KEY, *(typed(short) for short, key in SHORT.items() if typed(key) == _KEY)]
+        arguments, [*options_of_test, _KEY, *(typed(short) for short, key in SHORT.items() if typed(key) == _KEY)]
     )
     if file.stored is not None:
-        # The run itself would refuse another rate.
+        # The run rejects another learning rate in its own work directory.
         words += ["--workdir", f"{workdir_of(file.path)}-lr{rate:.2g}"]
-    # With a reference batch the key holds the rate for that one.
+    # With a reference batch size, the key holds the rate for that size.
     print(f"jaxddp train {shlex.join(words)} {_KEY} {rate / batch_factor(file.config):.2g}")
     return 0

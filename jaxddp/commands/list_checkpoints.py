@@ -1,6 +1,6 @@
-"""`jaxddp checkpoints RUN`: the checkpoints of a run, what validation measured of them, and whether they are whole.
+"""`jaxddp checkpoints RUN`: list the checkpoints of a run with their validation metrics, and verify their files.
 
-It reads files alone: it needs no JAX, and a run may go on meanwhile.
+The command reads files only. It needs no JAX, and the run may still be training.
 """
 
 import json
@@ -21,44 +21,44 @@ from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE, Validat
 
 @dataclass(frozen=True)
 class ListCheckpoints:
-    """List the checkpoints of a run; the exit code is 1 where --verify finds one that is damaged."""
+    """List the checkpoints of a run. The exit code is 1 if --verify finds a damaged one."""
 
     run: tyro.conf.Positional[Path] = tyro.MISSING
-    """The work directory."""
+    """The work directory of the run."""
     verify: bool = False
-    """Compare every file with the SHA-256 that it had when it was saved, and not its size alone."""
+    """Compare every file's SHA-256 with the manifest. Without this option only sizes are compared."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command; returns the exit code. Raises: InputError."""
+    """Run the command. Returns the exit code. Raises: InputError."""
     options = parse(ListCheckpoints, ListCheckpoints(), "jaxddp checkpoints", arguments)
     check_run(options.run)
-    place = options.run / CHECKPOINTS
-    manifests, beside = Integrity(place), []
+    directory = options.run / CHECKPOINTS
+    manifests, faults = Integrity(directory), []
     if manifests.fault is not None:
-        beside.append(f"{place / INDEX}: {manifests.fault}")
+        faults.append(f"{directory / INDEX}: {manifests.fault}")
     try:
-        validations = ValidationFile(place, manifests)
-        if manifests.expects_validations() and not (place / VALIDATION_FILE).exists():
-            beside.append(f"{place / VALIDATION_FILE}: is missing")
+        validations = ValidationFile(directory, manifests)
+        if manifests.expects_validations() and not (directory / VALIDATION_FILE).exists():
+            faults.append(f"{directory / VALIDATION_FILE}: is missing")
     except InputError as error:
         validations = None
-        beside.append(str(error))
-    listed = _listed(manifests, validations, quick=not options.verify)
+        faults.append(str(error))
+    listed = _rows(manifests, validations, quick=not options.verify)
     if manifests.run is not None:
         print(f"run {manifests.run.id}")
     if listed:
         print_table(("step", "saved", "size", "validation", "", "files"), [row for _, row in listed])
     else:
-        print(f"{place}: holds no checkpoints")
-    for aside in sorted(place.glob(f"*{ASIDE}")):
+        print(f"{directory}: contains no checkpoints")
+    for aside in sorted(directory.glob(f"*{ASIDE}")):
         print(on_screen(f"set aside: {aside} ({size(_bytes(aside))})"))
-    print(*map(on_screen, beside), sep="\n", end="\n" if beside else "")
-    return int(options.verify and (bool(beside) or any(damaged for damaged, _ in listed)))
+    print(*map(on_screen, faults), sep="\n", end="\n" if faults else "")
+    return int(options.verify and (bool(faults) or any(damaged for damaged, _ in listed)))
 
 
-def _listed(manifests: Integrity, validations: ValidationFile | None, *, quick: bool) -> list[tuple[bool, Row]]:
-    """For each step whether it is damaged, and its row of the table."""
+def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bool) -> list[tuple[bool, Row]]:
+    """Returns for each checkpoint whether it is damaged, and its row of the table."""
     steps, rows = steps_in(manifests.directory), []
     best = None if validations is None else validations.best(steps)
     for step in steps:
@@ -74,12 +74,12 @@ def _listed(manifests: Integrity, validations: ValidationFile | None, *, quick: 
             last = (f"damaged: {fault}", "bold red") if fault else state
             rows.append((bool(fault), (str(step), _saved(folder), size(_bytes(folder)), shown, marks, last)))
         except FileNotFoundError:
-            pass  # A run goes on, and has removed it meanwhile.
+            pass  # The run is still training and has just removed the checkpoint.
     return rows
 
 
 def _saved(folder: Path) -> str:
-    """When Orbax says that it was complete; in local time."""
+    """Returns the local time at which Orbax completed a checkpoint; "?" if its metadata cannot be read."""
     try:
         moment = json.loads(files.read(folder / METADATA))["commit_timestamp_nsecs"] / 1e9
         return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"

@@ -1,6 +1,6 @@
-"""`jaxddp runs DIR`: the runs in a directory, how far they are and how good.
+"""`jaxddp runs DIR`: list the runs in a directory with their progress and their metrics.
 
-It reads files alone: it needs no JAX, and runs may go on meanwhile.
+The command reads files only. It needs no JAX, and the runs may still be training.
 """
 
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ from jaxddp.command_line.terminal import print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import on_screen
 from jaxddp.reports.overview import run_table, runs_below
-from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.read_runs import read_runs
 
 
 @dataclass(frozen=True)
 class ListRuns:
-    """List the runs in a directory, and in folders below it."""
+    """List the runs in a directory and in the folders below it."""
 
     directory: tyro.conf.Positional[Path] = Path("runs")
-    """Where to look."""
+    """The directory."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command; returns the exit code. Raises: InputError."""
+    """Run the command. Returns the exit code. Raises: InputError."""
     options = parse(ListRuns, ListRuns(), "jaxddp runs", arguments)
     if not options.directory.is_dir():
-        raise InputError(f"{options.directory}: no such directory; give one that holds work directories")
-    found = runs_below(options.directory)
-    if not found:
-        print(f"{options.directory}: holds no runs")
+        raise InputError(f"{options.directory}: no such directory; give one that contains work directories")
+    workdirs = runs_below(options.directory)
+    if not workdirs:
+        print(f"{options.directory}: contains no runs")
         return 0
-    runs = read_runs(found)
+    runs = read_runs(workdirs)
     table = run_table(runs)
     print_table([column.title for column in table.columns], [[cell.text for cell in row] for row in table.rows])
     print(*(on_screen(f"{run.name}: {fault}") + "\n" for run in runs for fault in run.faults), sep="", end="")

@@ -1,4 +1,4 @@
-"""`jaxddp predict RUN IMAGES --out FILE`: what the network of a run says of images."""
+"""`jaxddp predict RUN IMAGES --out FILE`: classify images with the network of a run."""
 
 import os
 from dataclasses import dataclass
@@ -19,41 +19,42 @@ from jaxddp.inference.prediction_formats import Format, format_of
 
 @dataclass(frozen=True)
 class PredictImages:
-    """Classify images with a run's network, on all devices; the same command goes on where it was interrupted."""
+    """Classify images with the network of a run, on all devices.
+
+    If the command is interrupted, the same command continues.
+    """
 
     run: tyro.conf.Positional[Path] = tyro.MISSING
-    """The work directory."""
+    """The work directory of the run."""
     images: tyro.conf.Positional[tuple[str, ...]] = tyro.MISSING
-    """A folder, files, a CSV file with a column path, or a directory with LOC_sample_submission.csv."""
+    """A folder, files, a CSV file with a column `path`, or a directory with LOC_sample_submission.csv."""
     out: Path = tyro.MISSING
     """The file to write."""
     top: Annotated[int, Range(1, 100_000)] = 5
-    """How many classes of each image, the most probable first; all if there are fewer."""
+    """The number of classes for each image, the most probable first; all classes if there are fewer."""
     format: Format | None = None
-    """csv, jsonl or parquet: a row for each image; kaggle: the submission file of the ImageNet localization challenge,
-    with the whole image as every box. As the name of the file says unless given."""
+    """csv, jsonl or parquet: a row for each image. kaggle: the submission file of the ImageNet localization challenge,
+    with the whole image as every box. By default the extension of FILE names the format."""
     guard_formulas: bool = False
-    """In csv, write an apostrophe before an id, a class or an error that begins with =, +, -, @, a tab or the end of a
-    line. They are written as they are unless this is given, and a spreadsheet takes them for formulas."""
+    """In csv, write an apostrophe before an id, a class or an error that begins with =, +, -, @, a tab or a line break.
+    Without this option a spreadsheet reads such values as formulas."""
     step: str = "best"
-    """Which checkpoint: latest, best, or its step. Without validation the best is the latest."""
+    """The checkpoint: latest, best, or its step. Without validations, best is the latest."""
     devices: Devices | None = None
-    """Use this many devices of all; all unless given."""
+    """The number of devices to use; all by default."""
     cpu_devices: CpuDevices | None = None
-    """Simulate this many devices on the CPU, in each process."""
+    """The number of CPU devices to simulate in each process."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command; returns the exit code. Raises: InputError."""
+    """Run the command. Returns the exit code. Raises: InputError."""
     options = parse(PredictImages, PredictImages(), "jaxddp predict", arguments)
     form = options.format or format_of(options.out)
     if options.guard_formulas and form != "csv":
-        raise InputError(
-            f"--guard-formulas: only csv is read by spreadsheets, and {options.out} is {form}; leave it out"
-        )
+        raise InputError(f"--guard-formulas: applies to csv only, and {options.out} is {form}; leave it out")
     check_run(options.run)
     if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.images):
-        raise InputError(f"{options.out}: is what is to be predicted; give another --out")
+        raise InputError(f"{options.out}: is one of the images; give another --out")
     with doing(IMPORTING):
         from jaxddp.curate.progress_bar import ProgressBar
         from jaxddp.data.inputs import open_inputs

@@ -1,4 +1,4 @@
-"""`jaxddp report RUN…`: a page about runs, to be read in a browser."""
+"""`jaxddp report RUN…`: write an HTML page about runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,27 +12,30 @@ from jaxddp.core.phases import doing
 
 @dataclass(frozen=True)
 class ReportRuns:
-    """Write one HTML file about runs: curves, settings, seeds, speed, classes, mistakes. It needs no network."""
+    """Write one HTML file about runs: curves, settings, seeds, speed, classes and mistakes.
+
+    The file loads nothing from the network.
+    """
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = tyro.MISSING
-    """The work directories."""
+    """The work directories of the runs."""
     out: Path = tyro.MISSING
     """The file to write, such as report.html."""
     step: str = "best"
-    """Which checkpoint is asked for the classes of the validation data: latest, best, or its step."""
+    """The checkpoint that classifies the validation data: latest, best, or its step."""
     predictions: bool = True
-    """Ask it; without, files alone are read, which takes a second."""
+    """Classify the validation data. Without this, only the runs' files are read, which takes about a second."""
     data_path: Annotated[str | None, tyro.conf.arg(name="data.path")] = None
-    """Where the data of the runs lie, if they were moved."""
+    """The location of the runs' data, if the data were moved."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command; returns the exit code. Raises: InputError."""
+    """Run the command. Returns the exit code. Raises: InputError."""
     options = parse(ReportRuns, ReportRuns(), "jaxddp report", arguments)
     from jaxddp.reports.compose import write_report
 
-    which = options.step if options.predictions else None
+    checkpoint = options.step if options.predictions else None
     with doing("reading the runs"):
-        said = write_report(options.runs, options.out, which, options.data_path)
-    print(said)
+        summary = write_report(options.runs, options.out, checkpoint, options.data_path)
+    print(summary)
     return 0

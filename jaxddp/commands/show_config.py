@@ -1,4 +1,4 @@
-"""`jaxddp config CONFIG`: every setting of a config as a run would have it, and where each is from."""
+"""`jaxddp config CONFIG`: print every setting that a run of a config would have, and where its value comes from."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from jaxddp.recipe_file import RecipeFile, read_recipe
 
 @dataclass(frozen=True)
 class ShowConfig:
-    """Print every setting that is read, and whether it is the default, the config's or the run's, or an option's.
+    """Print every setting that is read, and where its value comes from: the default, the config, a run or an option.
 
     Example: jaxddp config digits --model.width 32
     """
@@ -23,32 +23,32 @@ class ShowConfig:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command, whose first argument is a config or a run; returns the exit code. Raises: InputError."""
+    """Run the command; the first argument is a config or a run. Returns the exit code. Raises: InputError."""
     _, file = parse_recipe(ShowConfig, "jaxddp config", arguments)
     from jaxddp.workdir.paths import saved_places
 
     hidden, origins = unread(file.config, file.hooks), _origins(file, *arguments)
-    now = saved_places(compared(flatten(file.config.to_dict()), file.hooks))
-    rows = [(key, _typed(value), origins[key]) for key, value in now.items() if key not in hidden]
+    values = saved_places(compared(flatten(file.config.to_dict()), file.hooks))
+    rows = [(key, _typed(value), origins[key]) for key, value in values.items() if key not in hidden]
     print_table(("key", "value", "from"), rows)
     return 0
 
 
 def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
-    """Where the value of each key is from, in a word."""
+    """Returns where the value of each key comes from, in a word."""
     default, recipe = (flatten(config.to_dict()) for config in (Config(), read_recipe(name).config))
     options = {key for key, _ in by_key(words, options_of(ShowConfig))}
-    found = {}
+    origins = {}
     for key, value in flatten(file.config.to_dict()).items():
         if key in file.taken.keys:
-            found[key] = str(file.config.model.weights)
+            origins[key] = str(file.config.model.weights)
         elif key in options or value != recipe[key]:
-            found[key] = "option"
+            origins[key] = "option"
         else:
-            found[key] = "default" if value == default[key] else name
-    return found
+            origins[key] = "default" if value == default[key] else name
+    return origins
 
 
 def _typed(value: Any) -> str:
-    """As it is written at the terminal."""
+    """Returns a value as it is typed on a command line."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,4 +1,4 @@
-"""`jaxddp train CONFIG`: train a recipe in a work directory, or continue from its last checkpoint."""
+"""`jaxddp train CONFIG`: train a config in a work directory, or continue from its last checkpoint."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +11,20 @@ from jaxddp.core.phases import doing
 
 @dataclass(frozen=True)
 class Train:
-    """Train a config, or go on with its run.
+    """Train a config, or resume its run.
 
     Example: jaxddp train digits --data data/digits --epochs 3 --workdir runs/first
     """
 
     config: ConfigOfRecipe
     workdir: Path
-    """Where checkpoints, metrics and curves go."""
+    """The directory for checkpoints, metrics and curves."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """Continue from the latest checkpoint that is whole: where there is one, never, or always."""
+    """Continue from the latest intact checkpoint: auto (if there is one), never, or must (else it is an error)."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command, whose first argument is the config; returns the exit code. Raises: see `jaxddp.core.errors`."""
+    """Run the command; the first argument is the config. Returns the exit code. Raises: see `jaxddp.core.errors`."""
     options, file = parse_recipe(Train, "jaxddp train", arguments)
     with doing(IMPORTING):
         from jaxddp.setup.prepare import open_experiment
@@ -36,6 +36,6 @@ def run(arguments: list[str]) -> int:
     training = of_file(open_experiment(file))
     train(training, options.workdir, resume=options.resume, listeners=[progress()])
     if training.experiment.topology.peers.is_first:
-        written = {"curves": options.workdir / CURVES, "metrics": options.workdir / METRICS}
-        print("  ".join(f"{what}: {path}" for what, path in written.items() if path.exists()))
+        outputs = {"curves": options.workdir / CURVES, "metrics": options.workdir / METRICS}
+        print("  ".join(f"{name}: {path}" for name, path in outputs.items() if path.exists()))
     return 0

@@ -1,4 +1,4 @@
-"""Curves of several runs on common axes, as plotly.js draws them: plain dicts, whose x the page fills in."""
+"""Charts of several runs on common axes, as dicts for plotly.js; the page adds the x values."""
 
 import html
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from jaxddp.reports.seeds import SeedGroup, mean_curve
 from jaxddp.reports.text_tables import is_share
 from jaxddp.training.listeners.metric_rows import Columns
 
-# Okabe and Ito's, without black and yellow, which are not seen on dark or on white.
+# The palette of Okabe and Ito, without black and yellow, which are invisible on a dark or a white page.
 # https://jfly.uni-koeln.de/color/
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 MOST_POINTS = 2000
-"""Of a curve. Of more, the least and the most of each stretch are drawn, so that no peak is lost."""
+"""The number of points up to which a curve is drawn in full. Of a longer one, each stretch keeps its extremes."""
 
 _FIRST = ("loss", "top1")
 _SPEED = ("images_per_second", "data_wait_fraction", "flops_utilization", "peak_memory")
@@ -42,12 +42,12 @@ _STYLES: dict[str, dict[str, Any]] = {
     "averaged": {"line": {"width": 2.5, "dash": "dash"}, "marker": {"size": 6}},
 }
 _MOST_MARKED = 30
-"""Of the points of a curve; more would hide it."""
+"""The number of points up to which a curve has markers; more markers would hide it."""
 _NAMES = {
-    "steps": "a step",
+    "steps": "step",
     "epochs": "mean of an epoch",
     "validation": "validation",
-    "averaged": "validation of the average",
+    "averaged": "validation of averaged parameters",
 }
 
 
@@ -56,10 +56,10 @@ class Chart(NamedTuple):
 
     Attributes:
         title: plain text.
-        data, layout: as plotly.js takes them, text escaped. Where `meta` names positions, the page adds x.
-        main: whether it is one of the first, drawn large.
-        curve: whether its x axis is that which the reader chooses.
-        logarithmic: whether its y axis is, if the reader chooses so.
+        data, layout: the arguments of plotly.js, with escaped text. Where `meta` names positions, the page adds x.
+        main: whether the chart is drawn large, before the others.
+        curve: whether the reader chooses the x axis.
+        logarithmic: whether the reader can choose a logarithmic y axis.
     """
 
     id: str
@@ -72,18 +72,18 @@ class Chart(NamedTuple):
 
 
 Positions = dict[str, dict[str, list[float | None]]]
-"""By the name in a trace's `meta`: where its points lie on the axes "step", "epoch" and "time" (seconds)."""
+"""The x values of traces on the axes "step", "epoch" and "time" (seconds), by the name in a trace's `meta`."""
 
 
 def parts_of(run: RunFiles) -> dict[str, Columns]:
-    """The rows of a run by how they are drawn."""
+    """Returns the columns of a run by the style in which they are drawn."""
     return dict(zip(_PARTS, run.series, strict=True))
 
 
 def run_positions(runs: Sequence[RunFiles]) -> Positions:
-    """Where the rows of the runs lie."""
+    """Returns the x values of all rows of the runs."""
     return {
-        f"{number} {part}": {axis: numbers(places) for axis, places in run.positions(columns).items()}
+        f"{number} {part}": {axis: numbers(values) for axis, values in run.positions(columns).items()}
         for number, run in enumerate(runs)
         for part, columns in parts_of(run).items()
         if columns
@@ -91,27 +91,28 @@ def run_positions(runs: Sequence[RunFiles]) -> Positions:
 
 
 def curves(runs: Sequence[RunFiles], colours: Sequence[str]) -> list[Chart]:
-    """A chart for each metric that any run has, the runs on common axes."""
-    known = dict.fromkeys(name for run in runs for columns in run.series for name in columns)
-    names = [name for name in known if name not in ("step", "epoch", "count", "seconds")]
+    """Returns a chart for each metric of any run, with all runs on common axes."""
+    logged = dict.fromkeys(name for run in runs for columns in run.series for name in columns)
+    names = [name for name in logged if name not in ("step", "epoch", "count", "seconds")]
     others = [name for name in names if name not in (*_FIRST, *_SPEED)]
     ordered = [name for name in (*_FIRST, *others, *_SPEED) if name in names]
-    charts = [_curve(place, metric, runs, colours) for place, metric in enumerate(ordered)]
+    charts = [_curve(number, metric, runs, colours) for number, metric in enumerate(ordered)]
     return [chart for chart in charts if chart.data]
 
 
 def is_wide(runs: Sequence[RunFiles]) -> bool:
-    """Whether the losses, of epochs and of validation, span more than a factor of 100: then a line shows little."""
-    known = [columns["loss"] for run in runs for columns in run.series[1:] if "loss" in columns]
-    losses = np.concatenate([*known, np.ones(0)])
+    """Whether the losses of epochs and validations span more than a factor of 100, too much for a linear axis."""
+    columns_of_loss = [columns["loss"] for run in runs for columns in run.series[1:] if "loss" in columns]
+    losses = np.concatenate([*columns_of_loss, np.ones(0)])
     losses = losses[losses > 0]
     return bool(losses.size and losses.max() > 100 * losses.min())
 
 
 def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[list[Chart], Positions]:
-    """The mean over seeds of what validation measured, with a band from the least to the most.
+    """Returns charts of each validation metric's mean over seeds, with a band from the minimum to the maximum.
 
-    Where their points lie comes with the charts.
+    Returns:
+        The charts, and the x values of their points.
     """
     charts, positions = [], Positions()
     for metric in dict.fromkeys(metric for run in runs for metric in run.metrics):
@@ -120,11 +121,11 @@ def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[
             curve = mean_curve([runs[member] for member in group.members], metric)
             if curve is None:
                 continue
-            where = f"seeds {number}"
-            positions[where] = {axis: numbers(places) for axis, places in curve.positions.items()}
-            shown = f"{group.name}, mean of {len(group.members)}"
-            data += _band(curve.least, curve.most, group.colour, where)
-            data.append(_trace(shown, curve.mean, where, group.colour, "validation", metric))
+            key = f"seeds {number}"
+            positions[key] = {axis: numbers(values) for axis, values in curve.positions.items()}
+            label = f"{group.name}, mean of {len(group.members)}"
+            data += _band(curve.least, curve.most, group.colour, key)
+            data.append(_trace(label, curve.mean, key, group.colour, "validation", metric))
         if data:
             title = f"{_TITLES.get(metric, metric)} of validation"
             charts.append(_chart(f"seeds-{len(charts)}", title, metric, data))
@@ -132,16 +133,16 @@ def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[
 
 
 def numbers(values: np.ndarray) -> list[float | None]:
-    """Of seven digits, which no screen tells from more; None where a value is not finite."""
+    """Returns values with seven digits, enough for any screen; None for a value that is not finite."""
     return [float(f"{value:.7g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
 def plain(text: str) -> str:
-    """A text in which plotly finds no markup."""
+    """Returns a text with its markup escaped, for plotly."""
     return html.escape(text)
 
 
-def _curve(place: int, metric: str, runs: Sequence[RunFiles], colours: Sequence[str]) -> Chart:
+def _curve(index: int, metric: str, runs: Sequence[RunFiles], colours: Sequence[str]) -> Chart:
     data = []
     for number, run in enumerate(runs):
         for part, columns in parts_of(run).items():
@@ -152,50 +153,50 @@ def _curve(place: int, metric: str, runs: Sequence[RunFiles], colours: Sequence[
             trace = _trace(name, columns[metric], f"{number} {part}", colours[number], style, metric)
             trace["meta"]["run"] = number
             data.append(trace)
-    return _chart(f"curve-{place}", _TITLES.get(metric, metric), metric, data)
+    return _chart(f"curve-{index}", _TITLES.get(metric, metric), metric, data)
 
 
 def _chart(name: str, title: str, metric: str, data: list[dict[str, Any]]) -> Chart:
     return Chart(name, title, data, _layout(metric), main=metric in _FIRST, logarithmic=metric == "loss")
 
 
-def _trace(name: str, values: np.ndarray, where: str, colour: str, style: str, metric: str) -> dict[str, Any]:
-    drawn, rows, known = _STYLES[style], _drawn_rows(values), np.isfinite(values).sum()
-    # One point alone is no line.
-    marked = known == 1 or ("marker" in drawn and known <= _MOST_MARKED)
-    meta: dict[str, Any] = {"where": where}
+def _trace(name: str, values: np.ndarray, key: str, colour: str, style: str, metric: str) -> dict[str, Any]:
+    look, rows, finite = _STYLES[style], _drawn_rows(values), np.isfinite(values).sum()
+    # A single point is invisible as a line.
+    marked = finite == 1 or ("marker" in look and finite <= _MOST_MARKED)
+    meta: dict[str, Any] = {"where": key}
     if len(rows) < len(values):
         meta["rows"] = rows.tolist()
-    shown = "%{y:.2%}" if is_share(metric) else "%{y:.5g}"
+    value = "%{y:.2%}" if is_share(metric) else "%{y:.5g}"
     return {
         "type": "scatter",
         "name": plain(name),
         "y": numbers(values[rows]),
         "mode": "lines+markers" if marked else "lines",
-        **drawn,
-        "line": drawn["line"] | {"color": colour},
+        **look,
+        "line": look["line"] | {"color": colour},
         "meta": meta,
-        "hovertemplate": f"%{{x}}: {shown}",
+        "hovertemplate": f"%{{x}}: {value}",
     }
 
 
-def _band(least: np.ndarray, most: np.ndarray, colour: str, where: str) -> list[dict[str, Any]]:
-    edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "meta": {"where": where}}
+def _band(least: np.ndarray, most: np.ndarray, colour: str, key: str) -> list[dict[str, Any]]:
+    edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "meta": {"where": key}}
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     fill = {"fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.2)"}
     return [edge | {"y": numbers(least)}, edge | {"y": numbers(most)} | fill]
 
 
 def _drawn_rows(values: np.ndarray) -> np.ndarray:
-    """Which of the values are drawn: all, or the least and the most of each stretch, and its first where none is."""
+    """Returns the rows to draw: all, or the minimum and the maximum of each stretch (its first if none is finite)."""
     if len(values) <= MOST_POINTS:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), MOST_POINTS // 2 + 1).astype(int)
     rows = set[int]()
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         stretch = values[begin:end]
-        known = np.isfinite(stretch).any()
-        rows |= {begin + int(np.nanargmin(stretch)), begin + int(np.nanargmax(stretch))} if known else {begin}
+        finite = np.isfinite(stretch).any()
+        rows |= {begin + int(np.nanargmin(stretch)), begin + int(np.nanargmax(stretch))} if finite else {begin}
     return np.array(sorted(rows))
 
 

@@ -1,4 +1,4 @@
-"""How runs tell classes apart: the confusion matrix, the accuracy of each class, the surest mistakes."""
+"""How well runs separate the classes: confusion matrices, accuracies of classes, most confident mistakes."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,16 +15,15 @@ from jaxddp.training.validation.predicted_images import short
 MOST_MISTAKES = 24
 MOST_CONFUSIONS = 20
 _MOST_IN_SIGHT = 10
-"""Confusions of a table without a box of its own."""
+"""The number of confusions up to which their table does not scroll."""
 LARGEST_MATRIX = 100
-"""Classes of a confusion matrix that can still be read."""
+"""The number of classes up to which a confusion matrix is drawn."""
 _WITH_COUNTS = 20
-"""Classes up to which the cells of the matrix say their counts."""
+"""The number of classes up to which the cells of a matrix show their counts."""
 
 
 class Mistake(NamedTuple):
-    """A picture that was taken for another class: its `data:` URL, what it is called, both classes, in percent how
-    probable the wrong one was."""
+    """A misclassified image: its `data:` URL, its name, both classes, and the probability of the wrong class."""
 
     url: str
     name: str
@@ -34,11 +33,11 @@ class Mistake(NamedTuple):
 
 
 class RunClasses(NamedTuple):
-    """What one run makes of the classes.
+    """The classes of the validation data as one run predicts them.
 
     Attributes:
-        counts: images of each class, int64[K].
-        accuracies: float64[K], NaN of a class without images.
+        counts: the number of images of each class, int64[K].
+        accuracies: the accuracy of each class, float64[K]; NaN for a class without images.
     """
 
     name: str
@@ -52,22 +51,22 @@ class RunClasses(NamedTuple):
     accuracies: np.ndarray
 
 
-def run_classes(number: int, name: str, colour: str, found: ValidationImages) -> RunClasses:
-    """The confusion matrix, the most frequent confusions and the surest mistakes of a run."""
-    outcome = found.outcome
+def run_classes(number: int, name: str, colour: str, images: ValidationImages) -> RunClasses:
+    """Returns the confusion matrix, the most frequent confusions and the most confident mistakes of a run."""
+    outcome = images.outcome
     names = outcome.class_names
     unusable = len(outcome.labels) - len(outcome.known)
     summary = f"step {outcome.step:,}: {outcome.accuracy:.2%} of {counted(len(outcome.known), 'image')} right"
     summary += f", {unusable:,} cannot be used" if unusable else ""
     matrix = _matrix(f"matrix-{number}", outcome) if len(names) <= LARGEST_MATRIX else None
-    shown = (matrix, _confusions(outcome), _mistakes(found))
-    return RunClasses(name, colour, summary, *shown, names, outcome.class_counts, outcome.class_accuracy)
+    parts = (matrix, _confusions(outcome), _mistakes(images))
+    return RunClasses(name, colour, summary, *parts, names, outcome.class_counts, outcome.class_accuracy)
 
 
 def accuracy_tables(runs: Sequence[RunClasses]) -> list[TextTable]:
-    """The accuracy of each class in each run; the worst class first.
+    """Returns tables with the accuracy of each class in each run, the worst class first.
 
-    Runs of other classes, or of other images, have a table of their own.
+    Runs with the same classes and the same number of images of each share a table.
     """
     alike: dict[tuple[object, ...], list[RunClasses]] = {}
     for run in runs:
@@ -92,11 +91,11 @@ def _accuracies(runs: Sequence[RunClasses]) -> TextTable:
 def _matrix(chart: str, outcome: Outcome) -> Chart:
     counts, names = outcome.confusion, outcome.class_names
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    said = [[_said(outcome, row, column) for column in range(len(names))] for row in range(len(names))]
-    drawn: dict[str, Any] = {
+    hover = [[_hover(outcome, row, column) for column in range(len(names))] for row in range(len(names))]
+    heatmap: dict[str, Any] = {
         "type": "heatmap",
         "z": [[round(share, 4) for share in row] for row in shares.tolist()],
-        "hovertext": said,
+        "hovertext": hover,
         "hoverinfo": "text",
         "showscale": False,
         "zmin": 0,
@@ -105,26 +104,27 @@ def _matrix(chart: str, outcome: Outcome) -> Chart:
         "ygap": 1,
     }
     if len(names) <= _WITH_COUNTS:
-        drawn |= {"text": [[str(n) if n else "" for n in row] for row in counts.tolist()], "texttemplate": "%{text}"}
+        heatmap |= {"text": [[str(n) if n else "" for n in row] for row in counts.tolist()], "texttemplate": "%{text}"}
     ticks: dict[str, Any] = {"tickvals": [*range(len(names))], "ticktext": [plain(short(name)) for name in names]}
     if len(names) > _WITH_COUNTS:
-        # Names of so many would lie over each other; the pointer says them.
+        # The names of so many classes would overlap; they show under the pointer.
         ticks = {"showticklabels": False, "ticks": ""}
     ticks |= {"showgrid": False, "zeroline": False}
     layout = {
         "xaxis": {**ticks, "title": {"text": "taken for"}, "constrain": "domain"},
         "yaxis": {**ticks, "title": {"text": "class"}, "autorange": "reversed", "scaleanchor": "x"},
     }
-    return Chart(chart, "confusion matrix", [drawn], layout, curve=False)
+    return Chart(chart, "confusion matrix", [heatmap], layout, curve=False)
 
 
-def _said(outcome: Outcome, label: int, guess: int) -> str:
+def _hover(outcome: Outcome, label: int, guess: int) -> str:
+    """Returns the text of a cell of the matrix, with markup of plotly."""
     count, names = int(outcome.confusion[label, guess]), outcome.class_names
     if not count:
         return ""
     whole = int(outcome.class_counts[label])
-    what = "recognized" if label == guess else f"taken for {plain(names[guess])}"
-    return f"{plain(names[label])} {what}:<br>{count:,} of {whole:,} ({count / whole:.1%})"
+    result = "recognized" if label == guess else f"taken for {plain(names[guess])}"
+    return f"{plain(names[label])} {result}:<br>{count:,} of {whole:,} ({count / whole:.1%})"
 
 
 def _confusions(outcome: Outcome) -> TextTable:
@@ -136,18 +136,18 @@ def _confusions(outcome: Outcome) -> TextTable:
     )
     rows = [
         (
-            Cell(outcome.class_names[each.label]),
-            Cell(outcome.class_names[each.prediction]),
-            Cell(f"{each.images:,}"),
-            Cell(f"{each.share:.1%}"),
+            Cell(outcome.class_names[confusion.label]),
+            Cell(outcome.class_names[confusion.prediction]),
+            Cell(f"{confusion.images:,}"),
+            Cell(f"{confusion.share:.1%}"),
         )
-        for each in outcome.confusions(MOST_CONFUSIONS)
+        for confusion in outcome.confusions(MOST_CONFUSIONS)
     ]
     return TextTable(columns, rows, tall=len(rows) > _MOST_IN_SIGHT)
 
 
-def _mistakes(found: ValidationImages) -> list[Mistake]:
-    outcome, source, data = found
+def _mistakes(images: ValidationImages) -> list[Mistake]:
+    outcome, source, data = images
     rows = outcome.surest_mistakes(MOST_MISTAKES)
     shares = [f"{share:.1%}" for share in outcome.probability(rows).tolist()]
     names = outcome.class_names

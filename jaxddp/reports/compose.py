@@ -1,4 +1,4 @@
-"""Work directories become a page, and the page a file."""
+"""Writes a report: reads work directories, composes the page, and writes the file."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,22 +11,23 @@ from jaxddp.reports.charts import COLOURS, curves, is_wide, run_positions, seed_
 from jaxddp.reports.differences import changes, differences, group_names, seed_groups
 from jaxddp.reports.overview import run_table, speed_table
 from jaxddp.reports.page import ClassSection, CurveSection, LegendEntry, Page, SeedSection, check_libraries, render
-from jaxddp.reports.run_files import RunFiles, read_runs
+from jaxddp.reports.read_runs import read_runs
+from jaxddp.reports.run_files import RunFiles
 from jaxddp.reports.seeds import SeedGroup, seed_table
 from jaxddp.reports.text_tables import Cell, Column, TextTable
 
 
 def write_report(directories: Sequence[Path], out: Path, which: str | None, data_path: str | None = None) -> str:
-    """Write a page about the runs of some work directories; returns what was written, in words.
+    """Write a page about the runs of some work directories. Returns a summary for the user.
 
     Args:
-        which: the checkpoint ("latest", "best" or a step) that is asked for the classes of the validation data; None
-            reads files alone, without JAX.
-        data_path: where the data of the runs lie, in place of what they wrote down.
+        which: the checkpoint ("latest", "best" or a step) that classifies the validation data; None reads files only,
+            without JAX.
+        data_path: the location of the runs' data, in place of the one in their configs.
 
     Raises:
-        InputError: a directory holds no run, a library is missing, or `out` cannot be written. What is missing in a run
-            is left out, and the page says so.
+        InputError: a directory contains no run, a library is missing, or `out` cannot be written. A missing or damaged
+            file of a run is no error: the page leaves its part out and says so.
     """
     check_libraries()
     if which is not None and which not in ("best", "latest") and not (which.isascii() and which.isdecimal()):
@@ -35,7 +36,7 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None, data
         raise InputError("report: no run is given; give the work directories of some")
     runs = read_runs(directories)
     if out.suffix != ".html":
-        raise InputError(f"{out}: the report is a page; give a name that ends in .html")
+        raise InputError(f"{out}: the report is an HTML page; give a name that ends in .html")
     files.create(out.parent)
     out = files.check_out(out)
     page = page_of(runs)
@@ -49,7 +50,7 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None, data
 
 
 def page_of(runs: Sequence[RunFiles]) -> Page:
-    """What the files of the runs say."""
+    """Returns the page of some runs, from their files alone."""
     groups, colours = _groups(runs)
     several = [group for group in groups if len(group.members) > 1]
     return Page(
@@ -65,7 +66,7 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
 
 
 def with_classes(page: Page, runs: Sequence[RunFiles], which: str, data_path: str | None = None) -> Page:
-    """The same with what a checkpoint of each run says of its validation data, where it can be asked."""
+    """Returns the page with the predictions of each run's checkpoint for the validation data."""
     from jaxddp.reports.classes import accuracy_tables, run_classes
     from jaxddp.reports.validation_images import predict_validation_images
 
@@ -73,18 +74,21 @@ def with_classes(page: Page, runs: Sequence[RunFiles], which: str, data_path: st
     for number, (run, entry) in enumerate(zip(runs, page.legend, strict=True)):
         try:
             if run.config and "model" not in run.config:
-                raise InputError("the run came from Python and does not say its network")
+                raise InputError("the run came from Python, and its config does not name the network")
             classes.append(run_classes(number, *entry, predict_validation_images(run.directory, which, data_path)))
         except JaxddpError as error:
             faults.append(f"{run.name}: its classes are left out: {error}")
-        # Of a recipe's own code, or of a device: the other runs have a report all the same.
+        # An error of the recipe's code or of a device does not affect the other runs.
         except Exception as error:
             faults.append(f"{run.name}: its classes are left out: {type(error).__name__}: {first_line(error)}")
     return replace(page, classes=ClassSection(accuracy_tables(classes), classes, faults))
 
 
 def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
-    """The runs by recipe, and each run's colour: its recipe's, or its own where all are of one, or each of another."""
+    """Returns the groups of runs that differ in their seed alone, and the colour of each run.
+
+    The runs of a group share a colour, unless there is only one group or every group has one run.
+    """
     members = seed_groups(runs)
     names = group_names(runs, members)
     by_group = 1 < len(members) < len(runs)
@@ -97,7 +101,7 @@ def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
 
 def _settings(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
     if len(runs) == 1:
-        rows, titles = changes(runs[0]), ("default", "here")
+        rows, titles = changes(runs[0]), ("default", "this run")
     else:
         rows, titles = differences(runs), tuple(run.name for run in runs)
     columns = (Column("setting", number=False), *(Column(title, number=False) for title in titles))

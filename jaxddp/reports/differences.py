@@ -1,4 +1,4 @@
-"""In which settings runs differ, and which of them differ in their seed alone."""
+"""The settings in which runs differ, and the groups of runs that differ in their seed alone."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ _FREE = (
     *("seed", "data.path", "data.name", "data.data_dir", "data.local_cache", "parallel.", "log.", "checkpoint."),
     *("data.verify", "data.manifest", "eval.batch_size", "recipe.file", "objects.jax", RUN_ID),
 )
-"""How the keys begin in which runs of one recipe may differ: on what it runs, where its data lie, what is watched."""
+"""Prefixes of the keys in which runs of one recipe may differ: devices, location of the data, logging."""
 _RECIPE = "parallel.reproducible"
 _BESIDE = ("fingerprint.", "objects.", "recipe.", RUN_ID)
 _LONGEST_NAME = 3
@@ -28,25 +28,25 @@ class Difference(NamedTuple):
 
 
 def differences(runs: Sequence[RunFiles]) -> list[Difference]:
-    """The settings that are not the same in all runs, in the order of a config."""
-    flat, defaults = [flatten(dict(run.config)) for run in runs], flatten(Config().to_dict())
-    keys = dict.fromkeys([*defaults, *(key for each in flat for key in each if key != RUN_ID)])
-    rows = [Difference(key, tuple(_text(key, each, defaults) for each in flat)) for key in keys]
+    """Returns the settings that are not the same in all runs, in the order of a config."""
+    configs, defaults = [flatten(dict(run.config)) for run in runs], flatten(Config().to_dict())
+    keys = dict.fromkeys([*defaults, *(key for config in configs for key in config if key != RUN_ID)])
+    rows = [Difference(key, tuple(_text(key, config, defaults) for config in configs)) for key in keys]
     return [row for row in rows if len({*row.values} - {UNKNOWN}) > 1]
 
 
 def changes(run: RunFiles) -> list[Difference]:
-    """The settings of a run that are not those of a config that says nothing: the default, and the run's."""
-    flat, defaults = flatten(dict(run.config)), flatten(Config().to_dict())
-    known = {key: value for key, value in flat.items() if not key.startswith(_BESIDE)}
-    rows = [Difference(key, (_text(key, defaults, {}), _text(key, known, defaults))) for key in known]
+    """Returns the settings of a run that are not the default: the default value and the run's."""
+    config, defaults = flatten(dict(run.config)), flatten(Config().to_dict())
+    settings = {key: value for key, value in config.items() if not key.startswith(_BESIDE)}
+    rows = [Difference(key, (_text(key, defaults, {}), _text(key, settings, defaults))) for key in settings]
     return [row for row in rows if len(set(row.values)) > 1]
 
 
 def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
-    """The runs by number, those together that differ in their seed alone; in the order of the runs.
+    """Returns groups of run numbers, in the order of the runs; the runs of a group differ in their seed alone.
 
-    A run whose config cannot be read is alone.
+    A run whose config cannot be read is a group of its own.
     """
     defaults, groups = flatten(Config().to_dict()), dict[Any, list[int]]()
     for number, run in enumerate(runs):
@@ -58,14 +58,14 @@ def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
 
 
 def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> list[str]:
-    """What tells each group from the others: the settings in which they differ."""
+    """Returns a name for each group: the settings in which it differs from the others."""
     if len(groups) == 1:
         return ["all runs"]
-    firsts = differences([runs[members[0]] for members in groups])
-    apart = [row for row in firsts if row.key == _RECIPE or not row.key.startswith((*_FREE, *_BESIDE))]
-    more = ", …" if len(apart) > _LONGEST_NAME else ""
+    between_groups = differences([runs[members[0]] for members in groups])
+    naming = [row for row in between_groups if row.key == _RECIPE or not row.key.startswith((*_FREE, *_BESIDE))]
+    more = ", …" if len(naming) > _LONGEST_NAME else ""
     names = [
-        ", ".join(f"{row.key.rpartition('.')[2]} {row.values[number]}" for row in apart[:_LONGEST_NAME]) + more
+        ", ".join(f"{row.key.rpartition('.')[2]} {row.values[number]}" for row in naming[:_LONGEST_NAME]) + more
         for number in range(len(groups))
     ]
     return [name or runs[members[0]].name for name, members in zip(names, groups, strict=True)]
@@ -75,7 +75,7 @@ def _text(key: str, flat: dict[str, Any], defaults: dict[str, Any]) -> str:
     if key in flat:
         value = flat[key]
     else:
-        # A key that is newer than the run had its default; a run from Python says nothing of whole sections.
+        # A key that is newer than the run has its default. The config of a run from Python lacks whole sections.
         section = key.partition(".")[0] + "."
         if not any(other.startswith(section) for other in flat) and key != "seed":
             return UNKNOWN

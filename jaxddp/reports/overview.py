@@ -1,4 +1,4 @@
-"""Runs as rows: how far they are, how good, and how fast."""
+"""Tables of runs: their progress, their metrics and their speed."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.core.wording import duration
-from jaxddp.reports.run_files import RunFiles, is_run
+from jaxddp.reports.read_runs import is_run
+from jaxddp.reports.run_files import RunFiles
 from jaxddp.reports.text_tables import NOTHING, Cell, Column, TextTable, number, without_empty_columns
 
 _DEEPEST = 5
@@ -15,7 +16,10 @@ _MEDIANS = ("images_per_second", "data_wait_fraction", "flops_utilization")
 
 
 def runs_below(directory: Path) -> list[Path]:
-    """The work directories in a directory, itself and five folders deep; hidden folders and links are left out."""
+    """Returns the work directories among a directory and its folders, up to five deep.
+
+    Hidden folders and symbolic links are left out.
+    """
     return sorted(_runs_below(directory, _DEEPEST))
 
 
@@ -26,14 +30,14 @@ def _runs_below(directory: Path, depth: int) -> Iterator[Path]:
         try:
             entries = [*os.scandir(directory)]
         except OSError:
-            return  # Not ours to read, or gone meanwhile.
+            return  # The folder is not readable, or was just removed.
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 yield from _runs_below(directory / entry.name, depth - 1)
 
 
 def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) -> TextTable:
-    """How far the runs are, how good, and how long they trained and validated, starts and saving left out."""
+    """Returns a table of the runs' progress, best and last validations, and time of training and validation."""
     titles = ("step", "best val", "at step", "last val", "epoch", "train + val time")
     columns = (Column("run", number=False), Column("status", number=False), *map(Column, titles))
     rows = []
@@ -47,7 +51,7 @@ def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) ->
 
 
 def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
-    """How fast the runs are, on what, and what they wait for; medians over the logged steps, and the most memory."""
+    """Returns a table of speed, waiting and utilization (medians over the logged steps), peak memory and time."""
     titles = ("images/s", "waiting for data", "FLOP utilization", "peak memory", "devices", "processes")
     columns = (
         Column("run", number=False),
@@ -68,9 +72,9 @@ def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
 
 def _epoch(run: RunFiles) -> str:
     last = [float(columns["epoch"][-1]) for columns in run.series if "epoch" in columns]
-    known = [epoch for epoch in last if np.isfinite(epoch)]
-    # The step that completes 6 epochs may see more: it ends at 6.01.
-    return f"{min(max(known), run.asked_epochs):.4g}" if known else NOTHING
+    finite = [epoch for epoch in last if np.isfinite(epoch)]
+    # The last step may begin another epoch: a run of 6 epochs can end at 6.01.
+    return f"{min(max(finite), run.asked_epochs):.4g}" if finite else NOTHING
 
 
 def _last(run: RunFiles) -> str:

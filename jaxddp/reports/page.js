@@ -4,7 +4,7 @@
   const pressed = (group) => document.querySelector(`[data-${group}][aria-pressed=true]`)?.dataset[group];
   const chosen = { axis: pressed("axis"), scale: pressed("scale"), hidden: new Set() };
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  // A finger scrolls the page, and does not draw a box.
+  // On a touch screen a drag scrolls the page.
   const mouse = matchMedia("(pointer: fine)").matches;
 
   const known = (axis) => Object.values(positions).some((axes) => axes[axis]);
@@ -13,7 +13,7 @@
   const axisTitles = { step: "step", epoch: "epoch", time: `training time (${unit[0]})` };
 
   function placed(trace) {
-    // A run whose time is not known is not on the axis of time.
+    // A run without times is absent from the time axis.
     const places = positions[trace.meta.where][chosen.axis] || [];
     const rows = trace.meta.rows ? trace.meta.rows.map((row) => places[row]) : places;
     const x = chosen.axis === "time" ? rows.map((seconds) => seconds / unit[1]) : rows;
@@ -33,7 +33,7 @@
       tickfont: { color: faint },
       title: { font: { color: faint, size: 12 }, standoff: 8 },
     };
-    // Steep near nothing: a few confusions are to be seen beside the many that are right.
+    // The scale is steep near zero, so that a few confusions are visible beside many correct images.
     const shades = [[0, paper], [0.02, mixed(paper, 0.15)], [0.2, mixed(paper, 0.5)], [1, mixed(paper, 1)]];
     return {
       layout: {
@@ -52,14 +52,14 @@
     };
   }
 
-  /** The paper's colour, so much of it turned to blue. */
+  /** A mix of the paper's colour and blue. */
   function mixed(paper, share) {
     const blue = [0, 114, 178];
     const from = [1, 3, 5].map((place) => parseInt(paper.slice(place, place + 2), 16));
     return `rgb(${from.map((value, i) => Math.round(value + share * (blue[i] - value))).join(",")})`;
   }
 
-  /** A logarithmic axis: plotly's own marks between two powers of ten are too small to read. */
+  /** A logarithmic axis; plotly's own minor tick labels are too small to read. */
   function logarithmic(chart) {
     const values = chart.data.flatMap((trace) => trace.y).filter((value) => value > 0);
     const [most, least] = [Math.max, Math.min].map((of) => values.reduce((one, other) => of(one, other), values[0]));
@@ -82,7 +82,7 @@
 
   function draw(chart) {
     const place = document.getElementById(chart.id);
-    // In a closed part of the page it has, in some browsers, no width yet.
+    // In some browsers a chart in a closed section has no width yet.
     if (!place.clientWidth) return;
     const data = chart.curve ? chart.data.map(placed) : chart.data;
     Plotly.react(place, data, layout(chart), { responsive: true, displayModeBar: false });

@@ -1,7 +1,7 @@
-"""A report as one HTML file that needs no network: styles, scripts and pictures are in it.
+"""The content of a report, and its HTML file, which contains all styles, scripts and images.
 
-What comes from a run, such as the names of its classes, is untrusted: the template escapes it, and the page forbids
-itself to load anything.
+Values from a run, such as the names of its classes, are untrusted. The template escapes them, and the page's content
+security policy forbids loading anything.
 """
 
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ class Page:
 
 
 def check_libraries() -> None:
-    """Raises `InputError` where what draws a page is not installed."""
+    """Check that the libraries of a report are installed. Raises: InputError; one is not."""
     try:
         import jinja2  # noqa: F401
         import plotly  # noqa: F401
@@ -97,7 +97,7 @@ def check_libraries() -> None:
 
 
 def render(page: Page) -> str:
-    """The page as HTML, the same for the same runs. Raises: as `check_libraries`."""
+    """Returns the page as HTML; the same runs give the same text. Raises: InputError; a library is not installed."""
     check_libraries()
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
@@ -109,7 +109,7 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    told = ("id", "data", "layout", "curve", "logarithmic")
-    drawn = [{name: getattr(chart, name) for name in told} for chart in page.charts]
-    figures = {"charts": drawn, "positions": page.curves.positions | page.seeds.positions}
+    fields_of_chart = ("id", "data", "layout", "curve", "logarithmic")
+    charts = [{name: getattr(chart, name) for name in fields_of_chart} for chart in page.charts]
+    figures = {"charts": charts, "positions": page.curves.positions | page.seeds.positions}
     return environment.get_template("page.html").render(page=page, figures=figures, plotly=get_plotlyjs())

@@ -1,5 +1,6 @@
-"""The tables of a report, as text: numbers are written here once, for the page and for the terminal."""
+"""Tables of text, for the page and for the terminal, and how numbers are written in them."""
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -7,15 +8,15 @@ import jaxddp.core.wording as wording
 
 NOTHING = "-"
 _OF_TIME = ("data_wait_fraction", "flops_utilization")
-"""What is logged of a step that is a share, too."""
+"""Logged values of a step that are shares."""
 
 
 class Cell(NamedTuple):
     """A cell of a table.
 
     Attributes:
-        colour: of the run that it names.
-        share: from 0 to 1, drawn as a bar under the text.
+        colour: the colour of the run that the cell names.
+        share: a value from 0 to 1, drawn as a bar behind the text.
     """
 
     text: str
@@ -24,14 +25,14 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column; numbers are aligned at their right."""
+    """A column; numbers are right-aligned."""
 
     title: str
     number: bool = True
 
 
 class TextTable(NamedTuple):
-    """A table; one that is `tall` scrolls in a box of its own."""
+    """A table; a `tall` one scrolls within its own box."""
 
     columns: tuple[Column, ...]
     rows: list[tuple[Cell, ...]]
@@ -39,20 +40,20 @@ class TextTable(NamedTuple):
 
 
 def without_empty_columns(table: TextTable) -> TextTable:
-    """The same without the columns in which no row says anything."""
-    told = [any(row[place].text != NOTHING for row in table.rows) for place in range(len(table.columns))]
-    columns = tuple(column for column, tells in zip(table.columns, told, strict=True) if tells)
-    rows = [tuple(cell for cell, tells in zip(row, told, strict=True) if tells) for row in table.rows]
+    """Returns the table without the columns that are empty in all rows."""
+    filled = [any(row[index].text != NOTHING for row in table.rows) for index in range(len(table.columns))]
+    columns = tuple(itertools.compress(table.columns, filled))
+    rows = [tuple(itertools.compress(row, filled)) for row in table.rows]
     return table._replace(columns=columns, rows=rows)
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric, or what else is logged of a step, is a share from 0 to 1, to be written in percent."""
+    """Whether a metric or another logged value is a share from 0 to 1, which is written in percent."""
     return metric in _OF_TIME or wording.is_share(metric)
 
 
 def number(metric: str, value: float | None) -> str:
-    """A value of a metric as people read it."""
+    """Returns a value of a metric as text."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if wording.is_share(metric):

@@ -31,26 +31,28 @@ class ValidationImages(NamedTuple):
 
 
 def predict_validation_images(directory: Path, which: str, data_path: str | None = None) -> ValidationImages:
-    """The predictions of a checkpoint ("latest", "best" or a step) on all devices of this machine.
+    """Returns the predictions of a checkpoint for the run's validation data, on all devices of this machine.
 
-    They are of the validation data that the run measured: the first `eval.limit`, where it has one. The data lie where
-    the run says, or at `data_path`. "best" is the latest where nothing was validated. An image that cannot be used has
-    NaN.
+    An image that cannot be used has NaN.
+
+    Args:
+        which: "latest", "best" or a step; without validations "best" is the latest.
+        data_path: the location of the data, in place of the one in the run's config.
 
     Raises:
-        InputError: the run does not say its network, its data or its checkpoint cannot be read, or its data have other
-            classes now.
+        InputError: the run's config does not name its network, its data or its checkpoint cannot be read, or its data
+            now have other classes.
     """
     keep_compiled_programs()
     run = restore_run(directory, which, Topology.create())
     data = run.config.data if data_path is None else replace(run.config.data, path=data_path, name=None)
-    # Those that the run measured, and in its order.
+    # The same images as in the run's validations: the first `eval.limit`, in the same order.
     _, source = open_unchecked(data, run.config.eval.limit)
     return ValidationImages(run.outcome(source), source, run.data_of(source))
 
 
 def thumbnails(source: Source, data: DataConfig, rows: np.ndarray) -> list[str]:
-    """The images of some rows as `data:` URLs of PNG files, at most 128 pixels a side. Raises: as `eval_batches`."""
+    """Returns images as `data:` URLs of PNG files with at most 128 pixels a side. Raises: as `eval_batches`."""
     if not len(rows):
         return []
     return [_url(drawable(image)) for image in chosen_images(source, data, rows)]

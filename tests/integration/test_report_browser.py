@@ -1,4 +1,4 @@
-"""A report in a real browser: everything is drawn, nothing is loaded, and a phone shows all of it."""
+"""A report in a real browser: all charts are drawn, nothing is loaded, and the page fits a phone."""
 
 import json
 from dataclasses import replace
@@ -11,13 +11,13 @@ from support.reports import HOSTILE, hostile_page, outcome_of_noise, write_run
 from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of
 from jaxddp.reports.page import ClassSection, render
-from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.read_runs import read_runs
 
 pytestmark = pytest.mark.ci
 
 WIDE, PHONE = (1400, 1000), (390, 844)
 CHARTS = 12
-"""Seven of curves, two of seeds, and the matrices of three runs."""
+"""Seven charts of curves, two of seeds, and the confusion matrices of three runs."""
 
 
 @pytest.fixture(scope="module")
@@ -30,22 +30,22 @@ def browser(require, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
-    """Three seeds, and a run with another learning rate whose time is not known."""
+    """A report of three seeds and of a run with another learning rate and without times."""
     folder = tmp_path_factory.mktemp("runs")
-    places = [write_run(folder / f"imagenet_resnet50-with-a-long-name-seed{seed}", seed) for seed in range(3)]
-    places.append(write_run(folder / "other", 3, optimizer={"learning_rate": 0.3}))
-    (places[3] / "metrics.jsonl").write_text((places[3] / "metrics.jsonl").read_text().replace("images_per_", "i_"))
-    runs = read_runs(places)
-    told = page_of(runs)
-    classes = [run_classes(run, *told.legend[run], outcome_of_noise(60 + run)) for run in range(3)]
-    told = replace(told, classes=ClassSection(accuracy_tables(classes), classes, ["none"]))
+    workdirs = [write_run(folder / f"imagenet_resnet50-with-a-long-name-seed{seed}", seed) for seed in range(3)]
+    workdirs.append(write_run(folder / "other", 3, optimizer={"learning_rate": 0.3}))
+    (workdirs[3] / "metrics.jsonl").write_text((workdirs[3] / "metrics.jsonl").read_text().replace("images_per_", "i_"))
+    runs = read_runs(workdirs)
+    page_content = page_of(runs)
+    classes = [run_classes(run, *page_content.legend[run], outcome_of_noise(60 + run)) for run in range(3)]
+    page_content = replace(page_content, classes=ClassSection(accuracy_tables(classes), classes, ["none"]))
     file = folder / "report.html"
-    file.write_text(render(told))
+    file.write_text(render(page_content))
     return file
 
 
 def drawn(browser: Browser) -> dict[str, bool]:
-    """By its id, whether a chart shows a line, a marker or an image."""
+    """Returns by id whether a chart shows a line, a marker or an image."""
     return browser.run(
         """Object.fromEntries([...document.querySelectorAll(".chart")].map(chart => [chart.id,
             [...chart.querySelectorAll(".scatterlayer path, .heatmaplayer image")].some(mark => {
@@ -67,7 +67,7 @@ def press(browser: Browser, button: str) -> None:
 
 
 def x_of(browser: Browser, chart: str) -> list[list[float]]:
-    """The x of each trace as plotly has it."""
+    """Returns the x values of each trace of a chart."""
     return browser.run(f"document.getElementById('{chart}').data.map(trace => [...trace.x])")
 
 
@@ -87,7 +87,7 @@ def test_all_is_drawn_and_nothing_is_loaded(browser, page, size, dark):
 
 
 def test_what_would_be_an_error_is_seen(browser, tmp_path):
-    """The test before this one would see a script that fails, and a picture from elsewhere."""
+    """The test above detects a failing script and a request to another host."""
     bad = tmp_path / "bad.html"
     bad.write_text("<script>undefined.x</script><img src='http://127.0.0.1:9/x.png'>")
     browser.errors.clear()
@@ -125,13 +125,13 @@ def test_the_reader_chooses_the_axis(browser, page):
     chart = browser.run("document.querySelector('.chart').id")
     for axis in ("step", "time", "epoch"):
         press(browser, f"[data-axis={axis}]")
-        shown = x_of(browser, chart)
+        traces = x_of(browser, chart)
         expected = [run.positions(columns)[axis] for run in runs for columns in run.series if columns]
         unit = 60 if axis == "time" else 1
-        for got, wanted in zip(shown, expected, strict=False):
-            assert got == pytest.approx((wanted / unit).tolist(), rel=1e-6)
+        for x, values in zip(traces, expected, strict=False):
+            assert x == pytest.approx((values / unit).tolist(), rel=1e-6)
         # The fourth run logs no speed.
-        assert all(bool(x) == (axis != "time") for x in shown[9:]) and len(shown) == 12
+        assert all(bool(x) == (axis != "time") for x in traces[9:]) and len(traces) == 12
         title = browser.run(f"document.querySelector('#{chart} .xtitle').textContent")
         assert title == {"time": "training time (min)"}.get(axis, axis)
         pressed = "[...document.querySelectorAll('[data-axis][aria-pressed=true]')].map(one => one.dataset.axis)"

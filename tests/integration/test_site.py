@@ -14,7 +14,7 @@ pytestmark = pytest.mark.ci
 
 WIDE, PHONE = (1400, 1000), (390, 844)
 PAGES = {
-    "index.html": "Train image classifiers in JAX",
+    "index.html": "image classifiers in JAX",
     "commands/train.html": "--resume {auto,never,must}",
     "python/index.html": "batch_size_per_device",
 }

@@ -1,4 +1,4 @@
-"""A real Chromium without a window, driven through its DevTools protocol over a pair of pipes.
+"""Headless Chromium, driven through its DevTools protocol over a pair of pipes.
 
 https://chromedevtools.github.io/devtools-protocol/
 """
@@ -19,11 +19,11 @@ _FLAGS = (
     *("--remote-debugging-pipe", "--force-color-profile=srgb", "--font-render-hinting=none"),
 )
 _HANGING = 60
-"""Seconds after which an answer does not come."""
+"""Seconds to wait for an answer."""
 
 
 class Browser:
-    """One page of a browser, and what it reports: errors on its console, and requests for anything but the page."""
+    """A browser with one page; records the errors on its console and all its requests."""
 
     def __init__(self, profile: Path):
         self._numbers = itertools.count(1)
@@ -51,7 +51,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def open(self, page: Path, width: int, height: int, *, dark: bool = False) -> None:
-        """Load a file in a window of this size, of a phone where it is narrow; returns once its scripts have run."""
+        """Load a file in a window of this size, as a phone if it is narrow. Returns after its scripts have run."""
         phone = width < 600
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -70,17 +70,17 @@ class Browser:
         self.settle()
 
     def settle(self) -> None:
-        """Wait for two frames: what was asked for is drawn then."""
+        """Wait for two frames, after which earlier changes are drawn."""
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
     def run(self, script: str) -> Any:
-        """The value of an expression, or of the promise that it is, in JSON's types."""
+        """Returns the value of a JavaScript expression as JSON's types; a promise is awaited."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
 
     def picture(self, file: Path, *, top: int = 0, height: int | None = None) -> None:
-        """Write what is seen, or a part of the whole page, as a PNG file."""
+        """Write the visible area, or a part of the whole page, as a PNG file."""
         more: dict[str, Any] = {}
         if height is not None:
             width = self.run("innerWidth")
@@ -89,7 +89,7 @@ class Browser:
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", **more)["data"]))
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Call a method of the protocol, and return its result; what is reported meanwhile is noted."""
+        """Call a method of the protocol and return its result. Events that arrive meanwhile are recorded."""
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": params}
         if self._session is not None:
