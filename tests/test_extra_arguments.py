@@ -138,8 +138,8 @@ def test_an_optimizer_that_asks_for_nothing_is_traced_as_one_that_is_given_nothi
 
 def test_what_a_step_cannot_give_is_one_line():
     gives = (
-        "; a step gives an optax.GradientTransformationExtraArgs value, the mean loss, and grad, its gradient, and no "
-        "more; choose one that needs no other"
+        "; the step passes only value (the mean loss) and grad (its gradient) to an "
+        "optax.GradientTransformationExtraArgs; choose an optimizer that needs no other argument"
     )
     for optimizer, missing in (
         (optax.lbfgs(), "'value_fn'"),

@@ -140,7 +140,7 @@ def test_a_part_that_a_validation_changes_is_one_line():
     topology = Topology.create(1)
     setup = jaxddp.prepare_training(linear_model(CLASSES), TABLE, 1, optax.sgd(0.1), 8, parts=[part := Following()])
     with pytest.raises(
-        InputError, match=r"of a validation: parts/grown/count is int32\[\] before .* and float32\[\] after it"
+        InputError, match=r"follow a validation: parts/grown/count is int32\[\] before .* and float32\[\] after it"
     ):
         make_follow([part], topology)(setup.state, {"loss": 1.0})
 

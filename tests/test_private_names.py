@@ -224,7 +224,7 @@ def test_a_network_that_asks_other_devices_may_go_unseen_but_not_without_a_word(
     mean(lambda x: x + 1, np.zeros(2, np.float32))
     reproducible._sees_collectives.cache_clear()
     (line,) = lines()
-    assert line.endswith("cannot tell whether the network asks other devices, and would take it")
+    assert line.endswith("cannot detect, and so accepts, a network that communicates between devices")
 
 
 def test_an_option_that_is_gone_is_left_out_with_a_line(monkeypatch, lines):
@@ -233,7 +233,7 @@ def test_an_option_that_is_gone_is_left_out_with_a_line(monkeypatch, lines):
     gone = {"xla_llvm_disable_expensive_passes", "xla_gpu_deterministic_ops", "xla_cpu_use_fusion_emitters"}
     monkeypatch.setattr(compiler_options, "_refusal", lambda name, value: "No such option" if name in gone else None)
     assert compiler_options.options_in_haste("cpu") == {"xla_backend_optimization_level": "0"}
-    assert compiler_options._taken(compiler_options._DETERMINISTIC, "bits") == {}
+    assert compiler_options._accepted(compiler_options._DETERMINISTIC, "bits") == {}
     assert [line.partition(" option ")[2] for line in lines()] == [
         "xla_llvm_disable_expensive_passes=True of the kind that is used here: the self-test takes longer to compile",
         "xla_gpu_deterministic_ops=True of the kind that is used here: bits",

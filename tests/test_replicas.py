@@ -176,8 +176,8 @@ def test_the_line_names_step_device_process_array_and_what_to_do():
     assert message(state, topology) == (
         "step 12: the devices no longer hold the same state: "
         f"device {topology.mesh.devices.flat[2]} of process 0 differs from the other 3, in 1 of 3 arrays, first in "
-        "params/w. Nothing of it is saved: start the same command again, which goes on from the last checkpoint; "
-        "where one device differs again, take it out"
+        "params/w. This state is not saved: run the same command again to continue from the last checkpoint; "
+        "if the same device differs again, remove it from the job"
     )
 
 

@@ -126,10 +126,10 @@ def test_walls_change_nothing(for_cpu):
 @pytest.mark.parametrize(
     ("devices", "config", "line"),
     [
-        (3, {}, "parallel.reproducible: 3 devices cannot share 8 shards evenly; use 1, 2, 4 or 8 devices"),
+        (3, {}, "parallel.reproducible: 8 shards cannot be divided evenly among 3 devices; use 1, 2, 4 or 8 devices"),
         (2, {"model": {"batch_norm": "sync"}}, "parallel.reproducible: model.batch_norm=sync normalizes .* ghost:K"),
-        (2, {"parallel": {"buckets": 3}}, "parallel.reproducible: parallel.buckets=3 has no place .* leave it out"),
-        (2, {"train": {"gradient_precision": "bfloat16"}}, "train.gradient_precision=bfloat16 has no place"),
+        (2, {"parallel": {"buckets": 3}}, "parallel.reproducible: parallel.buckets=3 does not apply .* leave it out"),
+        (2, {"train": {"gradient_precision": "bfloat16"}}, "train.gradient_precision=bfloat16 does not apply"),
     ],
 )
 def test_what_it_cannot_do_is_one_line(devices, config, line):
@@ -145,7 +145,7 @@ def test_a_batch_that_8_shards_cannot_share_is_one_line():
 
 
 def test_a_network_that_asks_other_devices_is_one_line():
-    line = r"^parallel.reproducible: the network or the loss asks other devices \(psum_invariant\)"
+    line = r"^parallel.reproducible: the network or the loss communicates between devices \(psum_invariant\)"
     with pytest.raises(InputError, match=line):
         trained(2, SmallNet(batch_norm=True, sync="data"))
 

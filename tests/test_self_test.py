@@ -188,7 +188,7 @@ def broken(monkeypatch, share):
 def test_a_share_that_counts_twice_is_found(monkeypatch):
     broken(monkeypatch, lambda device: 1.0 + (device == 2))
     found = line(PLAIN)
-    assert "4 devices average is not that of one device for the same examples: it is off by 0." in found
+    assert "4 devices average is not that of one device for the same examples: the difference is 0." in found
     assert "most in Conv_0/kernel. A device's share counts twice or not at all" in found
 
 
@@ -252,7 +252,7 @@ def with_gradient_by_hand(backward):
 
 @pytest.mark.slow
 def test_a_gradient_by_hand_that_forgets_the_sum_over_devices_is_found():
-    assert "a gradient by hand in the model or the loss leaves out a sum over the devices" in line(
+    assert "a custom gradient in the model or the loss omits a sum over the devices" in line(
         with_gradient_by_hand(_forgets)
     )
     assert was_made(made_test(with_gradient_by_hand(_remembers)))

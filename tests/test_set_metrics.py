@@ -267,7 +267,7 @@ def test_numbers_of_one_name_get_one_line():
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (Unmasked(), "metrics: mine: largest is .* of a batch and .* of its halves; return sums over the examples"),
+        (Unmasked(), "metrics: mine: largest is .* for a batch and .* for its halves; return sums over the examples"),
         (Text(), r"metrics: mine: fails for logits float32\[9, 4\] and labels int32\[9\]: AttributeError: 'str'"),
         (Nothing(), r"metrics: mine: fails for logits float32\[9, 4\] .*: ValueError: no such thing"),
         (Loss(), "metrics: mine: 'loss' cannot be the name of a metric; give another"),

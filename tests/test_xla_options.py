@@ -54,9 +54,9 @@ def test_booleans_are_written_as_in_xla_flags_or_as_in_python(value):
     [
         (
             ["xla_no_such=1"],
-            r"this jaxlib refuses 'xla_no_such=1' \(.*No such compile option: 'xla_no_such'\); correct it",
+            r"this jaxlib rejects 'xla_no_such=1' \(.*No such compile option: 'xla_no_such'\); correct it",
         ),
-        (["xla_backend_optimization_level=high"], r"refuses .*\(.*'high' is not a valid int32 value\.\)"),
+        (["xla_backend_optimization_level=high"], r"rejects .*\(.*'high' is not a valid int32 value\.\)"),
         (["xla_cpu_enable_fast_math=1"], "'1' is not a valid bool value"),
         (["xla_gpu_enable_command_buffer=NO"], "'NO' is not a valid enum value"),
         (["xla_backend_optimization_level"], "'xla_backend_optimization_level'; give NAME=VALUE"),
@@ -152,4 +152,4 @@ def test_a_config_s_options_are_those_of_its_run(tmp_path):
 def test_the_terminal_refuses_an_option_before_it_opens_the_data(tmp_path, capsys):
     words = ["train", "digits", "--data.path", str(tmp_path / "missing"), "--workdir", str(tmp_path / "run"), *SMALL]
     words += ["--parallel.xla-options", "xla_backend_optimization_level=1", "xla_no_such=1", "--seed", "1"]
-    assert "--parallel.xla-options: this jaxlib refuses 'xla_no_such=1'" in fails(words, capsys)
+    assert "--parallel.xla-options: this jaxlib rejects 'xla_no_such=1'" in fails(words, capsys)
