@@ -145,7 +145,7 @@ def test_a_group_of_all_images_is_a_whole_batch_and_evaluation_has_no_groups():
 @pytest.mark.parametrize(("size", "group"), [(6, 4), (2, 3)])
 def test_images_that_no_whole_groups_make_up_are_one_line(size, group):
     variables, x, *_ = drawn(0, (size, 2), jnp.float32)
-    message = f"^batch norm: {size} images cannot be normalized {group} at a time; give each device a mul"
+    message = f"^batch norm: {size} images cannot be normalized in groups of {group}; give each device a mul"
     with pytest.raises(InputError, match=message):
         jax.eval_shape(lambda x: BatchNorm(False, group=group).apply(variables, x, mutable=["batch_stats"]), x)
 

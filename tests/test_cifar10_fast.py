@@ -218,7 +218,7 @@ def test_another_network_is_one_line(data, capfd):
     words = ["train", "cifar10_fast", "--data.path", str(data), "--workdir", str(data.parent / "w"), *SMALL]
     assert main([*words, "--model.name", "resnet10"]) == 2
     line = capfd.readouterr().err.splitlines()[-1]
-    assert "bn1/bias is no parameter of the network airbench; set --model.name to airbench" in line
+    assert "bn1/bias is not a parameter of the network airbench; set --model.name to airbench" in line
 
 
 @pytest.mark.slow
