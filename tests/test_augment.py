@@ -295,10 +295,10 @@ def test_grayscale_weighs_the_channels_of_a_fifth_of_the_images():
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (lambda key, image: image[:3], "made float32[3,6,3] of an image float32[6,6,3]; return one of this shape"),
-        (lambda key, image: image > 0, "made bool[6,6,3] of an image float32[6,6,3]; return one of this shape"),
-        (lambda image: image, "failed on an image float32[6,6,3] (TypeError: "),
-        (lambda key, image: None, "failed on an image float32[6,6,3] (ValueError: None is not"),
+        (lambda key, image: image[:3], "returned float32[3,6,3] for an image float32[6,6,3]; return the same shape"),
+        (lambda key, image: image > 0, "returned bool[6,6,3] for an image float32[6,6,3]; return the same shape"),
+        (lambda image: image, "failed for an image float32[6,6,3] (TypeError: "),
+        (lambda key, image: None, "failed for an image float32[6,6,3] (ValueError: None is not"),
         (lambda key, image: image if image.sum() > 0 else -image, "(TracerBoolConversionError: "),
     ],
 )
@@ -312,11 +312,13 @@ def test_a_users_function_that_cannot_be_used_is_one_line(extra, message):
 def test_a_name_of_then_that_cannot_be_used_is_one_line():
     with pytest.raises(InputError, match="^data.augment.then='grayscal' is unknown; did you mean 'grayscale'. there"):
         prepared(then=("grayscal",))
-    with pytest.raises(InputError, match="^rand_augment takes uint8 pixels, and the images are float32 here; set"):
+    with pytest.raises(
+        InputError, match="^rand_augment needs uint8 pixels, and the images are float32 after normalization; set"
+    ):
         prepared(then=("rand_augment",))
     rng = np.random.default_rng(0)
     table = ArrayTable(rng.integers(0, 256, (20, 6, 6, 2), np.uint8), np.arange(20) % 5, tuple("abcde"))
-    with pytest.raises(InputError, match="^grayscale is defined for 1 or 3 channels, and the images have 2"):
+    with pytest.raises(InputError, match="^grayscale needs images with 1 or 3 channels, and these have 2"):
         prepared(table=table, then=("grayscale",))
 
 
@@ -333,7 +335,7 @@ def prepared(batch_size: int = 8, devices: int = 2, table: ArrayTable | None = N
     ("augment", "message"),
     [
         ({"pad": -1}, "data.augment.pad=-1: expected 0 to 10,000"),
-        ({"pad": 7}, "data.augment.pad=7: expected 0 to 6, pixels"),
+        ({"pad": 7}, "data.augment.pad=7: expected 0 to 6 pixels"),
         ({"cutout": -2}, "data.augment.cutout=-2: expected 0 to 10,000"),
         ({"cutout": 7}, "data.augment.cutout=7: expected 0 to 6"),
         ({"rand_augment": -1}, "data.augment.rand_augment=-1: expected 0 to 100"),
@@ -356,7 +358,7 @@ def test_mixing_needs_pairs_in_each_part(key, value):
     with pytest.raises(InputError) as error:
         prepared(batch_size=6, devices=2, **{key: value})
     assert str(error.value) == (
-        f"data.augment.{key}={value} mixes pairs of images that are computed together, and train.batch_size=6 makes "
+        f"data.augment.{key}={value} mixes pairs of images within a part of the batch, but train.batch_size=6 makes "
         "2 parts of 3, an odd number; a batch of 4 or 8 would do"
     )
     with pytest.raises(InputError, match="makes 4 parts of 1, an odd number; a batch of 8 would do"):
@@ -367,5 +369,5 @@ def test_mixing_needs_pairs_in_each_part(key, value):
 def test_rand_augment_needs_gray_or_three_colours():
     rng = np.random.default_rng(0)
     table = ArrayTable(rng.integers(0, 256, (20, 6, 6, 2), np.uint8), np.arange(20) % 5, tuple("abcde"))
-    with pytest.raises(InputError, match="data.augment.rand_augment=2: .*1 or 3 channels, and the images have 2"):
+    with pytest.raises(InputError, match="data.augment.rand_augment=2: .*1 or 3 channels, and these have 2"):
         prepared(table=table, rand_augment=2)

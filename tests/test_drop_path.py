@@ -192,7 +192,9 @@ def test_evaluation_has_all_branches_and_training_needs_keys(network):
     # An example's logits are its own: they do not follow from its place.
     moved = logits(dropping, images[::-1], train=True, example_keys=keys[::-1])
     np.testing.assert_allclose(moved, dropped[::-1], rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match="^drop_path: in training every image needs its own random key; pass example_keys"):
+    with pytest.raises(
+        InputError, match="^drop_path: in training every image needs its own random key; pass example_keys"
+    ):
         logits(dropping, train=True)
 
 

@@ -378,7 +378,7 @@ def test_one_line_says_what_is_wrong(given, expected):
 def test_images_that_rand_augment_does_not_take_are_refused_before_anything_is_compiled():
     gray = [ArrayTable(np.zeros((40, 6, 6, 4), np.uint8), np.arange(40) % 5, tuple("abcde")) for _ in range(2)]
     given = {"table": gray[0], "unlabelled": gray[1], "data": DataConfig(mean=(0.5,), std=(0.5,))}
-    expected = "strong_rand_augment=2: its colours are defined for 1 or 3 channels, and the images have 4; give 0"
+    expected = "strong_rand_augment=2: needs images with 1 or 3 channels, and these have 4; give 0"
     assert line(**given, strong_rand_augment=2) == expected
     made(**given)
 

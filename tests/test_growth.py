@@ -476,7 +476,7 @@ def test_a_vision_transformer_says_why():
 
 
 def test_an_augmentation_that_a_small_image_is_too_small_for_is_refused():
-    with pytest.raises(InputError, match=r"^data.augment.cutout=8: expected 0 to 6, pixels"):
+    with pytest.raises(InputError, match=r"^data.augment.cutout=8: expected 0 to 6 pixels"):
         setup_of(augment=AugmentConfig(cutout=8))
 
 

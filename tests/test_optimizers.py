@@ -69,7 +69,10 @@ def test_schedule_free_takes_no_other_average():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({}, "optimizer.schedule='cosine': schedule_free averages in place of a rate that falls; set it to constant"),
+        (
+            {},
+            "optimizer.schedule='cosine': schedule_free averages its steps instead of lowering the learning rate; set",
+        ),
         ({"schedule": "constant", "momentum": 0.0}, "optimizer.momentum=0.0: schedule_free divides by it; give a num"),
     ],
 )

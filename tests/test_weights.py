@@ -103,19 +103,19 @@ def test_what_does_not_fit_is_listed():
     with pytest.raises(InputError) as error:
         match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), CLASSES)
     assert str(error.value) == (
-        "1 of the network's 32 arrays missing: layer1.0.conv1.weight, did you mean 'layer1.0.conv1.weights'?; 1 of "
-        "another shape: conv1.weight is [4, 3, 7, 7] there and [4, 3, 3, 3] here; give weights of this network for "
-        "such images, say of which network they are (model.name, width and stem), or leave these layers new "
-        "(model.new_layers)"
+        "1 of the network's 32 arrays missing: layer1.0.conv1.weight, did you mean 'layer1.0.conv1.weights'?; 1 with "
+        "another shape: conv1.weight is [4, 3, 7, 7] in the file and [4, 3, 3, 3] in the network; give weights of this "
+        "network for such images, choose the network of these weights (model.name, width and stem), or initialize "
+        "these layers anew (model.new_layers)"
     )
     # However much differs, the line can be read.
     wide = adapted(build(ModelConfig("resnet10", width=8, stem="imagenet"), CLASSES))
-    with pytest.raises(InputError, match="30 of another shape: .* here and 28 more; give weights") as error:
+    with pytest.raises(InputError, match="30 with another shape: .* in the network and 28 more; give weights") as error:
         match(shapes_of(wide, (64, 64, 3)), state_dict_of(small_resnet()), namings_of(wide), CLASSES)
     assert len(str(error.value)) < 450
     # One layer alone, too: it is no head.
     arrays = state_dict_of(model) | {"conv1.weight": np.zeros((4, 3, 7, 7))}
-    with pytest.raises(InputError, match="^1 of another shape: conv1.weight is"):
+    with pytest.raises(InputError, match="^1 with another shape: conv1.weight is"):
         match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), CLASSES)
 
 
@@ -174,8 +174,8 @@ def test_a_run_gives_the_weights_of_its_checkpoint(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("w.safetensors", b"no", "w.safetensors: not a whole .safetensors file (.*); download it again"),
-        ("w.npz", b"no", "w.npz: not a kind of file that weights are read from; give a .safetensors file, a .pth"),
+        ("w.safetensors", b"no", "w.safetensors: not a complete .safetensors file (.*); download it again"),
+        ("w.npz", b"no", "w.npz: weights cannot be read from this kind of file; give a .safetensors file, a .pth"),
         ("absent.safetensors", None, "absent.safetensors: no such file; give a .safetensors file"),
         ("absent.pth", None, "absent.pth: no such file; give a .safetensors file"),
         (".", None, "no work directory of a run, which has checkpoints/; give a .safetensors"),
@@ -193,7 +193,7 @@ def test_a_pth_file_needs_torch_or_says_how_to_convert(tmp_path):
     try:
         import torch  # noqa: F401
     except ImportError:
-        message = r"w.pth: reading it takes PyTorch, .* safetensors.torch.save_file\(torch.load\('w.pth', weights_only"
+        message = r"w.pth: reading it needs PyTorch, .* safetensors.torch.save_file\(torch.load\('w.pth', weights_only"
     else:
         message = "w.pth: PyTorch cannot load it as plain weights"
     with pytest.raises(InputError, match=message):

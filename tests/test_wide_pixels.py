@@ -138,7 +138,7 @@ def test_what_arrays_keep_is_said(source: ArrayTable, data: dict, fault: str):
 
 def test_what_does_not_fit_the_pixels_is_one_line():
     with pytest.raises(
-        InputError, match="^data.augment.rand_augment=1: takes pixels of 8 bits, and the images have 16"
+        InputError, match="^data.augment.rand_augment=1: needs 8-bit pixels, and the images have 16 bits"
     ):
         setup_of(linear_model(), sgd(0.1), table(3), data=DataConfig(augment=AugmentConfig(rand_augment=1)))
     with pytest.raises(InputError, match="5 channels; give a value for each channel, or one for all"):
