@@ -81,7 +81,7 @@ def test_batch_norm_is_read_in_one_place(batch_norm, axis_name, group):
     ],
 )
 def test_a_batch_that_no_whole_groups_make_up_is_one_line(group, batch_size, shares, expected):
-    start = f"model.batch_norm=ghost:{group} normalizes {group} images together, and train.batch_size="
+    start = f"model.batch_norm=ghost:{group} normalizes {group} images together, but train.batch_size="
     with pytest.raises(InputError, match=f"^{start}{expected}$"):
         BatchStatistics(group=group).check(batch_size, shares)
 

@@ -137,9 +137,9 @@ def test_the_self_test_of_the_gradient_takes_a_teacher_too():
         ),
         (
             {"signature": dataclasses.replace(SIGNATURE, image_shape=(8, 8, 3))},
-            r"was trained on images of \(8, 8, 3\), and this run has \(6, 6, 3\); give them one size",
+            r"was trained on images of \(8, 8, 3\), and this run has \(6, 6, 3\); use the same size for both",
         ),
-        ({}, "it lies on 1 device, and this run on 2; load it with the same devices="),
+        ({}, "it is loaded on 1 device, and this run uses 2; load it with the same devices="),
     ],
 )
 def test_a_teacher_that_does_not_suit_gets_one_line(more, message):
@@ -152,7 +152,7 @@ def test_a_teacher_that_does_not_suit_gets_one_line(more, message):
 def test_a_teacher_that_does_not_take_all_sizes_gets_one_line():
     resources = resources_of()
     config = Config().replace(data={"grow_from": 4, "grow_by": 2}, train={"batch_size": 8, "duration": "4 epochs"})
-    message = r"teacher does not take the images of \(4, 4, 3\) that are trained on \(.+\); give a teacher that does"
+    message = r"teacher does not take this run's training images of \(4, 4, 3\) \(.+\); give a teacher that does"
     with pytest.raises(InputError, match=message):
         jaxddp.distillation(teacher_of(resources.topology)).fingerprints(*seen_by_a_teacher(config, resources))
 
@@ -260,7 +260,7 @@ def test_a_recipe_names_its_teacher_at_the_terminal(tmp_path, capfd):
 def test_reproducible_distillation_is_refused():
     own = resources_of()
     config = Config().replace(parallel={"reproducible": True})
-    with pytest.raises(InputError, match=r"^parallel\.reproducible: distillation gives other bits on other numbers"):
+    with pytest.raises(InputError, match=r"^parallel\.reproducible: distillation does not give the same bits on any"):
         jaxddp.distillation(teacher_of(own.topology)).fingerprints(*seen_by_a_teacher(config, own))
 
 

@@ -364,8 +364,8 @@ class NoSource:
          "distillation, fixmatch, supervised"),
         ({"objective": 3}, "objective=3: give a function of the supervised objective, or a name"),
         ({"objective": None}, "objective=None: give a function of the supervised objective, or a name"),
-        ({"metrics": {"pseudo_labels": lambda logits, labels: logits[:, 0]}}, "objective=fixmatch measures "
-         "pseudo_labels itself; give the metric another name"),
+        ({"metrics": {"pseudo_labels": lambda logits, labels: logits[:, 0]}}, "objective=fixmatch already "
+         "measures pseudo_labels; give the metric another name"),
         ({"data": DataConfig(labels_per_class=4)}, "data.labels_per_class=4: from Python, give the table that "
          "jaxddp.data.unlabelled.few_labels makes"),
         ({"data": DataConfig(unlabelled="train")}, "unlabelled='train': from Python, give a table as unlabelled"),
@@ -387,7 +387,7 @@ def test_a_loss_that_is_divided_by_weights_is_refused(whole):
     def weighted(logits, labels):
         return jaxddp.softmax_cross_entropy(logits, labels).sum(), jnp.float32(len(labels))
 
-    with pytest.raises(InputError, match="^objective=fixmatch adds up means over examples, and this loss is"):
+    with pytest.raises(InputError, match="^objective=fixmatch averages the losses of examples, and this loss is"):
         jaxddp.train(weighted, whole[0], listeners=())
 
 

@@ -152,9 +152,7 @@ def test_the_line_says_where_nothing_would_do():
     needs = Needs(arguments=90 * GB, output=0, temporary=12 * GB, gradients=2 * GB)
     fit = Fit(Division(64, 4, together=2), needs, 84 * GB, "NVIDIA H100 has 84 GB")
     # 90 + 2 + 10 * 2 / 16
-    expected = (
-        "no accumulate and no batch would help, since even images 2 at a time would need about 93 GB; choose a smaller"
-    )
+    expected = "no accumulate and no batch size would help (even 2 at a time would need about 93 GB); choose a smaller"
     assert expected in text_of(fit.advice())
     images = dataclasses.replace(needs, arguments=GB, images={"training": 89 * GB})
     assert text_of(dataclasses.replace(fit, needs=images).advice()).endswith(
@@ -174,7 +172,7 @@ def test_what_is_suggested_would_do_and_is_the_least_change_that_does(needs, div
     smaller = [dataclasses.replace(division, batch_size=size) for size in range(division.batch_size - 1, 0, -1)]
     does = [each.batch_size for each in smaller if each.is_even and needs.at(division, each) <= (1 - 0.03) * room]
     assert suggested.get("--train.batch-size") == (does[0] if does else None)
-    assert ("no accumulate and no batch would help" in text_of(fit.advice())) == (not suggested)
+    assert ("no accumulate and no batch size would help" in text_of(fit.advice())) == (not suggested)
 
 
 @given(NEEDS, DIVISIONS)

@@ -202,7 +202,7 @@ def test_a_step_whose_operations_cannot_be_read_is_trained_uncounted(monkeypatch
     flops.reads_jaxprs.cache_clear()
     assert [each.flops for each in found] == [0, 0] and found[0].utilization(1, 1, "cpu") is None
     (line,) = lines()
-    assert line.endswith("what a step computes is not counted, and MFU not known")
+    assert line.endswith("the operations of a step are not counted, and MFU is unknown")
 
 
 def test_a_step_of_unknown_memory_is_trained(monkeypatch, lines):

@@ -24,7 +24,7 @@ from jaxddp.data.order import EvalOrder, SampleOrder, Shard, unlabelled_seed
 from jaxddp.data.soundness.bad_images import Substitutes
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.resident_steps import Images, place_images
-from jaxddp.measure.memory import named, told
+from jaxddp.measure.memory import images_text, named
 from jaxddp.mesh import Topology
 from jaxddp.training.epoch_sums import check_substituted
 from jaxddp.training.plan import cut, full_length, max_substituted
@@ -218,7 +218,7 @@ class Feed:
         if free is not None and sum(needed.values()) > free:
             raise InputError(
                 Key("data.cache", "device", '"device"'),
-                f": {told(needed)} on each device needed, {size(free)} free there",
+                f": {images_text(needed)} on each device needed, {size(free)} free there",
                 advice=_SMALLER,
             )
 
