@@ -1,7 +1,6 @@
-"""What libraries promise to nobody: every use stands in one list, is probed where it is used, and says what is lost.
+"""Private names of libraries: every use is listed, is tested before it is used, and has a message about what is lost.
 
-BUILD_NOTES.md tells what each of the package's is for ("Private names").
-"""
+BUILD_NOTES.md explains the uses ("Private names")."""
 
 import ast
 import functools
@@ -45,9 +44,9 @@ USED = {
     "tests/test_resident.py": "jax.experimental.multihost_utils",
     "tests/test_start.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
 }
-"""By file, all that is not promised; what of it only the package is asked about, see `UNDOCUMENTED`."""
+"""Private names by file. Names in `UNDOCUMENTED` are searched for in the package only."""
 UNDOCUMENTED = {"eqns", "memory_analysis", "plugins", "read_only_builder"}
-"""Without an underscore, and without a word in the library's reference either, or with one that promises nothing."""
+"""Names without an underscore that the library's reference does not mention, or does not guarantee."""
 OF_PYTHON = {"_asdict", "_exit", "_fields", "_make", "_replace", "_repr_html_", "_repr_png_"}
 ASKED = {"getattr", "setattr", "hasattr", "delattr"}
 
@@ -60,13 +59,13 @@ nodes = functools.cache(lambda source: list(ast.walk(ast.parse(source))))
 
 
 def defined(source: str) -> Iterator[str]:
-    """The private names that a module makes itself, at any depth."""
+    """Return the private names that a module defines, at any depth."""
     for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
-        # An attribute of another object may be a library's.
+        # An attribute of another object may belong to a library.
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
             yield node.attr
 
@@ -84,7 +83,7 @@ def own() -> set[str]:
 
 
 def used(path: str, source: str) -> set[str]:
-    """What a module uses of libraries that is not promised."""
+    """Return the private names of libraries that a module uses."""
     asked = UNDOCUMENTED if path.startswith("jaxddp/") else set()
     known = OF_PYTHON.union(own(), defined(source))
 
@@ -146,12 +145,12 @@ def test_it_stands_in_the_list_and_the_list_holds_nothing_else():
     assert found == {path: set(names.split()) for path, names in USED.items()}
 
 
-# Each probe, where a library has changed
+# Each probe, with a changed library
 
 
 @pytest.fixture
 def lines(caplog):
-    """What was said to be lost so far."""
+    """Return the losses logged so far."""
     private_names.say_lost.cache_clear()
     return lambda: [record.getMessage() for record in caplog.records if record.name == "jaxddp.libraries"]
 

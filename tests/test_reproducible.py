@@ -43,7 +43,7 @@ TABLE = random_table(64)
     ],
 )
 def test_the_bits_are_the_same_on_any_number_of_devices(devices, accumulate, batch_size, cache):
-    # Crops and flips, which take long to compile, where there are few shards on a device.
+    # Crops and flips take long to compile, so they are tested with few shards on a device.
     pad = int(min(devices) > 1)
     one, *others = (trained(n, accumulate=accumulate, batch_size=batch_size, cache=cache, pad=pad) for n in devices)
     assert np.abs(jax.device_get(one.params["kernel"])).max() > 0 and int(one.step) == 5
@@ -68,7 +68,8 @@ sys.exit(f"{differing} arrays differ" if differing else 0)
 
 @pytest.mark.ci
 def test_a_resnet_has_the_same_bits_as_xla_compiles_it_for_users():
-    """The other tests' programs are compiled in haste, and XLA joins no products with sums in them."""
+    """Test with full optimization. The programs of the other tests are compiled without it, and XLA fuses nothing in
+    them."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
     done = subprocess.run(
         [sys.executable, "-c", AS_COMPILED_FOR_USERS], env=environment, capture_output=True, text=True, timeout=600
@@ -78,7 +79,7 @@ def test_a_resnet_has_the_same_bits_as_xla_compiles_it_for_users():
 
 @pytest.mark.slow
 def test_without_it_the_bits_differ():
-    """Otherwise the tests above would show nothing."""
+    """Check that plain training differs, or the tests above would show nothing."""
     found = []
     for devices in (1, 8):
         setup = setup_of(SmallNet(), sgd(0.1), TABLE, devices=devices, batch_size=16, data=AS_THEY_ARE)
@@ -89,7 +90,7 @@ def test_without_it_the_bits_differ():
 
 @pytest.mark.slow
 def test_it_computes_the_same_mean():
-    """Beside 8 devices that are normalized by themselves: but for the order of a sum it is the same step."""
+    """Compare with 8 devices that normalize separately: except for the order of sums it is the same step."""
     found = []
     for reproducible in (False, True):
         setup = setup_of(SmallNet(), sgd(0.1), TABLE, devices=8, batch_size=16, data=AS_THEY_ARE)
@@ -102,7 +103,7 @@ def test_it_computes_the_same_mean():
 
 @pytest.mark.parametrize("devices", DEVICES)
 def test_the_sum_has_one_order_and_no_sign_of_zero(devices):
-    """Rounding differs between orders: of these, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)) gives 0 and not 1/8."""
+    """Rounding depends on the order: here ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)) gives 0 and not 1/8."""
     values = np.array([1.0, 1e8, 1.0, -1e8, 1.0, 1e8, 1.0, -1e8], np.float32)
     pairs = values
     while len(pairs) > 1:
@@ -162,7 +163,7 @@ def test_threads_are_fixed_before_jax_starts_and_said_to_be_late_after(monkeypat
 
 
 def test_a_resumed_run_keeps_it(tmp_path):
-    """It changes numbers, which other keys of `parallel` do not."""
+    """The key changes results, so it is part of the identity, unlike other keys of `parallel`."""
     claim(tmp_path, Claim(Config().replace(**REPRODUCIBLE).to_dict(), {}), resuming=False)
     with pytest.raises(InputError, match="parallel.reproducible was True and is now False"):
         claim(tmp_path, Claim(Config().to_dict(), {}), resuming=True)

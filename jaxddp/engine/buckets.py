@@ -28,7 +28,7 @@ AVERAGING = "average_gradients"
 """The named scope of the gradients' all-reduces in a profile or a compiled program."""
 
 GPU_BUCKETS = 7
-"""This many buckets hide all of a ResNet-50's communication; see BUILD_NOTES.md."""
+"""This many buckets hide all of a ResNet-50's communication; see benchmarks/RESULTS.md."""
 
 
 @dataclass(frozen=True)

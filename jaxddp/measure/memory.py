@@ -25,7 +25,7 @@ from jaxddp.measure.host_memory import HostMemory, host_memory
 from jaxddp.mesh import Topology
 
 MARGIN = 0.03
-"""The assumed error of an estimate, relative to the available memory; see BUILD_NOTES.md."""
+"""The assumed error of an estimate, relative to the available memory; see docs/design.md."""
 SPARED = 0.1
 """After memory ran out, a suggested division must need less memory by this share."""
 _LONGEST_REASON = 200

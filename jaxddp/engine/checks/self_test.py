@@ -36,7 +36,7 @@ MOST_PARAMETERS, MOST_OPERATIONS = 32, 500
 
 Mode = Literal["auto", "always", "never"]
 _TOLERANCE = {"bfloat16": 0.05, "float16": 0.02, "float32": 0.0001, "float64": 1e-8}
-"""The tolerance by the coarsest dtype of any computation or message: many times its rounding, see BUILD_NOTES.md."""
+"""The tolerance by the coarsest dtype of any computation or message: many times its rounding, see docs/design.md."""
 _TENSOR_FLOAT = 0.02
 """The tolerance for float32 on a GPU, which multiplies with mantissas as short as float16's."""
 _CANCELLED = 0.002
