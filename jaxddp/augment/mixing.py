@@ -62,13 +62,13 @@ def mix(
         take_box = bit ^ _partners(bit)
         boxed, blended = _boxed(draw, images, cutmix), _blended(draw, mixup)
         weight = jnp.where(take_box, boxed[0], blended[0])
-        own = jnp.where(take_box[:, None, None], boxed[1], blended[1])
+        kept = jnp.where(take_box[:, None, None], boxed[1], blended[1])
     else:
-        weight, own = _blended(draw, mixup) if mixup else _boxed(draw, images, cutmix)
+        weight, kept = _blended(draw, mixup) if mixup else _boxed(draw, images, cutmix)
     both = (mask > 0) & (_partners(mask) > 0)
-    weight, own = jnp.where(both, weight, 1), jnp.where(both[:, None, None], own, 1)
-    own = own[..., None].astype(images.dtype)
-    mixed = own * images + (1 - own) * _partners(images)
+    weight, kept = jnp.where(both, weight, 1), jnp.where(both[:, None, None], kept, 1)
+    kept = kept[..., None].astype(images.dtype)
+    mixed = kept * images + (1 - kept) * _partners(images)
     both = both if labels.ndim == 1 else both[:, None]
     return mixed, Mixing(jnp.where(both, _partners(labels), labels), weight)
 
@@ -100,8 +100,8 @@ def _blended(keys: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
 def _boxed(keys: jax.Array, images: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
     """Return cutmix's weights of the examples' own labels, float32[B], and of their own pixels, float32[B, H, W]."""
     _, height, width, _ = images.shape
-    own = jax.vmap(lambda key: cutmix_kept(key, alpha, height, width))(keys).astype(jnp.float32)
-    return own.mean((1, 2)), own
+    kept = jax.vmap(lambda key: cutmix_kept(key, alpha, height, width))(keys).astype(jnp.float32)
+    return kept.mean((1, 2)), kept
 
 
 def _partners(column: jax.Array) -> jax.Array:

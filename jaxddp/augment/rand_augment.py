@@ -134,8 +134,8 @@ def _look_up(image: jax.Array, drawn: Drawn) -> jax.Array:
     """Map each value by a lookup table for each channel."""
     channels = image.shape[-1]
     # On a CPU, counting and lookup on one flat axis are several times faster than on a channel and a value axis.
-    places = (image.astype(jnp.int32) + 256 * jnp.arange(channels, dtype=jnp.int32)).reshape(-1)
-    histogram = jnp.zeros(256 * channels, jnp.int32).at[places].add(1, mode="promise_in_bounds")
+    indices = (image.astype(jnp.int32) + 256 * jnp.arange(channels, dtype=jnp.int32)).reshape(-1)
+    histogram = jnp.zeros(256 * channels, jnp.int32).at[indices].add(1, mode="promise_in_bounds")
     histogram = histogram.reshape(channels, 256)
     values = jnp.arange(256, dtype=jnp.int32)
     threshold, dropped = round(256 * (1 - drawn.share)), round(4 * drawn.share)
@@ -147,7 +147,7 @@ def _look_up(image: jax.Array, drawn: Drawn) -> jax.Array:
     }
     shaped = [jnp.broadcast_to(table, histogram.shape) for table in tables.values()]
     table = jnp.select(drawn.among(*tables), shaped, values).astype(image.dtype)
-    return table.reshape(-1).at[places].get(mode="promise_in_bounds").reshape(image.shape)
+    return table.reshape(-1).at[indices].get(mode="promise_in_bounds").reshape(image.shape)
 
 
 def _stretched(histogram: jax.Array) -> jax.Array:

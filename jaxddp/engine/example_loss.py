@@ -161,10 +161,10 @@ def _tolerance(values: Any) -> float:
     return max(1e-5, 4 * float(jnp.finfo(dtype).eps)) if jnp.issubdtype(dtype, jnp.floating) else 1e-5
 
 
-def _difference(form: str, whole: np.ndarray, singly: np.ndarray, what: str = "loss") -> str:
+def _difference(form: str, whole: np.ndarray, singly: np.ndarray, noun: str = "loss") -> str:
     if form == "examples":
         at = int(np.nanargmax(np.abs(whole - singly))) if np.isfinite(whole - singly).any() else 0
-        return f"an example's {what} is {whole[at]:.6g} in a batch and {singly[at]:.6g} alone"
+        return f"an example's {noun} is {whole[at]:.6g} in a batch and {singly[at]:.6g} alone"
     if form == "mean":
         return f"the loss of a batch is {whole:.6g}, and the mean of its examples' losses {singly:.6g}"
     return (

@@ -69,9 +69,9 @@ def gathered(images: Images, columns: Batch, number: jax.Array | int) -> Batch:
     if isinstance(images, tuple):
         images, others = images[0], gathered(images[1], columns.unlabelled, number)
         return gathered(images, columns._replace(unlabelled=None), number)._replace(unlabelled=others)
-    own = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, 1, keepdims=False), columns)
+    part = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, 1, keepdims=False), columns)
     # Rows come from the sample order and are never out of bounds.
-    return own._replace(image=images.at[own.row].get(mode="promise_in_bounds"))
+    return part._replace(image=images.at[part.row].get(mode="promise_in_bounds"))
 
 
 def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[int, ...], topology: Topology) -> bool:

@@ -46,14 +46,17 @@ class TrainState(flax.struct.PyTreeNode):
     @property
     def eval_params(self) -> Any:
         """Return the parameters for prediction, export and serving: those of a part that keeps them, else `params`."""
-        return next((own[EVAL_PARAMS] for own in self.parts.values() if EVAL_PARAMS in own), self.params)
+        return next((arrays[EVAL_PARAMS] for arrays in self.parts.values() if EVAL_PARAMS in arrays), self.params)
 
     def measuring(self, params: Any) -> "TrainState":
         """Return this state with other parameters, also as its evaluation parameters.
 
         The tree structure stays the same, so no program is compiled again.
         """
-        parts = {name: {**own, EVAL_PARAMS: params} if EVAL_PARAMS in own else own for name, own in self.parts.items()}
+        parts = {
+            name: {**arrays, EVAL_PARAMS: params} if EVAL_PARAMS in arrays else arrays
+            for name, arrays in self.parts.items()
+        }
         return self.replace(params=params, parts=parts)
 
 

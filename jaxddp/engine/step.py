@@ -86,29 +86,29 @@ def make_local_step(
         run_key = jax.random.key(0) if key is None else key
         dropout = jax.random.fold_in(jax.random.fold_in(run_key, _DROPOUT), state.step)
         # None for a part without arrays in the state.
-        own = {part.name: state.parts.get(part.name) for part in parts}
-        scale = math.prod(part.loss_scale(own[part.name]) for part in parts)
+        arrays = {part.name: state.parts.get(part.name) for part in parts}
+        scale = math.prod(part.loss_scale(arrays[part.name]) for part in parts)
         averaged, model_state, means, undivided = gradients.of_batch(
             objective, state, batch, dropout, train=True, image_key=run_key, scale=scale
         )
         grads = averaged
         for part in parts:
-            grads = part.gradients(own[part.name], grads)
+            grads = part.gradients(arrays[part.name], grads)
         params = gradients.averaging.parameters(state.params)
         moving = trained(params, gradients.frozen)
         updates, opt_state = updated(optimizer, grads, state.opt_state, moving, value=means.first, grad=averaged)
         rates = [] if schedule is None else [schedule(state.step)]
-        rates += [rate for part in parts if (rate := part.rate_factor(own[part.name])) is not None]
+        rates += [rate for part in parts if (rate := part.rate_factor(arrays[part.name])) is not None]
         if rates:
             rate = functools.reduce(jnp.multiply, rates)
             updates, opt_state = multiplied(updates, state.opt_state, opt_state, lambda path: rate)
         params = whole(optax.apply_updates(moving, updates), params)
         model_state = in_dtypes_of(state.model_state, model_state)
-        made = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
-        new = kept_types(state, made)
+        updated_state = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
+        new = kept_types(state, updated_state)
         sums = means.replace(values=means.values * gradients.shares(topology))
         for part in parts:
-            following, new = part.update(own[part.name], state, new, grads)
+            following, new = part.update(arrays[part.name], state, new, grads)
             if part.judges:
                 following, new = part.judge(following, state, new, all_finite(undivided))
             if part.name in state.parts:

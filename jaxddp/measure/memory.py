@@ -164,16 +164,16 @@ class Fit:
 
     @classmethod
     def _of_one(cls, division: Division, reports: Sequence[Report], process: int) -> "Fit":
-        own, host = reports[process], reports[process].host
+        report, host = reports[process], reports[process].host
         owner = f" of process {process}" if len(reports) > 1 else ""
         if host is None:
-            available = "" if own.room is None else f"{own.kind}{owner} has {size(own.room)}"
-            return cls(division, own.needs, own.room, available)
+            available = "" if report.room is None else f"{report.kind}{owner} has {size(report.room)}"
+            return cls(division, report.needs, report.room, available)
         # Control groups may limit each process, and the machine's memory limits all of its processes together.
         count = sum(other.devices for other in reports if other.host and other.host.machine == host.machine)
-        room = min(host.allowed // own.devices, host.installed // count)
+        room = min(host.allowed // report.devices, host.installed // count)
         devices = f"each of its {count} devices" if count > 1 else "its device"
-        return cls(division, own.needs, room, f"the machine{owner} has {size(room)} for {devices}")
+        return cls(division, report.needs, room, f"the machine{owner} has {size(room)} for {devices}")
 
     @property
     def is_short(self) -> bool:
@@ -241,13 +241,13 @@ class Fit:
         return (1 - SPARED) * (self.needs.total if self.needs else 0)
 
 
-def agreed_fit(division: Division, own: Report, peers: Peers) -> Fit:
+def agreed_fit(division: Division, report: Report, peers: Peers) -> Fit:
     """Return how a step fits the devices of all processes. All processes must call it together.
 
     Raises:
         InputError: a process does not answer.
     """
-    return Fit.of(division, list(map(Report.from_json, peers.exchange("memory of the step", own.to_json()))))
+    return Fit.of(division, list(map(Report.from_json, peers.exchange("memory of the step", report.to_json()))))
 
 
 def images_text(sizes: Mapping[str, int]) -> str:

@@ -242,7 +242,7 @@ def build(
     Raises:
         InputError: a name or a dtype is unknown, or a number is not positive.
     """
-    own = settings_of(settings, ResNetSettings)
+    options = settings_of(settings, ResNetSettings)
     if num_classes < 1:
         raise InputError(f"{settings.name}: num_classes is {num_classes}; give a positive number")
     for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
@@ -250,12 +250,12 @@ def build(
     return ResNet(
         architecture=lookup("model", settings.name, ARCHITECTURES),
         num_classes=num_classes,
-        width=own.width,
-        stem=lookup("stem", own.stem, STEMS),
+        width=options.width,
+        stem=lookup("stem", options.stem, STEMS),
         kernel_init=kernel_init(settings.initialization),
-        zero_init_last_scale=own.zero_init_last_scale,
-        shortcut_norm=own.shortcut_norm,
-        blur_pool=own.blur_pool,
+        zero_init_last_scale=options.zero_init_last_scale,
+        shortcut_norm=options.shortcut_norm,
+        blur_pool=options.blur_pool,
         axis_name=settings.batch_statistics.axis_name,
         group=settings.batch_statistics.group,
         dtype=dtype,

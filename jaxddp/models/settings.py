@@ -31,11 +31,11 @@ def kernel_init(chosen: WeightInit) -> nn.initializers.Initializer:
     return nn.initializers.zeros if chosen.name == "zeros" else WEIGHT_INITS[chosen.name.replace("glorot", "xavier")]
 
 
-def lookup(key: str, name: str, known: Mapping[str, T]) -> T:
+def lookup(key: str, name: str, entries: Mapping[str, T]) -> T:
     """Return the entry of a name. Raises: InputError; the name is unknown. The message suggests the nearest name."""
-    if name not in known:
-        raise InputError(f"unknown {key} {name!r}; {choices(str(name), known)}")
-    return known[name]
+    if name not in entries:
+        raise InputError(f"unknown {key} {name!r}; {choices(str(name), entries)}")
+    return entries[name]
 
 
 def check_floating(network: str, key: str, dtype: Any) -> None:

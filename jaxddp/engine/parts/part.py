@@ -18,8 +18,8 @@ Follow = Callable[[TrainState, Mapping[str, float | None]], TrainState]
 class Part:
     """An optional part of the training step, with its own arrays in the state.
 
-    Its methods are pure functions that the step calls in this order. Each is optional. All arguments have the same
-    values on every device.
+    Its methods are pure functions that the step calls in this order. Each is optional. `own` is the part's arrays. All
+    arguments have the same values on every device.
 
     Attributes:
         name: the name of its arrays in `TrainState.parts`, which are saved and restored with the state.
@@ -104,15 +104,15 @@ def make_follow(parts: Sequence[Part], topology: Topology) -> Follow:
     following = [part for part in parts if part.follows]
 
     @jax.jit(out_shardings=topology.replicated)
-    def updated(own: dict[str, jax.Array], metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        return {part.name: part.validated(own[part.name], metrics) for part in following}
+    def updated(arrays: dict[str, jax.Array], metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {part.name: part.validated(arrays[part.name], metrics) for part in following}
 
     def follow(state: TrainState, metrics: Mapping[str, float | None]) -> TrainState:
         if not following:
             return state
         values = {named(name): np.float32(np.nan if value is None else value) for name, value in metrics.items()}
-        own = {part.name: state.parts[part.name] for part in following}
-        after = state.replace(parts={**state.parts, **updated(own, topology.replicate(values))})
+        arrays = {part.name: state.parts[part.name] for part in following}
+        after = state.replace(parts={**state.parts, **updated(arrays, topology.replicate(values))})
         return kept_types(state, after, "the parts that follow a validation")
 
     return follow
