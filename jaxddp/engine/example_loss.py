@@ -20,7 +20,7 @@ Loss = Callable[[jax.Array, jax.Array], Any]
 class weights. If examples may have several labels, labels are float[B, K], with 1 for each class of an example."""
 
 Form = Literal["examples", "mean", "weighted"]
-"""Which of the three a loss returns: the losses of the examples, their mean, or (sum, weight)."""
+"""The form of a loss: the losses of the examples, their mean, or (sum, weight)."""
 
 _ACCEPTED = "return one loss per example (float[B]), their mean (float[]), or (sum, weight)"
 _ACCEPTED_METRIC = "return one number for each example, float[B]"
