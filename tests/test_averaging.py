@@ -93,7 +93,7 @@ def test_a_resnet_s_head_is_ready_first_and_its_stem_last():
     assert blocks == ["fc", *(f"layer{stage}_{block}" for stage in (4, 3, 2, 1) for block in (1, 0)), "bn1", "conv1"]
 
 
-# --- What is averaged ---
+# --- Averages ---
 
 
 @functools.cache
