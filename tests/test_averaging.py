@@ -19,7 +19,7 @@ from support.shared import sgd
 from jaxddp.api import prepare_training, resnet
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.engine.buckets import GPU_BUCKETS, Averaging, cut, order_of_readiness
+from jaxddp.engine.buckets import GPU_BUCKETS, Averaging, fill_buckets, order_of_readiness
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.step import make_local_step, make_train_step
@@ -32,22 +32,25 @@ LATENCY_HIDING = "xla_gpu_enable_latency_hiding_scheduler"
 
 @given(st.lists(st.integers(0, 10**9), max_size=80), st.integers(1, 12))
 def test_every_leaf_is_in_one_bucket_and_none_out_of_order(sizes, buckets):
-    found = cut(sizes, buckets)
+    found = fill_buckets(sizes, buckets)
     assert [place for bucket in found for place in bucket] == list(range(len(sizes)))
     assert len(found) <= buckets and all(found)
 
 
 @given(st.integers(1, 12))
 def test_a_bucket_takes_half_of_what_is_left(buckets):
-    found = [len(bucket) for bucket in cut([4] * 2**12, buckets)]
+    found = [len(bucket) for bucket in fill_buckets([4] * 2**12, buckets)]
     halves = [2 ** (12 - number) for number in range(1, buckets)]
     assert found == [*halves, 2**12 - sum(halves)]
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=80), st.integers(2, 12))
 def test_the_last_bucket_is_small_unless_a_single_leaf_is_not(sizes, buckets):
-    last = cut(sizes, buckets)[-1]
-    assert sum(sizes[place] for place in last[1:]) <= sum(sizes) / 2 ** (buckets - 1) or len(cut(sizes, buckets)) == 1
+    last = fill_buckets(sizes, buckets)[-1]
+    assert (
+        sum(sizes[place] for place in last[1:]) <= sum(sizes) / 2 ** (buckets - 1)
+        or len(fill_buckets(sizes, buckets)) == 1
+    )
 
 
 def order_of(loss, params) -> list[str]:

@@ -34,7 +34,7 @@ from jaxddp.data.batch_plan.growth import Growth
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.measure.cost import Cost, Work, compile_with_cost
+from jaxddp.measure.cost import Cost, MeanCost, compile_with_cost
 from jaxddp.measure.memory import Needs, bytes_on_a_device
 from jaxddp.mesh import Topology
 from jaxddp.registry import MODELS
@@ -365,7 +365,7 @@ def test_what_does_not_fit_once_it_has_grown_is_said_before_the_first_step(monke
 
 
 def test_costs_are_those_of_the_sizes_that_ran():
-    work = Work()
+    work = MeanCost()
     assert work.mean() is None
     work.add(2, None)
     for steps, flops in ((3, 10), (1, 50)):

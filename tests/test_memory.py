@@ -33,7 +33,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.step import Program
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.host_memory import HostMemory
-from jaxddp.measure.memory import Fit, Needs, Report, bytes_on_a_device, named, ran_out
+from jaxddp.measure.memory import Fit, MemoryReport, Needs, bytes_on_a_device, memory_errors, ran_out
 from jaxddp.mesh import Topology
 from jaxddp.models.resnet import BASIC, Architecture
 from jaxddp.setup.make_run import make_run
@@ -190,7 +190,7 @@ def test_where_memory_ran_out_although_it_would_do_what_is_suggested_needs_a_ten
 
 REPORTS = st.lists(
     st.builds(
-        Report,
+        MemoryReport,
         needs=st.none() | NEEDS,
         kind=st.just("cpu"),
         devices=st.just(2),
@@ -204,7 +204,7 @@ REPORTS = st.lists(
 
 @given(REPORTS)
 def test_the_process_that_has_the_least_left_decides(reports):
-    assert [Report.from_json(report.to_json()) for report in reports] == reports
+    assert [MemoryReport.from_json(report.to_json()) for report in reports] == reports
     fit, left = Fit.of(Division(8, 2), reports), []
     for report in reports:
         room = report.room
@@ -221,14 +221,14 @@ def test_the_process_that_has_the_least_left_decides(reports):
 
 def test_the_line_names_the_process_and_the_machine():
     needs, rooms = Needs(5, 0, 5, 0), (100, 7)
-    gpus = [Report(needs, "NVIDIA H100", 8, room, None) for room in rooms]
+    gpus = [MemoryReport(needs, "NVIDIA H100", 8, room, None) for room in rooms]
     assert str(Fit.of(Division(8, 16), gpus)).endswith(", and NVIDIA H100 of process 1 has 7 B")
     assert str(Fit.of(Division(8, 8), gpus[1:])).endswith(", and NVIDIA H100 has 7 B")
-    cpus = [Report(needs, "cpu", 4, None, HostMemory("one", 80, 80)) for _ in range(2)]
+    cpus = [MemoryReport(needs, "cpu", 4, None, HostMemory("one", 80, 80)) for _ in range(2)]
     assert str(Fit.of(Division(8, 8), cpus)).endswith(
         ", and the machine of process 0 has 10 B for each of its 8 devices"
     )
-    alone = Report(needs, "cpu", 1, None, HostMemory("one", 80, 60))
+    alone = MemoryReport(needs, "cpu", 1, None, HostMemory("one", 80, 60))
     assert str(Fit.of(Division(8, 1), [alone])).endswith(", and the machine has 60 B for its device")
 
 
@@ -238,7 +238,7 @@ def test_the_memory_of_the_host_is_that_of_cpus_that_know_of_none(free, platform
     topology = SimpleNamespace(
         free_memory=lambda: free, platform=platform, device_kind="a kind", mesh=SimpleNamespace(local_devices=[one])
     )
-    report = Report.of(None, topology, jnp.zeros(3))  # pyright: ignore[reportArgumentType]
+    report = MemoryReport.of(None, topology, jnp.zeros(3))  # pyright: ignore[reportArgumentType]
     assert (report.room, report.host is not None) == (None if free is None else 62, known)
 
 
@@ -432,7 +432,7 @@ def test_only_an_exception_of_jax_with_that_status_is_memory_that_ran_out():
     assert not ran_out(MemoryError("RESOURCE_EXHAUSTED: Out of memory"))
     with (
         pytest.raises(InputError, match=r"^memory ran out here \(no colon\): do$"),
-        named(lambda: "here", lambda: "do"),
+        memory_errors(lambda: "here", lambda: "do"),
     ):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no colon")
 

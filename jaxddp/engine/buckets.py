@@ -5,7 +5,7 @@ collectives by the use of their results, and fuses operations that read the same
 communication in any network of separate layers (a scan over layers produces all its gradients at once):
 
 - A bucket holds gradients that become ready one after the other in the traced program (`order_of_readiness`).
-- Later buckets are smaller, because less computation is left to hide them behind (`cut`).
+- Later buckets are smaller, because less computation is left to hide them behind (`fill_buckets`).
 - Each all-reduce waits for the one before, so the buckets are sent in this order (`Averaging.average`).
 - The optimizer reads the parameters behind a barrier (`Averaging.parameters`). Otherwise XLA fuses the update of a
   kernel with its cast for an activation's gradient, and the backward pass waits for an all-reduce.
@@ -79,7 +79,7 @@ class Averaging:
         leaves, structure = jax.tree.flatten((grads, others))
         early = [index for index in range(len(order), len(leaves)) if _is_float(leaves[index])]
         sizes = [leaves[index].nbytes for index in order]
-        buckets = [[order[i] for i in bucket] for bucket in cut(sizes, self.buckets)]
+        buckets = [[order[i] for i in bucket] for bucket in fill_buckets(sizes, self.buckets)]
         # Only gradients are cast to `dtype`, so the other values need a buffer of their own.
         buckets = [early, *buckets] if self.dtype or not buckets else [early + buckets[0], *buckets[1:]]
         averaged = {index: lax.pmax(leaf, AXIS) for index, leaf in enumerate(leaves) if not _is_float(leaf)}
@@ -108,7 +108,7 @@ def stacked_over_devices(values: jax.Array) -> jax.Array:
     return lax.psum(slots.at[lax.axis_index(AXIS)].set(values), AXIS)
 
 
-def cut(sizes: Sequence[int], buckets: int) -> list[list[int]]:
+def fill_buckets(sizes: Sequence[int], buckets: int) -> list[list[int]]:
     """Divide the indices of `sizes` into at most `buckets` buckets, in order and without empty ones.
 
     Each bucket takes about half of what the buckets before it left over; the last one takes the rest.

@@ -19,7 +19,7 @@ Loss = Callable[[jax.Array, jax.Array], Any]
 (sum, weight). The quotient of such a pair over the global batch is minimized, as for a loss that is normalized by
 class weights. If examples may have several labels, labels are float[B, K], with 1 for each class of an example."""
 
-Form = Literal["examples", "mean", "weighted"]
+LossForm = Literal["examples", "mean", "weighted"]
 """The form of a loss: the losses of the examples, their mean, or (sum, weight)."""
 
 _ACCEPTED = "return one loss per example (float[B]), their mean (float[]), or (sum, weight)"
@@ -39,7 +39,7 @@ class ExampleLoss:
     """
 
     function: Loss
-    form: Form
+    form: LossForm
     labels: LabelKind
 
     def __call__(self, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -127,7 +127,7 @@ def random_batches(labels: LabelKind) -> Iterator[tuple[np.ndarray, np.ndarray]]
             yield logits, part.astype(np.int32)
 
 
-def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[Form, Any]:
+def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[LossForm, Any]:
     """Return the form of a loss or a metric and the dtype of its first result. Raises: InputError; it has no form."""
     classes = labels.num_classes
     rows = _FEWEST if classes != _FEWEST else _FEWEST + 2
@@ -142,7 +142,7 @@ def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[Form
         raise InputError(f"{name}: fails for {arguments}: {type(error).__name__}: {reason}") from error
     parts = result if isinstance(result, tuple | list) else (result,)
     floats = all(hasattr(part, "dtype") and not jnp.issubdtype(part.dtype, jnp.complexfloating) for part in parts)
-    kinds: dict[Any, Form] = {((rows,),): "examples", ((),): "mean", ((), ()): "weighted"}
+    kinds: dict[Any, LossForm] = {((rows,),): "examples", ((),): "mean", ((), ()): "weighted"}
     shape = tuple(part.shape for part in parts) if floats else None
     if shape not in kinds or (isinstance(result, tuple | list) and len(parts) == 1):
         types = ", ".join(f"{part.dtype}{list(part.shape)}" if hasattr(part, "dtype") else str(part) for part in parts)

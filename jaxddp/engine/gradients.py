@@ -26,7 +26,7 @@ StepLoss = Callable[..., tuple[jax.Array, tuple[MetricSums, Any]]]
 """(params, model_state, part of a batch, random key) -> (sum of the losses, (sums of metrics, next model state))."""
 
 
-class Share(NamedTuple):
+class Contribution(NamedTuple):
     """The contribution of one part of the global batch."""
 
     grads: Any
@@ -113,7 +113,7 @@ class Gradients:
         train: bool,
         image_key: jax.Array | None = None,
         scale: Any = 1,
-    ) -> Share:
+    ) -> Contribution:
         """Compute the gradient of the mean loss over all unmasked examples of the global batch.
 
         Call it inside `jax.shard_map`. The returned model state and sums are means over the shares.
@@ -138,16 +138,16 @@ class Gradients:
         # `grads` is an average of sums. Dividing it by the average weight gives the mean over all unmasked examples,
         # however the padding is spread over the devices. XLA treats numbers below the smallest normal one as 0.
         weight = jnp.maximum(means.values[0, 1] * scale, jnp.finfo(means.values.dtype).tiny)
-        return Share(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, grads)
+        return Contribution(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, grads)
 
-    def mean(self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Share:
+    def mean(self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Contribution:
         """Average the gradients and the other results over the shares of the global batch.
 
         Call it inside `jax.shard_map`, with varying `params`. Each share folds its number into the step's key.
         """
         if self.reproducible:
 
-            def shard(arrays: tuple[Any, Any], part: Batch, number: jax.Array) -> Share:
+            def shard(arrays: tuple[Any, Any], part: Batch, number: jax.Array) -> Contribution:
                 return self._share(loss, *arrays, part, jax.random.fold_in(key, number))[0]
 
             return mean_of_shards(shard, (params, varying(model_state)), batch, for_cpu=self.for_cpu)
@@ -155,17 +155,17 @@ class Gradients:
         (grads, *others, _), order = self._share(loss, params, model_state, batch, device_key)
         with jax.named_scope(AVERAGING):
             grads, others = self.averaging.average(grads, others, order)
-        return Share(grads, *others)
+        return Contribution(grads, *others)
 
     def _share(
         self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array
-    ) -> tuple[Share, Sequence[int]]:
+    ) -> tuple[Contribution, Sequence[int]]:
         """Differentiate a device's slice, or a shard of it. Also return the order of its gradients; see `Averaging`."""
 
-        def differentiated(part: Batch, key: jax.Array) -> tuple[Share, Sequence[int]]:
+        def differentiated(part: Batch, key: jax.Array) -> tuple[Contribution, Sequence[int]]:
             part_loss = functools.partial(loss, model_state=model_state, batch=part, key=key)
             grads, (sums, state), order = self.averaging.differentiate(part_loss, params)
-            return Share(grads, state, sums), order
+            return Contribution(grads, state, sums), order
 
         if self.accumulate == 1:
             return differentiated(batch, key)
@@ -176,7 +176,7 @@ class Gradients:
 
         zeros = varying(jax.tree.map(jnp.zeros_like, params))
         grads, (states, sums) = in_parts(add, zeros, batch, self.accumulate, unrolled=self.for_cpu)
-        share = Share(grads, merged(states), jax.tree.map(lambda values: values.sum(0), sums))
+        share = Contribution(grads, merged(states), jax.tree.map(lambda values: values.sum(0), sums))
         return share, range(len(jax.tree.leaves(grads)))
 
 

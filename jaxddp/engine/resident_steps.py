@@ -15,7 +15,7 @@ from jaxddp.engine.step import EvalStep, TrainStep, make_eval_step, make_train_s
 from jaxddp.engine.step_objective import MetricSums, Objective
 from jaxddp.mesh import AXIS, Topology
 
-Images = jax.Array | tuple[jax.Array, jax.Array]
+ResidentImages = jax.Array | tuple[jax.Array, jax.Array]
 """All images of a source, [N, H, W, C], replicated. With a second, unlabelled source it is a pair."""
 _FEED = P(), P(AXIS)
 """The sharding of images and of columns."""
@@ -33,7 +33,7 @@ def make_resident_steps(
     """
 
     def local_steps(
-        state: TrainState, images: Images, columns: Batch, key: jax.Array | None = None
+        state: TrainState, images: ResidentImages, columns: Batch, key: jax.Array | None = None
     ) -> tuple[TrainState, MetricSums]:
         def take_step(state: TrainState, number: jax.Array | int) -> tuple[TrainState, MetricSums]:
             return local_step(state, gathered(images, columns, number), key)
@@ -59,12 +59,12 @@ def make_resident_eval(local_step: EvalStep, topology: Topology) -> EvalStep:
     return make_eval_step(local_batches, topology, _FEED)
 
 
-def steps_in(images: Images, columns: Batch, key: jax.Array | None = None) -> int:
+def steps_in(images: ResidentImages, columns: Batch, key: jax.Array | None = None) -> int:
     """Return the number of batches that the columns hold."""
     return columns.row.shape[1]
 
 
-def gathered(images: Images, columns: Batch, number: jax.Array | int) -> Batch:
+def gathered(images: ResidentImages, columns: Batch, number: jax.Array | int) -> Batch:
     """Return a device's slice of one batch: its columns, and its images gathered from all images."""
     if isinstance(images, tuple):
         images, others = images[0], gathered(images[1], columns.unlabelled, number)

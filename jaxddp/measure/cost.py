@@ -53,7 +53,7 @@ class Cost:
         return at_peak / (num_devices * seconds) if at_peak else None
 
 
-class Work:
+class MeanCost:
     """Accumulates the cost of steps, which may differ from step to step."""
 
     def __init__(self) -> None:

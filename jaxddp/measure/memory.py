@@ -103,7 +103,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Report:
+class MemoryReport:
     """What one process knows: the memory that the step needs on its devices, and the memory that they have.
 
     Attributes:
@@ -122,7 +122,7 @@ class Report:
     host: HostMemory | None
 
     @classmethod
-    def of(cls, needs: Needs | None, topology: Topology, arguments: Any) -> "Report":
+    def of(cls, needs: Needs | None, topology: Topology, arguments: Any) -> "MemoryReport":
         """Create the report of this process. Arguments that are already on a device do not reduce its room."""
         free = topology.free_memory()
         room = None if free is None else free + bytes_on_a_device(arguments)
@@ -133,7 +133,7 @@ class Report:
         return json.dumps(asdict(replace(self, host=None)) | {"host": self.host})
 
     @classmethod
-    def from_json(cls, text: str) -> "Report":
+    def from_json(cls, text: str) -> "MemoryReport":
         fields = json.loads(text)
         needs, host = fields["needs"] and Needs(**fields["needs"]), fields["host"] and HostMemory(*fields["host"])
         return cls(**fields | {"needs": needs, "host": host})
@@ -156,14 +156,14 @@ class Fit:
     available: str = ""
 
     @classmethod
-    def of(cls, division: Division, reports: Sequence[Report]) -> "Fit":
+    def of(cls, division: Division, reports: Sequence[MemoryReport]) -> "Fit":
         """Create the fit, the same on all processes, from the reports of all processes in order."""
         fits = [cls._of_one(division, reports, process) for process in range(len(reports))]
         complete = [fit for fit in fits if fit.needs is not None and fit.room is not None]
         return min(complete, key=lambda fit: fit.room - fit.needs.total, default=fits[0])  # pyright: ignore
 
     @classmethod
-    def _of_one(cls, division: Division, reports: Sequence[Report], process: int) -> "Fit":
+    def _of_one(cls, division: Division, reports: Sequence[MemoryReport], process: int) -> "Fit":
         report, host = reports[process], reports[process].host
         owner = f" of process {process}" if len(reports) > 1 else ""
         if host is None:
@@ -241,13 +241,13 @@ class Fit:
         return (1 - SPARED) * (self.needs.total if self.needs else 0)
 
 
-def agreed_fit(division: Division, report: Report, peers: Peers) -> Fit:
+def agreed_fit(division: Division, report: MemoryReport, peers: Peers) -> Fit:
     """Return how a step fits the devices of all processes. All processes must call it together.
 
     Raises:
         InputError: a process does not answer.
     """
-    return Fit.of(division, list(map(Report.from_json, peers.exchange("memory of the step", report.to_json()))))
+    return Fit.of(division, list(map(MemoryReport.from_json, peers.exchange("memory of the step", report.to_json()))))
 
 
 def images_text(sizes: Mapping[str, int]) -> str:
@@ -261,7 +261,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 @contextmanager
-def named(when: Callable[[], str], advice: Callable[[], Words]) -> Iterator[None]:
+def memory_errors(when: Callable[[], str], advice: Callable[[], Words]) -> Iterator[None]:
     """Turn a failed memory allocation in the block into an `InputError` with XLA's reason and advice."""
     try:
         yield

@@ -51,7 +51,7 @@ class Model(Protocol):
 def takes_example_keys(model: Model) -> bool:
     """Tell whether `apply` gets `example_keys`.
 
-    It does if it has this argument. A model can override this with an attribute named `takes_example_keys`.
+    It does if it has this argument, unless the model has an attribute `takes_example_keys` that is false.
     """
     takes = "example_keys" in inspect.signature(model.apply).parameters
     return takes and getattr(model, "takes_example_keys", True)

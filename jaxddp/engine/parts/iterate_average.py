@@ -21,7 +21,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_PARAMS, TrainState
 from jaxddp.models.variables import path_of
 
-Factor = Callable[[str], Any]
+StepFactor = Callable[[str], Any]
 """A function of a parameter's path that returns the factor of its steps, 0 or more."""
 
 
@@ -86,7 +86,7 @@ def averaged(opt_state: Any, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: averages.get(path_of(path), leaf), params)
 
 
-def multiplied(updates: Any, before: Any, after: Any, factor: Factor) -> tuple[Any, Any]:
+def multiplied(updates: Any, before: Any, after: Any, factor: StepFactor) -> tuple[Any, Any]:
     """Scale the updates of any optimizer by factors; return them and its next state. See `with_steps`."""
     if is_schedule_free(after):
         return with_steps(updates, before, after, factor)
@@ -97,7 +97,7 @@ def multiplied(updates: Any, before: Any, after: Any, factor: Factor) -> tuple[A
     return jax.tree_util.tree_map_with_path(product, updates), after
 
 
-def with_steps(updates: Any, before: Any, after: Any, factor: Factor) -> tuple[Any, Any]:
+def with_steps(updates: Any, before: Any, after: Any, factor: StepFactor) -> tuple[Any, Any]:
     """Scale the steps of schedule-free optimizers by factors; return the updates of y and the next state.
 
     Scaling the updates of y alone would make z inconsistent with y, and x wrong. With a factor of 0 neither y nor z
