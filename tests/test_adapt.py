@@ -379,7 +379,7 @@ def open_ended(params, state, rng, *inputs):
         ((params_init, lambda a, b, c, d: a), ["(a, b, c, d) does not fit apply", "'d'"]),
         ((params_init, lambda a, b, *, rate: a), ["does not fit apply", "'rate'"]),
         ((params_init, open_ended), ["open_ended(params, state, rng, *inputs) does not fit", "name its arguments"]),
-        ((dict, function_apply), ["dict shows no signature; wrap it in a Python function"]),
+        ((dict, function_apply), ["dict has no signature; wrap it in a Python function"]),
         (OddModel(), ["OddModel.apply(params, images) does not fit apply(params, model_state, images, *, train, key)"]),
     ],
 )

@@ -218,7 +218,9 @@ def test_a_config_names_it():
 
 
 def test_what_is_of_another_network_or_too_small_is_one_line():
-    with pytest.raises(InputError, match="airbench: images of 8x32 pixels; give data.image_size=9 or more"):
+    with pytest.raises(
+        InputError, match="airbench: images of 8x32 pixels are too small; give data.image_size=9 or more"
+    ):
         jax.eval_shape(NET.init, jax.random.key(0), jnp.zeros((2, 8, 32, 3)))
     with pytest.raises(
         InputError, match="fc/bias is not a parameter of the network airbench; set model.name to airbench"

@@ -141,7 +141,9 @@ def test_images_of_another_size_than_the_positions_are_one_line():
     variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32))
     with pytest.raises(InputError) as raised:
         jax.eval_shape(model.apply, variables, jax.ShapeDtypeStruct((1, 96, 80, 3), jnp.float32))
-    line = "vit: images of 96x80 pixels have 30 patches, and the table of positions is for 16; give data.image_size=64"
+    line = (
+        "vit: images of 96x80 pixels have 30 patches, but the position embeddings are for 16; give data.image_size=64"
+    )
     assert first_line(raised) == line
 
 
@@ -155,7 +157,7 @@ def first_line(raised):
     [
         ("vit_ti16", 100, "vit: images of 100x100 pixels are not whole patches of 16; give data.image_size=96 or 112"),
         ("vit_ti16", 8, "vit: images of 8x8 pixels are not whole patches of 16; give data.image_size=16"),
-        ("convnext_tiny", 28, "convnext: images of 28x28 pixels; give data.image_size=32 or more"),
+        ("convnext_tiny", 28, "convnext: images of 28x28 pixels are too small; give data.image_size=32 or more"),
     ],
 )
 def test_images_that_a_network_cannot_take_are_one_line(name, side, line):

@@ -99,7 +99,8 @@ class Airbench(nn.Module):
         if min(images.shape[1:3]) < _LEAST_SIDE:
             size = "x".join(map(str, images.shape[1:3]))
             raise InputError(
-                f"airbench: images of {size} pixels", advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more")
+                f"airbench: images of {size} pixels are too small",
+                advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more"),
             )
         x = _gelu(self.whitened(images.astype(self.dtype)))
         for group, features in enumerate((self.width, 4 * self.width, 4 * self.width), start=1):

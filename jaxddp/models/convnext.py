@@ -158,7 +158,8 @@ class ConvNeXt(nn.Module):
         if min(images.shape[1:3]) < _LEAST_SIDE:
             size = "x".join(map(str, images.shape[1:3]))
             raise InputError(
-                f"convnext: images of {size} pixels", advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more")
+                f"convnext: images of {size} pixels are too small",
+                advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more"),
             )
         factors = None
         if train and self.drop_path:

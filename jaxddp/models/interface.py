@@ -68,7 +68,7 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except ValueError as error:
-        raise InputError(f"model: {name_of(function)} shows no signature; wrap it in a Python function") from error
+        raise InputError(f"model: {name_of(function)} has no signature; wrap it in a Python function") from error
 
 
 def require(function: Callable[..., Any], positional: int, keywords: Iterable[str], expected: str) -> None:

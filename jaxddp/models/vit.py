@@ -201,7 +201,7 @@ class ViT(nn.Module):
         height, width = size
         side = round((table.shape[1] - 1) ** 0.5) * self.size.patch
         raise InputError(
-            f"vit: images of {height}x{width} pixels have {patches} patches, and the table of positions is for "
+            f"vit: images of {height}x{width} pixels have {patches} patches, but the position embeddings are for "
             f"{table.shape[1] - 1}",
             advice=("give ", Key.plain("data.image_size", side)),
         )
