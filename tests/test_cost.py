@@ -335,7 +335,7 @@ def test_the_files_say_what_the_steps_took(cache, stop, tmp_path, monkeypatch):
     assert 50e6 < memory[0] <= result["peak_memory"] < 100e9
 
 
-def test_where_no_peak_is_known_nothing_is_said_of_it(tmp_path):
+def test_without_a_known_peak_there_is_no_utilization(tmp_path):
     run(setup_of(), steps=2, directory=tmp_path)
     assert "flops_utilization" not in (tmp_path / "metrics.jsonl").read_text()
     assert set(json.loads((tmp_path / "result.json").read_text())) >= {"flops_per_step", "peak_memory"}

@@ -348,7 +348,7 @@ def test_a_share_of_a_run_of_another_length_is_one_line():
         fit(softmax_cross_entropy, setup, epochs=3, listeners=())
 
 
-def test_a_thaw_behind_the_end_is_said(caplog):
+def test_unfreezing_after_the_end_of_the_run_is_logged(caplog):
     prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze=["conv=9 steps"])
     assert caplog.messages == ["model.unfreeze: 'conv' begins at step 9, and the run ends at 5"]
 

@@ -54,7 +54,7 @@ def normalized(logits, labels):
 
 @pytest.mark.parametrize(("loss", "form"), [(nll, "examples"), (mean, "mean"), (weighted, "weighted")])
 @pytest.mark.parametrize("classes", few((2, 300), 5, 9))
-def test_the_form_is_told_once_and_the_parts_add_up(loss, form, classes):
+def test_the_form_of_a_loss_is_found_and_its_examples_add_up(loss, form, classes):
     if form == "weighted" and classes > len(WEIGHTS):
         pytest.skip("there are weights for five classes")
     taken_apart = example_loss(loss, LabelKind(classes))

@@ -312,7 +312,7 @@ def test_the_doctor_says_the_same_of_a_step_as_the_run(monkeypatch):
     assert needed[0] == needed[1] and there[0] != there[1]
 
 
-def test_nothing_is_said_where_nothing_is_known(monkeypatch):
+def test_unknown_memory_gives_no_message(monkeypatch):
     monkeypatch.setattr("jaxddp.measure.memory.host_memory", lambda: None)
     assert int(train(small_setup(), changes()).step) == 4
 

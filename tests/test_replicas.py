@@ -95,7 +95,7 @@ def test_replicas_that_are_alike_pass():
     assert np.ptp(np.asarray(array_checksums(FOUR)(STATE)), axis=0).max() == 0
 
 
-def test_nothing_but_a_step_passes():
+def test_a_state_without_arrays_but_the_step_passes():
     Replicas(FOUR).check(0, FOUR.replicate(TrainState(np.int32(0), {}, {}, ())))
 
 
@@ -191,7 +191,7 @@ def test_the_line_names_step_device_process_array_and_what_to_do():
         ([1, 1, 0, 0, 0], "device {0} of process 0, device {1} of process 0 differ from the other 3,"),
     ],
 )
-def test_who_differs_from_whom(versions, expected):
+def test_the_message_names_the_devices_that_differ(versions, expected):
     state, topology = with_versions(versions)
     assert expected.format(*topology.mesh.devices.flat) in message(state, topology)
 
@@ -233,19 +233,19 @@ def run_with_fault(tmp_path, step: int, **changes):
     return checkpoints
 
 
-def test_it_is_found_where_a_comparison_is_due(tmp_path):
+def test_a_difference_is_found_at_the_next_comparison(tmp_path):
     with pytest.raises(ReplicaError, match="step 6: .* of process 0 differs from the other 3, in .* arrays"):
         run_with_fault(tmp_path, 5, parallel={"check_replicas": "3 steps"})
     assert Checkpoints(tmp_path / "checkpoints").steps() == []
 
 
-def test_nothing_of_it_is_saved(tmp_path):
+def test_a_state_that_differs_is_not_saved(tmp_path):
     with pytest.raises(ReplicaError, match="step 16: "):
         run_with_fault(tmp_path, 9)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [8]
 
 
-def test_switched_off_it_is_not_looked_for(tmp_path):
+def test_without_comparisons_a_difference_is_not_found(tmp_path):
     checkpoints = run_with_fault(tmp_path, 5, parallel={"check_replicas": "0 steps"})
     assert checkpoints.latest() == 20
 

@@ -78,7 +78,7 @@ def test_a_resnet_has_the_same_bits_as_xla_compiles_it_for_users():
 
 
 @pytest.mark.slow
-def test_without_it_the_bits_differ():
+def test_without_reproducible_the_bits_differ():
     """Check that plain training differs, or the tests above would show nothing."""
     found = []
     for devices in (1, 8):
@@ -89,7 +89,7 @@ def test_without_it_the_bits_differ():
 
 
 @pytest.mark.slow
-def test_it_computes_the_same_mean():
+def test_a_reproducible_step_computes_the_same_mean():
     """Compare with 8 devices that normalize separately: except for the order of sums it is the same step."""
     found = []
     for reproducible in (False, True):
@@ -119,7 +119,7 @@ def test_the_sum_has_one_order_and_no_sign_of_zero(devices):
 
 
 @pytest.mark.parametrize("for_cpu", [False, True])
-def test_walls_change_nothing(for_cpu):
+def test_barriers_change_no_result(for_cpu):
     tree = {"float": jnp.array([1.5, jnp.nan, -0.0]), "byte": jnp.uint8(7), "empty": jnp.zeros((0, 3))}
     assert bytes_of(jax.jit(lambda *given: walled(*given, for_cpu))(tree, jnp.int32(0))) == bytes_of(tree)
 
@@ -133,7 +133,7 @@ def test_walls_change_nothing(for_cpu):
         (2, {"train": {"gradient_precision": "bfloat16"}}, "train.gradient_precision=bfloat16 does not apply"),
     ],
 )
-def test_what_it_cannot_do_is_one_line(devices, config, line):
+def test_settings_that_exclude_reproducible_are_one_line(devices, config, line):
     made = Config().replace(**config)
     with pytest.raises(InputError, match=line):
         Gradients.of(made.replace(**REPRODUCIBLE), Topology.create(devices))
@@ -145,7 +145,7 @@ def test_a_batch_that_8_shards_cannot_share_is_one_line():
         prepare_training(SmallNet(), random_table(50), 2, sgd(0.1), 6, reproducible=True)
 
 
-def test_a_network_that_asks_other_devices_is_one_line():
+def test_a_network_with_a_collective_is_one_line():
     line = r"^parallel.reproducible: the network or the loss communicates between devices \(psum_invariant\)"
     with pytest.raises(InputError, match=line):
         trained(2, SmallNet(batch_norm=True, sync="data"))
@@ -162,7 +162,7 @@ def test_threads_are_fixed_before_jax_starts_and_said_to_be_late_after(monkeypat
         assert not caplog.text
 
 
-def test_a_resumed_run_keeps_it(tmp_path):
+def test_a_resumed_run_must_keep_reproducible(tmp_path):
     """The key changes results, so it is part of the identity, unlike other keys of `parallel`."""
     claim(tmp_path, Claim(Config().replace(**REPRODUCIBLE).to_dict(), {}), resuming=False)
     with pytest.raises(InputError, match="parallel.reproducible was True and is now False"):

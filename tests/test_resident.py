@@ -527,7 +527,7 @@ def test_memory_that_runs_out_as_images_are_placed_is_one_line(monkeypatch):
         images_of(random_table(8), DataConfig(), 2)
 
 
-def test_what_a_device_has_free(monkeypatch):
+def test_the_free_memory_of_a_device(monkeypatch):
     topology = Topology.create(2)
     assert topology.free_memory() is None
 

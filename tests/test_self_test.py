@@ -268,13 +268,13 @@ def scaled(factor: float):
 
 
 @pytest.mark.parametrize(("factor", "norm"), [(0.0, "0"), (np.nan, "nan")])
-def test_a_gradient_that_proves_nothing_is_said_to(caplog, factor, norm):
+def test_a_gradient_that_proves_nothing_is_logged(caplog, factor, norm):
     with caplog.at_level(logging.WARNING, "jaxddp.training"):
         made_test(scaled(factor))
     assert caplog.messages == [f"self-test: the gradient of the first examples is {norm}, which proves nothing"]
 
 
-def test_silence_where_all_is_well(caplog):
+def test_gradients_that_agree_give_no_message(caplog):
     made_test(LINEAR)
     assert not caplog.messages
 

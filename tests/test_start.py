@@ -66,7 +66,7 @@ def unset(monkeypatch, tmp_path):
         ({}, "home/.cache/jaxddp/programs"),
     ],
 )
-def test_programs_are_kept_in_a_place_of_their_own(unset, variables, place, tmp_path, monkeypatch):
+def test_programs_are_kept_in_their_own_folder(unset, variables, place, tmp_path, monkeypatch):
     for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "home", **variables}.items():
@@ -259,7 +259,7 @@ def test_what_was_not_used_for_longest_goes_until_the_rest_fits(tmp_path_factory
     assert not gone or total + max(used[name] for name in gone)[1] > most
 
 
-def test_the_place_is_kept_small_unless_jax_does(unset, monkeypatch):
+def test_the_cache_folder_is_limited_unless_jax_limits_it(unset, monkeypatch):
     monkeypatch.setattr(compilation_cache, "MOST_BYTES", 10)
     unset.mkdir(parents=True, mode=0o700)
     for number in range(4):
@@ -274,7 +274,7 @@ def test_the_place_is_kept_small_unless_jax_does(unset, monkeypatch):
     assert sorted(path.name for path in unset.iterdir()) == ["2-cache", "3-cache"]
 
 
-def test_the_notebooks_door_keeps_its_programs(unset):
+def test_the_python_api_keeps_compiled_programs(unset):
     table = jaxddp.ArrayTable(np.zeros((4, 2, 2, 1), np.uint8), np.arange(4) % 2, ("a", "b"))
     model = (
         lambda key, example: {"weight": np.zeros((4, 2), np.float32)},
