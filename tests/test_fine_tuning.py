@@ -289,7 +289,7 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
             {"freeze": "conv2"},
             "freeze: no layer's name begins with 'conv2'; did you mean 'conv1'\\?",
         ),
-        ({"freeze": "conv1,,fc"}, "freeze='conv1,,fc': expected how names of layers begin"),
+        ({"freeze": "conv1,,fc"}, "freeze='conv1,,fc': expected prefixes of layer names"),
         ({"freeze": "conv1,bn1,layer1,layer2,fc"}, "freeze=.*: no layer is left to train"),
         ({"unfreeze": ["layer2"]}, "unfreeze: 'layer2': expected LAYER=VALUE"),
         ({"unfreeze": ["layer2=soon"]}, "unfreeze: 'soon' is not a duration"),
@@ -309,7 +309,7 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
         ({"groups": ["fc=1:rate=2"]}, "groups: 'fc=1:rate=2': expected LAYER:rate=X"),
         ({"groups": ["fc:rate=-1"]}, "groups: fc:rate=-1.0: expected 0 to 1,000,000"),
         ({"groups": ["fc:decay=200"]}, "groups: fc:decay=200.0: expected 0 to 100"),
-        ({"groups": ["fc:frozen=yes"]}, "groups: fc:frozen='yes': expected true, or nothing of a trained layer"),
+        ({"groups": ["fc:frozen=yes"]}, "groups: fc:frozen='yes': expected true; leave it out for a trained layer"),
         ({"groups": "fc:rate=2,fc:rate=3"}, "groups: 'fc' has two values, 2 and 3; give one"),
         (
             {"groups": "layer1.0:rate=2", "rate_factors": "layer1_0=3"},
