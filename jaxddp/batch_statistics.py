@@ -1,4 +1,4 @@
-"""Over which images batch norm takes its statistics in training: what `model.batch_norm` says."""
+"""Parse and check `model.batch_norm`: the images over which batch norm computes its statistics in training."""
 
 import re
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ _GHOST = re.compile("ghost:([1-9][0-9]{0,7})")
 
 @dataclass(frozen=True)
 class BatchStatistics:
-    """Over all images of a device, unless an attribute says otherwise.
+    """The images over which batch norm computes its statistics: by default all images of a device.
 
     Attributes:
-        axis_name: mesh axis over which statistics are averaged, so that they are those of the global batch.
-        group: they are over so many consecutive images each, the ghost batch of Hoffer et al. 2017 (arXiv:1705.08741),
-            and so the same on any number of devices.
+        axis_name: the mesh axis over which statistics are averaged, for the statistics of the global batch.
+        group: the number of consecutive images that are normalized together, the ghost batch of Hoffer et al. 2017
+            (arXiv:1705.08741). Such statistics are the same on any number of devices.
     """
 
     axis_name: str | None = None
@@ -25,7 +25,7 @@ class BatchStatistics:
 
     @classmethod
     def parse(cls, text: str) -> "BatchStatistics":
-        """Read "local", "sync" or "ghost:K". Raises: InputError; it is none of these, says the nearest."""
+        """Parse "local", "sync" or "ghost:K". Raises: InputError; the text is none of them. It names the nearest."""
         named = {"local": cls(), "sync": cls(axis_name="data")}
         if isinstance(text, str) and text in named:
             return named[text]
@@ -40,14 +40,14 @@ class BatchStatistics:
         )
 
     def check(self, batch_size: int, shares: int) -> None:
-        """See that whole groups make up each of the equal parts that a global batch is computed in.
+        """Check that each part of the global batch consists of complete groups.
 
         Args:
             batch_size: a multiple of `shares`.
-            shares: how many parts there are: for each device, shard or microbatch one.
+            shares: the number of equal parts into which devices, shards and microbatches divide the batch.
 
         Raises:
-            InputError: they do not; says which batches and which groups would do.
+            InputError: a part is not a multiple of the group. The message names batch and group sizes that fit.
         """
         share = batch_size // shares
         if self.group is None or share % self.group == 0:
@@ -58,7 +58,7 @@ class BatchStatistics:
         group = max(size for size in range(1, min(self.group, share) + 1) if share % size == 0)
         raise InputError(
             Key.plain("model.batch_norm", f"ghost:{self.group}"),
-            f" normalizes {counted(self.group, 'image')} together, and ",
+            f" normalizes {counted(self.group, 'image')} together, but ",
             Key("train.batch_size", batch_size),
             f" is computed in {counted(shares, 'part')} of {share}",
             advice=f"a batch of {near}, or ghost:{group}, would do",

@@ -1,4 +1,4 @@
-"""How the kernels of a network begin: what `model.weight_init` says."""
+"""Parse `model.weight_init`, the initial distribution of a network's kernels."""
 
 import math
 import re
@@ -19,28 +19,32 @@ _DEVIATIONS = Range(0, 100, above=True)
 
 @dataclass(frozen=True)
 class WeightInit:
-    """A distribution by its name; of "normal" and "truncated_normal" with its standard deviation."""
+    """The name of a distribution, and for "normal" and "truncated_normal" its standard deviation."""
 
     name: str = "he_normal"
     deviation: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> "WeightInit":
-        """Read "he_normal", "normal" (of 0.01), "normal(0.02)" and their like. Raises: InputError; says the nearest."""
+        """Parse a name such as "he_normal", "normal" (deviation 0.01) or "normal(0.02)".
+
+        Raises:
+            InputError: the name is unknown (the message names the nearest), or the deviation is invalid.
+        """
         if text in _NAMES:
             return cls(text)
         if text in _WITH_DEVIATION:
             return cls(text, _USUAL_DEVIATION)
-        if (found := _FORM.fullmatch(text)) is None:
-            known = (*_NAMES, *(f"{name}(0.02)" for name in _WITH_DEVIATION))
+        if (match := _FORM.fullmatch(text)) is None:
+            names = (*_NAMES, *(f"{name}(0.02)" for name in _WITH_DEVIATION))
             raise InputError(
-                Key("model.weight_init"), f": unknown weight_init {show(text)}", advice=choices(text, known)
+                Key("model.weight_init"), f": unknown weight_init {show(text)}", advice=choices(text, names)
             )
         try:
-            deviation = real_number(found[2])
+            deviation = real_number(match[2])
         except ValueError:
             deviation = math.nan
         if deviation not in _DEVIATIONS:
-            advice = f"expected a standard deviation, {_DEVIATIONS}, as in {found[1]}(0.02)"
+            advice = f"expected a standard deviation, {_DEVIATIONS}, as in {match[1]}(0.02)"
             raise InputError(Key("model.weight_init", text), ": ", advice)
-        return cls(found[1], deviation)
+        return cls(match[1], deviation)

@@ -1,4 +1,4 @@
-"""Adapted models: one network in three libraries gives the same numbers; modes, streams, state in their places."""
+"""Adapted models: one network in three libraries gives the same numbers, with modes, random streams and state."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ EXAMPLE = jnp.zeros((1, 8, 8, 3))
 
 
 class LinenCNN(nn.Module):
-    """3x3 convolution, batch norm, relu, dropout at `rate`, mean over pixels, dense."""
+    """A Linen network: 3x3 convolution, batch norm, relu, dropout at `rate`, mean over pixels, dense."""
 
     rate: float = 0.0
 
@@ -34,7 +34,7 @@ class LinenCNN(nn.Module):
 
 
 class NNXCNN(nnx.Module):
-    """The same; its mode is set by train() and eval()."""
+    """The same network in NNX; train() and eval() set its mode."""
 
     def __init__(self, rate=0.0, *, rngs):
         self.conv = nnx.Conv(3, 4, (3, 3), rngs=rngs)
@@ -53,7 +53,7 @@ def function_init(key, example):
 
 
 def function_apply(params, state, images, *, train):
-    """The same, from jax.lax alone."""
+    """The same network in jax.lax alone."""
     dimensions = ("NHWC", "HWIO", "NHWC")
     x = jax.lax.conv_general_dilated(images, params["conv"]["kernel"], (1, 1), "SAME", dimension_numbers=dimensions)
     x += params["conv"]["bias"]
@@ -65,7 +65,7 @@ def function_apply(params, state, images, *, train):
 
 
 def three_cnns():
-    """Adapted, by library, with what their states call the running statistics."""
+    """The adapted networks by library, with the names of their running statistics."""
     return {
         "linen": (adapt(LinenCNN()), lambda statistics: {"batch_stats": {"norm": statistics}}),
         "nnx": (adapt(NNXCNN(rngs=nnx.Rngs(0))), lambda statistics: {"norm": statistics}),
@@ -74,7 +74,7 @@ def three_cnns():
 
 
 def random_weights(seed=0):
-    """One draw of params, running statistics, images and labels, float64."""
+    """Draw params, running statistics, images and labels, float64."""
     rng = np.random.default_rng(seed)
     params, _ = jax.eval_shape(lambda: function_init(jax.random.key(0), EXAMPLE))
     params = jax.tree.map(lambda leaf: rng.uniform(0.1, 1.0, leaf.shape) * rng.choice([-1, 1], leaf.shape), params)
@@ -97,7 +97,7 @@ def close(actual, expected):
 
 @functools.cache
 def results_by_library(train):
-    """Loss, logits and gradients, and the state behind them."""
+    """Return loss, logits and gradients, and the new state."""
     params, statistics, images, labels = random_weights()
     results = {}
     with jax.enable_x64(True):
@@ -168,7 +168,7 @@ def test_adapted_models_work_in_shard_map(library):
         on_one = jax.jit(functools.partial(loss_and_gradients, model), static_argnums=4)
         (loss, (_, _)), gradients = on_one(params, state, images, labels, False)
         close(on_four(False), (loss, gradients, state))
-        # In training the statistics are a device's own, yet means of equal shards average to the global mean.
+        # In training the statistics are those of a device, but means of equal shards average to the global mean.
         _, (_, updated) = on_one(params, state, images, labels, True)[0]
         for (path, four), one in zip(
             jax.tree_util.tree_leaves_with_path(on_four(True)[2]), jax.tree.leaves(updated), strict=True
@@ -195,7 +195,7 @@ def test_dropout_follows_from_the_key_alone(model):
 
 
 class LinenNoise(nn.Module):
-    """Draws from two streams, one of them of an uncommon name, and counts its calls in a collection of its own."""
+    """A module that draws from two streams, one with an unusual name, and counts its calls in its own collection."""
 
     @nn.compact
     def __call__(self, images):
@@ -206,7 +206,7 @@ class LinenNoise(nn.Module):
 
 
 class NNXNoise(nnx.Module):
-    """The same, with streams inside a list."""
+    """The same module in NNX, with streams inside a list."""
 
     def __init__(self, rngs):
         self.streams = nnx.List([rngs["dropout"].fork(), rngs["noise"].fork(), rngs["noise"].split((2,))])
@@ -264,7 +264,7 @@ def test_a_mode_is_told_in_the_models_own_word(name, library):
 
 
 class NNXNested(nnx.Module):
-    """A list, a shared layer and a bare array."""
+    """A module with a list, a shared layer and a bare array."""
 
     def __init__(self, rngs):
         self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 3, rngs=rngs)])
@@ -292,7 +292,7 @@ def test_nnx_structure_and_the_users_module_stay_as_they_are():
     changed = jax.tree.map(jnp.zeros_like, params)
     logits, _ = model.apply(changed, state, images, train=True, key=None)
     np.testing.assert_allclose(logits, np.broadcast_to(jnp.arange(3.0), (4, 3)))
-    jax.tree.map(lambda leaf: leaf.delete(), (params, state))  # as donation does
+    jax.tree.map(lambda leaf: leaf.delete(), (params, state))  # As donation does
     np.testing.assert_array_equal(module(images), expected)
     np.testing.assert_allclose(model.apply(*model.init(None, images), images, train=False, key=None)[0], expected)
 
@@ -308,7 +308,7 @@ def test_nnx_mode_of_the_users_module_is_left_alone():
 
 def test_functions_without_state_and_with_a_key():
     def init(key, example):
-        return (jnp.ones(3), jnp.zeros(3))  # two leaves, not (params, state)
+        return (jnp.ones(3), jnp.zeros(3))  # Two leaves, not (params, state)
 
     def apply(params, images, key=None):
         return images * params[0] + params[1] + jax.random.uniform(key)
@@ -349,7 +349,7 @@ def test_resnet_adapts():
 
 
 class OddModel:
-    """Has a Model's methods, but not their arguments."""
+    """An object with a Model's methods, but other arguments."""
 
     def init(self, key, example):
         return {}, {}
@@ -379,7 +379,7 @@ def open_ended(params, state, rng, *inputs):
         ((params_init, lambda a, b, c, d: a), ["(a, b, c, d) does not fit apply", "'d'"]),
         ((params_init, lambda a, b, *, rate: a), ["does not fit apply", "'rate'"]),
         ((params_init, open_ended), ["open_ended(params, state, rng, *inputs) does not fit", "name its arguments"]),
-        ((dict, function_apply), ["dict shows no signature; wrap it in a Python function"]),
+        ((dict, function_apply), ["dict has no signature; wrap it in a Python function"]),
         (OddModel(), ["OddModel.apply(params, images) does not fit apply(params, model_state, images, *, train, key)"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""The network of the CIFAR-10 speedruns and the initialization of its first convolution, against their definitions."""
+"""The network of the CIFAR-10 speedruns and the initialization of its first convolution, compared with definitions."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ NET = Airbench(3, width=4)
 
 
 def random_images(count: int, size: int, channels: int = 3) -> np.ndarray:
-    """uint8, smooth: neighbours are alike, as in photographs."""
+    """Draw smooth uint8 images, whose neighbouring pixels are similar, as in photographs."""
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (count, size, size, channels))
     return ((noise + np.roll(noise, 1, 1) + np.roll(noise, 1, 2)) // 3).astype(np.uint8)
@@ -39,7 +39,7 @@ def normalized(images: np.ndarray) -> np.ndarray:
 
 
 def patches_of(images: np.ndarray, size: int) -> np.ndarray:
-    """float[P, size * size * C], each laid out as a kernel is."""
+    """Return patches, float[P, size * size * C], each laid out like a kernel."""
     windows = np.lib.stride_tricks.sliding_window_view(images, (size, size), (1, 2))
     return windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, size * size * images.shape[-1])
 
@@ -111,7 +111,7 @@ def test_an_identity_like_convolution_passes_its_inputs_on(features):
 
 
 def by_hand(params, images: np.ndarray) -> np.ndarray:
-    """The logits of training, float64, with NumPy and one convolution at a time."""
+    """Compute the logits of training in float64, with NumPy and one convolution at a time."""
 
     def gelu(x):
         return x * (1 + np.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2
@@ -218,9 +218,13 @@ def test_a_config_names_it():
 
 
 def test_what_is_of_another_network_or_too_small_is_one_line():
-    with pytest.raises(InputError, match="airbench: images of 8x32 pixels; give data.image_size=9 or more"):
+    with pytest.raises(
+        InputError, match="airbench: images of 8x32 pixels are too small; give data.image_size=9 or more"
+    ):
         jax.eval_shape(NET.init, jax.random.key(0), jnp.zeros((2, 8, 32, 3)))
-    with pytest.raises(InputError, match="fc/bias is no parameter of the network airbench; set model.name to airbench"):
+    with pytest.raises(
+        InputError, match="fc/bias is not a parameter of the network airbench; set model.name to airbench"
+    ):
         parameter_groups({"fc": {"bias": 0}})
-    with pytest.raises(InputError, match="no convolution 'conv1' to whiten in this network; give the name"):
+    with pytest.raises(InputError, match="this network has no convolution 'conv1'; give the name"):
         initialize_whitening("conv1", lambda: random_images(2, 4), MEAN, STD)({"whiten": {"kernel": 0}}, {})

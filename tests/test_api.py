@@ -326,7 +326,7 @@ def test_ghost_batch_norm_in_a_work_directory_and_with_a_slice_that_no_groups_ma
     other = prepare_training(Ghosts(4), TABLE, 2, SGD, 4)
     with pytest.raises(InputError, match="config.json: model was 'Ghosts .*' and is now 'Ghosts "):
         train(jaxddp.softmax_cross_entropy, other, workdir=tmp_path / "w")
-    message = "^batch norm: 3 images cannot be normalized 2 at a time; give each device a multiple of 2"
+    message = "^batch norm: 3 images cannot be normalized in groups of 2; give each device a multiple of 2"
     for workdir in (None, tmp_path / "v"):
         with pytest.raises(InputError, match=message):
             train(jaxddp.softmax_cross_entropy, prepare_training(Ghosts(2), TABLE, 2, SGD, 3), workdir=workdir)

@@ -1,4 +1,4 @@
-"""Training images on the device: each augmentation's definition, what it is keyed by, what is refused."""
+"""Augmentation on the device: each augmentation's definition, its random keys, and its error messages."""
 
 import dataclasses
 import functools
@@ -23,10 +23,10 @@ from jaxddp.data.batch import Batch
 from jaxddp.registry import AUGMENTATIONS
 
 PLAIN = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
-"""Normalizing that leaves pixel values as they are."""
+"""Normalization that keeps pixel values unchanged."""
 EVERYTHING = AugmentConfig(pad=1, rand_augment=2, cutout=2, erase=0.5, mixup=0.4, cutmix=1.0)
 ALONE = AugmentConfig(pad=1, rand_augment=1, cutout=2, erase=0.5)
-"""All that happens to an image by itself."""
+"""All augmentations of a single image."""
 
 
 def images_of(batch: Batch, augment: AugmentConfig, seed: int = 0, **settings) -> np.ndarray:
@@ -77,7 +77,7 @@ def test_a_reflected_border():
         assert found
         places |= found
     assert len(places) > 20
-    # The crops are at the same places; only what lies outside of the image differs.
+    # The crops are at the same positions; only the pixels outside the image differ.
     black = images_of(batch, AugmentConfig(flip=False, pad=2), **PLAIN).round().astype(int)
     assert (images[:, 2:-2, 2:-2] == black[:, 2:-2, 2:-2]).all() and (images != black).any()
 
@@ -124,7 +124,7 @@ def test_cutout_is_a_square_around_any_pixel_cut_off_at_the_borders(side):
 
 
 def boxes(number: int, height: int, width: int) -> np.ndarray:
-    """int[N, 4]: top, left, height, width."""
+    """Return int[N, 4]: top, left, height, width."""
     return np.array(jax.jit(jax.vmap(lambda key: jnp.stack(erased_box(key, height, width))))(keys(number)))
 
 
@@ -182,14 +182,14 @@ def test_erasing_sets_a_rectangle_to_zero_with_its_probability():
 
 @pytest.mark.slow
 def test_the_order_is_crop_cutout_normalize_erase():
-    """Black comes from the crop and from cutout, and is normalized; zero comes from erasing and is not."""
+    """Black comes from the crop and from cutout, and is normalized. Zero comes from erasing, and is not."""
     batch = random_batch(64)._replace(image=np.full((64, 6, 6, 3), 200, np.uint8))
     settings = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
     black, plain = -2.0, (200 / 255 - 0.5) / 0.25
     images = images_of(batch, AugmentConfig(pad=2, cutout=2, erase=0.8), **settings)
     values = np.unique(images.round(4))
     assert np.abs(values - [black, 0, plain]).max() < 1e-4
-    # RandAugment sees the black around the crop, and cutout's square is not warped: it stays black.
+    # RandAugment sees the black border of the crop. Cutout's square is not warped: it stays black.
     warped = images_of(batch, AugmentConfig(rand_augment=1, cutout=3), **settings)
     assert all((image == black).all(-1).sum() >= 4 for image in warped)
 
@@ -207,7 +207,8 @@ def test_augmentation_belongs_to_the_example_and_not_to_its_place():
 
 
 def test_what_one_augmentation_draws_does_not_depend_on_another():
-    """A flip changes nothing of an image that is its own mirror image, unless another's draws changed with it."""
+    """A flip does not change an image that is its own mirror image, unless another augmentation's draws changed with
+    it."""
     batch = random_batch(32, image=12)
     batch = batch._replace(image=np.maximum(batch.image, batch.image[:, :, ::-1]))
     assert (images_of(batch, ALONE) == images_of(batch, dataclasses.replace(ALONE, flip=False))).all()
@@ -225,7 +226,7 @@ def test_evaluation_is_only_normalized():
 def test_gray_images_in_bfloat16_are_those_in_float32_rounded_at_the_end():
     batch = random_batch(16, image=12)
     batch = batch._replace(image=batch.image[..., :1])
-    # RandAugment works on bytes, before there are any numbers.
+    # RandAugment works on bytes, before normalization.
     augment = dataclasses.replace(ALONE, rand_augment=0, mixup=0.4)
     wide, narrow = (Preprocess(augment=augment, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
     images, expected = inputs_of(batch, narrow).images, inputs_of(batch, wide).images.astype(jnp.bfloat16)
@@ -236,11 +237,11 @@ def test_gray_images_in_bfloat16_are_those_in_float32_rounded_at_the_end():
     assert (apart <= 2**-7 * np.abs(expected) + 1e-6).all() and (apart > 0).mean() < 0.01
 
 
-# --- Those named by `then`, and a user's own ---
+# --- Augmentations from `then` and from users ---
 
 
 def test_further_augmentations_come_last_and_in_their_order():
-    """`then`, `extra`, mixing: of images whose first row `extra` has made 9, all mixtures begin with a row of 9."""
+    """Test `then`, `extra` and mixing: `extra` sets the first row to 9, so all mixtures have a first row of 9."""
     batch = random_batch(64)
     plain = images_of(batch, AugmentConfig(flip=False), **PLAIN)
     images = images_of(batch, AugmentConfig(flip=False, then=("vertical_flip",)), **PLAIN)
@@ -266,13 +267,13 @@ def test_each_application_has_a_key_of_its_own_that_no_other_changes():
         return (pixels.mean(-1) != images_of(batch, AugmentConfig(flip=False), **PLAIN).mean(-1)).any((1, 2))
 
     once, twice = upside_down("vertical_flip"), upside_down("vertical_flip", "vertical_flip")
-    # Of the second flip's own draws: neither never nor always the first's.
+    # The second flip has its own draws: it flips neither never nor always when the first does.
     second = once ^ twice
     assert 16 < second.sum() < 48 and (second != once).any()
     gray = images_of(batch, AugmentConfig(flip=False, then=("grayscale",)), **PLAIN)
     both = images_of(batch, AugmentConfig(flip=False, then=("vertical_flip", "grayscale", "vertical_flip")), **PLAIN)
     assert (np.where(twice[:, None, None, None], gray[:, ::-1], gray) == both).all()
-    # And what came before them draws as it drew.
+    # The augmentations before them draw the same as without them.
     batch = random_batch(32, image=12)
     assert (images_of(batch, ALONE) == images_of(batch, dataclasses.replace(ALONE, then=("same",)))).all()
 
@@ -295,10 +296,10 @@ def test_grayscale_weighs_the_channels_of_a_fifth_of_the_images():
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (lambda key, image: image[:3], "made float32[3,6,3] of an image float32[6,6,3]; return one of this shape"),
-        (lambda key, image: image > 0, "made bool[6,6,3] of an image float32[6,6,3]; return one of this shape"),
-        (lambda image: image, "failed on an image float32[6,6,3] (TypeError: "),
-        (lambda key, image: None, "failed on an image float32[6,6,3] (ValueError: None is not"),
+        (lambda key, image: image[:3], "returned float32[3,6,3] for an image float32[6,6,3]; return the same shape"),
+        (lambda key, image: image > 0, "returned bool[6,6,3] for an image float32[6,6,3]; return the same shape"),
+        (lambda image: image, "failed for an image float32[6,6,3] (TypeError: "),
+        (lambda key, image: None, "failed for an image float32[6,6,3] (ValueError: None is not"),
         (lambda key, image: image if image.sum() > 0 else -image, "(TracerBoolConversionError: "),
     ],
 )
@@ -312,15 +313,17 @@ def test_a_users_function_that_cannot_be_used_is_one_line(extra, message):
 def test_a_name_of_then_that_cannot_be_used_is_one_line():
     with pytest.raises(InputError, match="^data.augment.then='grayscal' is unknown; did you mean 'grayscale'. there"):
         prepared(then=("grayscal",))
-    with pytest.raises(InputError, match="^rand_augment takes uint8 pixels, and the images are float32 here; set"):
+    with pytest.raises(
+        InputError, match="^rand_augment needs uint8 pixels, and the images are float32 after normalization; set"
+    ):
         prepared(then=("rand_augment",))
     rng = np.random.default_rng(0)
     table = ArrayTable(rng.integers(0, 256, (20, 6, 6, 2), np.uint8), np.arange(20) % 5, tuple("abcde"))
-    with pytest.raises(InputError, match="^grayscale is defined for 1 or 3 channels, and the images have 2"):
+    with pytest.raises(InputError, match="^grayscale needs images with 1 or 3 channels, and these have 2"):
         prepared(table=table, then=("grayscale",))
 
 
-# --- What is refused ---
+# --- Errors ---
 
 
 def prepared(batch_size: int = 8, devices: int = 2, table: ArrayTable | None = None, **augment):
@@ -333,7 +336,7 @@ def prepared(batch_size: int = 8, devices: int = 2, table: ArrayTable | None = N
     ("augment", "message"),
     [
         ({"pad": -1}, "data.augment.pad=-1: expected 0 to 10,000"),
-        ({"pad": 7}, "data.augment.pad=7: expected 0 to 6, pixels"),
+        ({"pad": 7}, "data.augment.pad=7: expected 0 to 6 pixels"),
         ({"cutout": -2}, "data.augment.cutout=-2: expected 0 to 10,000"),
         ({"cutout": 7}, "data.augment.cutout=7: expected 0 to 6"),
         ({"rand_augment": -1}, "data.augment.rand_augment=-1: expected 0 to 100"),
@@ -356,7 +359,7 @@ def test_mixing_needs_pairs_in_each_part(key, value):
     with pytest.raises(InputError) as error:
         prepared(batch_size=6, devices=2, **{key: value})
     assert str(error.value) == (
-        f"data.augment.{key}={value} mixes pairs of images that are computed together, and train.batch_size=6 makes "
+        f"data.augment.{key}={value} mixes pairs of images within a part of the batch, but train.batch_size=6 makes "
         "2 parts of 3, an odd number; a batch of 4 or 8 would do"
     )
     with pytest.raises(InputError, match="makes 4 parts of 1, an odd number; a batch of 8 would do"):
@@ -367,5 +370,5 @@ def test_mixing_needs_pairs_in_each_part(key, value):
 def test_rand_augment_needs_gray_or_three_colours():
     rng = np.random.default_rng(0)
     table = ArrayTable(rng.integers(0, 256, (20, 6, 6, 2), np.uint8), np.arange(20) % 5, tuple("abcde"))
-    with pytest.raises(InputError, match="data.augment.rand_augment=2: .*1 or 3 channels, and the images have 2"):
+    with pytest.raises(InputError, match="data.augment.rand_augment=2: .*1 or 3 channels, and these have 2"):
         prepared(table=table, rand_augment=2)

@@ -1,4 +1,4 @@
-"""Averages of the parameters, and the slow ones of Lookahead: against loops in NumPy, beside the trained ones."""
+"""Averages of the parameters and Lookahead's slow weights: compared with loops in NumPy."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ TABLE, VAL = random_table(50), random_table(23, seed=1)
 
 
 def decays(decay: float, steps: int, every: int, warmup: bool) -> list[float | None]:
-    """What the average keeps of itself after each step; None where it stays."""
+    """Return the decay of the average at each step; None where the average does not change."""
     found = []
     for step in range(steps):
         own = min(decay, (1 + step) / (10 + step)) if warmup else decay
@@ -60,7 +60,7 @@ def test_in_a_step_it_is_that_of_a_loop_and_on_four_devices_that_of_one():
         weight = np.random.default_rng(3).normal(size=(108, CLASSES)) * 0.1
         for devices in (1, 4):
             setup = setup_of(linear_model(), sgd(0.1), TABLE, devices=devices, parts=parts, data=AS_THEY_ARE)
-            # NumPy's own numbers, which are of float64 from the start.
+            # NumPy computes in float64 from the start.
             fresh = [setup.topology.replicate({"weight": weight}) for _ in range(3)]
             slow = {"params": fresh[1], "model_state": setup.state.model_state}
             own = {"lookahead": slow, "average": {EVAL_PARAMS: fresh[2]}}
@@ -70,14 +70,14 @@ def test_in_a_step_it_is_that_of_a_loop_and_on_four_devices_that_of_one():
                 if kept is not None:
                     average = kept * average + (1 - kept) * np.asarray(state.params["weight"])
             found.append(jax.device_get((state.params, state.parts)))
-            # The decay is of float32.
+            # The decay is float32.
             assert largest_difference(jax.device_get(state.eval_params), {"weight": average}) < 1e-6
     assert found[0][0]["weight"].dtype == np.float64
     assert largest_difference(*found) < 1e-9 and largest_difference(found[0][0], {"weight": average}) > 1e-3
 
 
 class Shows:
-    """A listener that shows the predictions of a few images."""
+    """A listener that stores the predictions of a few images."""
 
     wants_predictions = 7
 
@@ -88,8 +88,8 @@ class Shows:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run with an average, its work directory, how often the metric was traced, what evaluators were given, and a
-    listener that was shown predictions."""
+    """Return a run with an average, its work directory, the number of traces of the metric, the arguments of
+    evaluators, and a listener with predictions."""
     traced, given, shown = [], [], Shows()
 
     def first(logits, labels):
@@ -126,7 +126,7 @@ def test_both_are_measured_and_written_one_after_the_other(trained):
     ]
     assert [*history.val] == [*history.val_ema] and history.val_ema["step"].tolist() == [5, 10, 13]
     assert len(history.to_frame("val_ema")) == 3 and set(history.to_frame()["split"]) == {"train", "val", "val_ema"}
-    # What the state is measured by is the average, and in its place the trained parameters.
+    # Evaluation measures the average, and without it the trained parameters.
     average = jaxddp.evaluate(state, setup, VAL)
     plain = jaxddp.evaluate(state.replace(parts={}), setup, VAL)
     assert average["loss"] != plain["loss"] and average["count"] == 23
@@ -142,14 +142,14 @@ def test_both_are_measured_and_written_one_after_the_other(trained):
 @pytest.mark.slow
 def test_one_program_measures_both(trained):
     *_, traced, given, _ = trained
-    # Once for the step, once for its shapes and cost, once for the evaluation: as often as without an average.
+    # One trace for the step, one for shapes and cost, one for evaluation: as many as without an average.
     plain, names = [], {"first": lambda logits, labels: plain.append(0) or logits[:, 0]}
     setup = jaxddp.prepare_training(linear_model(), TABLE, 4, sgd(0.1), 2, epochs=2, metrics=names)
     del plain[:]
     jaxddp.train(softmax_cross_entropy, setup, val=VAL, listeners=(), eval_every="5 steps")
-    # A work directory also has the recipe's identity.
+    # A work directory also holds the recipe's identity.
     assert traced == len(plain) + 1
-    # An evaluator sees what is measured, whichever of the two it reads.
+    # An evaluator sees the same parameters in `params` and `eval_params`.
     assert len(given) == 6 and all(largest_difference(*each) == 0 for each in given)
     assert all(largest_difference(given[place][0], given[place + 1][0]) > 0 for place in (0, 2, 4))
 

@@ -1,4 +1,4 @@
-"""Gradients in buckets: each leaf once, in the order in which they become ready, with the bits of a single message."""
+"""Gradients in buckets: each leaf once, in the order of readiness, with the bits of a single all-reduce."""
 
 import functools
 
@@ -19,7 +19,7 @@ from support.shared import sgd
 from jaxddp.api import prepare_training, resnet
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.engine.buckets import GPU_BUCKETS, Averaging, cut, order_of_readiness
+from jaxddp.engine.buckets import GPU_BUCKETS, Averaging, fill_buckets, order_of_readiness
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.step import make_local_step, make_train_step
@@ -32,22 +32,25 @@ LATENCY_HIDING = "xla_gpu_enable_latency_hiding_scheduler"
 
 @given(st.lists(st.integers(0, 10**9), max_size=80), st.integers(1, 12))
 def test_every_leaf_is_in_one_bucket_and_none_out_of_order(sizes, buckets):
-    found = cut(sizes, buckets)
+    found = fill_buckets(sizes, buckets)
     assert [place for bucket in found for place in bucket] == list(range(len(sizes)))
     assert len(found) <= buckets and all(found)
 
 
 @given(st.integers(1, 12))
 def test_a_bucket_takes_half_of_what_is_left(buckets):
-    found = [len(bucket) for bucket in cut([4] * 2**12, buckets)]
+    found = [len(bucket) for bucket in fill_buckets([4] * 2**12, buckets)]
     halves = [2 ** (12 - number) for number in range(1, buckets)]
     assert found == [*halves, 2**12 - sum(halves)]
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=80), st.integers(2, 12))
 def test_the_last_bucket_is_small_unless_a_single_leaf_is_not(sizes, buckets):
-    last = cut(sizes, buckets)[-1]
-    assert sum(sizes[place] for place in last[1:]) <= sum(sizes) / 2 ** (buckets - 1) or len(cut(sizes, buckets)) == 1
+    last = fill_buckets(sizes, buckets)[-1]
+    assert (
+        sum(sizes[place] for place in last[1:]) <= sum(sizes) / 2 ** (buckets - 1)
+        or len(fill_buckets(sizes, buckets)) == 1
+    )
 
 
 def order_of(loss, params) -> list[str]:
@@ -58,7 +61,7 @@ def order_of(loss, params) -> list[str]:
 
 @pytest.mark.parametrize("cast_first", [False, True])
 def test_gradients_become_ready_from_the_last_layer_to_the_first(cast_first):
-    """Also where all parameters are cast at the beginning, so that all gradients are cast back at the end."""
+    """Test also a program that casts all parameters at its start, and so all gradients at its end."""
     params = {name: jnp.eye(4) for name in "bdca"}
 
     def loss(params):
@@ -93,12 +96,12 @@ def test_a_resnet_s_head_is_ready_first_and_its_stem_last():
     assert blocks == ["fc", *(f"layer{stage}_{block}" for stage in (4, 3, 2, 1) for block in (1, 0)), "bn1", "conv1"]
 
 
-# --- What is averaged ---
+# --- Averages ---
 
 
 @functools.cache
 def averaged(devices: int, averaging: Averaging):
-    """A tree that differs between devices, its average, and the program as it is written."""
+    """Return a tree that differs between devices, its average, and the lowered program."""
     rng = np.random.default_rng(0)
     grads = {f"{i}": rng.normal(size=(devices, *shape)).astype(np.float32) for i, shape in enumerate(SHAPES)}
     others = {"mean": rng.normal(size=(devices, 7)).astype(np.float32), "count": np.arange(devices, dtype=np.int32)}
@@ -130,7 +133,7 @@ def test_the_average_has_the_same_bits_in_any_number_of_buckets(devices, buckets
 @pytest.mark.parametrize(("buckets", "messages"), [(1, 1), (2, 2), (3, 2), (4, 3), (50, 4)])
 def test_each_bucket_is_an_all_reduce_that_waits_for_the_one_before(buckets, messages):
     text = averaged(2, Averaging(buckets))[2]
-    # The counter has one of its own, and the first bucket waits for none.
+    # The counter has its own collective, and the first bucket waits for none.
     assert text.count("stablehlo.all_reduce") == messages + 1
     assert text.count("stablehlo.select") == messages - 1
 
@@ -143,7 +146,7 @@ def test_in_bfloat16_gradients_are_off_by_a_rounding_and_all_else_by_nothing(dev
     jax.tree.map(np.testing.assert_array_equal, found[1], exact[1])
     for name, leaf in grads.items():
         assert found[0][name].dtype == np.float32
-        # Eight bits of mantissa, of each addend and of the sum.
+        # Both the addends and the sum are rounded to eight bits of mantissa.
         bound = 2.0**-8 * np.abs(leaf.astype(np.float64)).mean(0)
         assert (np.abs(found[0][name] - exact[0][name]) <= devices * bound).all()
     assert any((found[0][name] != exact[0][name]).any() for name in grads)
@@ -159,7 +162,7 @@ def test_one_device_rounds_nothing():
 
 @functools.cache
 def after_a_step(devices: int, buckets: int):
-    """State and sums after a step of SGD at rate 1, and the program as it is written."""
+    """Return the state and the sums after a step of SGD at rate 1, and the lowered program."""
     with jax.enable_x64(True):
         objective = objective_of(SmallNet(batch_norm=True, sync=AXIS, dtype=jnp.float64))
         topology, optimizer = Topology.create(devices), optax.chain(optax.add_decayed_weights(0.1), sgd(1.0))
@@ -219,7 +222,7 @@ def test_options_of_the_user_win_and_what_is_refused_is_left_out(monkeypatch):
     monkeypatch.setattr(Topology, "platform", "gpu")
     topology, given = Topology.create(2), Config().replace(parallel={"xla_options": [f"{LATENCY_HIDING}=false"]})
     assert step_options(given, topology) == {LATENCY_HIDING: "False"}
-    # Which option a later XLA drops is not known; the list of them is private.
+    # The list of XLA's options is private, so it is unknown which option a later XLA drops.
     monkeypatch.setattr("jaxddp.engine.compiler_options._OVERLAP", {"xla_gpu_gone_since": "True"})
     assert step_options(Config(), topology) == {}
 
@@ -234,7 +237,7 @@ def test_a_run_takes_both_from_its_config():
     config = Config().replace(parallel={"buckets": 2}, train={"gradient_precision": "bfloat16"})
     setup = runs.setup_of(SmallNet(), sgd(0.1), random_table(16), devices=2, config=config)
     program = str(jax.make_jaxpr(setup.step())(setup.state, next(setup.batches(0, 1))))
-    # One of the sums, two of gradients.
+    # One all-reduce for the sums, and two for gradients.
     assert program.count("psum") == 3 and program.count("bf16[") >= 4
 
 

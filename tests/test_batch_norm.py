@@ -18,12 +18,12 @@ from jaxddp.models.ops.batch_norm import BatchNorm
 
 FORMS = [(relu, residual) for relu in (False, True) for residual in (False, True)]
 TWO_FORMS = [(False, False), (True, True), rarely(False, True), rarely(True, False)]
-# One of each kind: every other shape is compiled anew, operation by operation.
+# One shape of each kind, because each new shape is compiled, operation by operation.
 VECTORS, MAPS = (16, 2), (8, 3, 2, 5)
 
 
 class Plain(nn.Module):
-    """The same of Flax's layers."""
+    """The same computation with Flax's layers."""
 
     use_running_average: bool
     axis_name: str | None = None
@@ -46,7 +46,7 @@ class Plain(nn.Module):
 
 
 class InGroups:
-    """A module that takes every `size` images by themselves, one group after the other."""
+    """A module that normalizes each group of `size` images separately, one after the other."""
 
     def __init__(self, module, size):
         self.module, self.size = module, size
@@ -61,7 +61,7 @@ class InGroups:
 
 
 def results(module, variables, x, residual, weights, relu):
-    """Result, new statistics, and the gradients of sum(result * weights) by parameters, input and residual."""
+    """Return result, new statistics, and the gradients of sum(result * weights) by parameters, input and residual."""
 
     def loss(params, x, residual):
         result, updated = module.apply({**variables, "params": params}, x, residual, relu=relu, mutable=["batch_stats"])
@@ -145,7 +145,7 @@ def test_a_group_of_all_images_is_a_whole_batch_and_evaluation_has_no_groups():
 @pytest.mark.parametrize(("size", "group"), [(6, 4), (2, 3)])
 def test_images_that_no_whole_groups_make_up_are_one_line(size, group):
     variables, x, *_ = drawn(0, (size, 2), jnp.float32)
-    message = f"^batch norm: {size} images cannot be normalized {group} at a time; give each device a mul"
+    message = f"^batch norm: {size} images cannot be normalized in groups of {group}; give each device a mul"
     with pytest.raises(InputError, match=message):
         jax.eval_shape(lambda x: BatchNorm(False, group=group).apply(variables, x, mutable=["batch_stats"]), x)
 
@@ -178,8 +178,8 @@ def test_in_bfloat16_statistics_and_gradients_of_parameters_stay_float32(relu, h
 @pytest.mark.parametrize("constant", [0.0, 0.25])
 @pytest.mark.parametrize("dtype", few(("float64",), "float32"))
 def test_where_the_scale_is_zero_or_negative_and_the_input_constant(scale, bias, constant, dtype):
-    """All pixels of the second channel are equal, so that with no bias each is at the ReLU's corner, where it passes
-    no gradient."""
+    """All pixels of the second channel are equal, so without a bias each is at the ReLU's corner, where it has no
+    gradient."""
     with jax.enable_x64(dtype == "float64"):
         variables, x, _, weights = drawn(0, VECTORS, dtype)
         x = x.at[:, 1].set(constant)
@@ -222,7 +222,7 @@ def test_the_gradient_can_be_differentiated(relu, has_residual):
 @pytest.mark.parametrize("cast", [True, False])
 @pytest.mark.parametrize(("relu", "has_residual"), TWO_FORMS)
 def test_with_an_axis_the_shards_are_one_batch(devices, cast, relu, has_residual):
-    """Gradients of parameters that were cast to varying are each device's own; of others JAX sums them."""
+    """Gradients of parameters that were cast to varying belong to each device; JAX sums the others."""
     with jax.enable_x64(True):
         variables, x, residual, weights = drawn(1, MAPS, jnp.float64)
         given = (x, residual if has_residual else None, weights)

@@ -1,4 +1,4 @@
-"""What `model.batch_norm` says: read in one place, and refused in the same line at every door."""
+"""`model.batch_norm`: it is parsed in one place, and rejected with the same message everywhere."""
 
 import re
 import shlex
@@ -49,7 +49,7 @@ def test_what_is_no_batch_norm_is_the_same_line_at_every_door(value, near, tmp_p
     expected = f"model.batch_norm={value!r}: {expected}{near}"
     assert line(lambda: Config().replace(model={"batch_norm": value})) == expected
     assert line(lambda: Config(model=ModelConfig(batch_norm=value))) == expected
-    # There it is an argument.
+    # Here it is an argument.
     assert line(lambda: jaxddp.resnet("resnet18", 5, batch_norm=value)) == expected.removeprefix("model.")
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.format(value))
@@ -81,7 +81,7 @@ def test_batch_norm_is_read_in_one_place(batch_norm, axis_name, group):
     ],
 )
 def test_a_batch_that_no_whole_groups_make_up_is_one_line(group, batch_size, shares, expected):
-    start = f"model.batch_norm=ghost:{group} normalizes {group} images together, and train.batch_size="
+    start = f"model.batch_norm=ghost:{group} normalizes {group} images together, but train.batch_size="
     with pytest.raises(InputError, match=f"^{start}{expected}$"):
         BatchStatistics(group=group).check(batch_size, shares)
 

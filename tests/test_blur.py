@@ -1,4 +1,4 @@
-"""A blur before what strides: its values and gradients, where ResNets have it, and that devices agree on it."""
+"""Blur before strided convolutions: its values and gradients, its place in ResNets, and equality on several devices."""
 
 import functools
 
@@ -22,7 +22,7 @@ from jaxddp.registry import MODELS
 
 
 def blurred(images: np.ndarray, stride: int) -> np.ndarray:
-    """Pixel by pixel, in float64."""
+    """Blur pixel by pixel, in float64."""
     weights = np.outer([1, 2, 1], [1, 2, 1]) / 16
     padded = np.pad(images.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
     rows, columns = range(0, images.shape[1], stride), range(0, images.shape[2], stride)
@@ -69,7 +69,7 @@ def test_few_bits_are_rounded_once(dtype, stride):
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_what_a_stride_cannot_tell_from_a_constant_is_taken_away(shift):
-    """Stripes one pixel wide, of which every second pixel is 1 everywhere, or -1 everywhere, by where they lie."""
+    """Return stripes one pixel wide. Every second pixel is 1 everywhere, or -1 everywhere, depending on the shift."""
     stripes = jnp.asarray((-1.0) ** (np.arange(12) + shift))[None, None, :, None] * jnp.ones((1, 12, 1, 1))
     assert (np.abs(stripes[:, ::2, ::2]) == 1).all()
     np.testing.assert_array_equal(blur(stripes, 2)[:, 1:, 1:], 0)
@@ -90,7 +90,7 @@ def network(kind: str, *, stem=small_stem, width: int = 16, **more) -> ResNet:
 
 
 def by_rule(images, kernel, stride, padding):
-    """The library's convolution, of blurred images where FFCV's rule says so."""
+    """The library's convolution, with images blurred by FFCV's rule."""
     if stride > 1 and images.shape[-1] >= 16:
         filters = jnp.asarray(np.outer([1, 2, 1], [1, 2, 1]) / 16, images.dtype)[:, :, None, None]
         filters = jnp.broadcast_to(filters, (3, 3, 1, images.shape[-1]))
@@ -127,7 +127,7 @@ def test_the_stem_and_narrow_images_are_not_blurred(width, wide, monkeypatch):
     monkeypatch.setattr("jaxddp.models.ops.blur.blur", lambda x, stride=1: seen.append(x.shape[-1]) or blur(x, stride))
     net = network("basic", blur_pool=True, width=width, stem=imagenet_stem, dtype="float32", param_dtype="float32")
     jax.eval_shape(net.init, jax.random.key(0), images)
-    # Before the strided convolution and its shortcut's.
+    # One before the strided convolution, and one before the shortcut's.
     assert seen == sorted(2 * wide)
 
 
@@ -147,7 +147,7 @@ def test_torchvision_s_weights_have_a_place_in_it():
 
 @functools.cache
 def trained(devices: int):
-    """Parameters and losses of two steps of plain SGD in float64, with statistics of the whole batch."""
+    """Return parameters and losses of two steps of plain SGD in float64, with statistics of the whole batch."""
     objective = objective_of(network("two blocks", blur_pool=True, axis_name="data"))
     topology, optimizer = topology_of(devices), sgd(0.1)
     state = fresh_state(objective, optimizer, topology, image=8)

@@ -1,4 +1,4 @@
-"""The recipes of the CIFAR-10 speedruns: their optimizers by hand, the work of a run, and short runs of them."""
+"""The recipes of the CIFAR-10 speedruns: their optimizers compared with NumPy, the work of a run, and short runs."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ SMALL = [
     *("--log.to", "jsonl", "--parallel.devices", "1"),
 ]
 IMAGES = 50_000
-"""Of CIFAR-10."""
+"""Images in the form of CIFAR-10."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def experiment_of(name: str, data: Path, **changes) -> Experiment:
 
 
 def optimizer_of(name: str, total: int, **changes):
-    """The optimizer of a recipe for a run of so many steps, and its rates at each of them."""
+    """Return the optimizer of a recipe for a run of this many steps, and its learning rate at each step."""
     file = read_recipe(name)
     config = file.config.replace(**changes)
     steps = Steps(total, config.optimizer.warmup.steps(num_examples=IMAGES, batch_size=1, total_steps=total))
@@ -68,13 +68,13 @@ def optimizer_of(name: str, total: int, **changes):
 
 @functools.cache
 def initial(dtype: str):
-    """The parameters of a narrow network."""
+    """Return the parameters of a narrow network."""
     net = Airbench(3, width=2, dtype=dtype, param_dtype=dtype)
     return jax.jit(adapt(net).init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))[0]
 
 
 def sgd_by_hand(parameter, grads, rates, decay, momentum):
-    """PyTorch's SGD with Nesterov's momentum; the decay is added to the gradient."""
+    """PyTorch's SGD with Nesterov momentum; weight decay is added to the gradient."""
     velocity, parameters = 0.0, []
     for grad, rate in zip(grads, rates, strict=True):
         full = grad + decay * parameter
@@ -85,11 +85,11 @@ def sgd_by_hand(parameter, grads, rates, decay, momentum):
 
 
 def muon_by_hand(kernel, grads, rates, momentum):
-    """Orthogonalized by its singular values: three steps of the quintic that Muon's are."""
+    """Orthogonalize by singular values, with three steps of Muon's quintic iteration."""
     velocity, parameters = 0.0, []
     for count, (grad, rate) in enumerate(zip(grads, rates, strict=True), start=1):
         velocity = momentum * velocity + (1 - momentum) * grad
-        # Optax corrects both terms for the zeros that the average begins with.
+        # Optax corrects both terms for the zeros at the start of the average.
         update = momentum * velocity / (1 - momentum ** (count + 1)) + (1 - momentum) * grad / (1 - momentum**count)
         u, s, v = np.linalg.svd(update.reshape(-1, update.shape[-1]), full_matrices=False)
         s = s / np.linalg.norm(s)
@@ -130,7 +130,7 @@ def test_each_group_is_trained_as_the_recipe_says(name):
         }
     else:
         plain = functools.partial(sgd_by_hand, rates=rates, decay=1.33e-3, momentum=sgd)
-        # Logits are divided by 256 here and by 9 in the paper.
+        # Logits are divided by 256 here, and by 9 in the paper.
         head = (256 / 9) ** 2
         ways = {
             "convolution": plain,
@@ -164,7 +164,7 @@ def test_the_bias_of_the_whitening_convolution_is_left_alone_after_three_epochs(
 
 
 def multiplications(width: int = 64) -> int:
-    """Of one image's forward pass, as papers count them: with those by the padding, from the network's shapes."""
+    """Count the operations of one image's forward pass as papers do: with padding, from the network's shapes."""
     whitening, sides, inputs = 31 * 31 * 24 * 12, (31, 15, 7, 3), 24
     groups = 0
     for group, features in enumerate((width, 4 * width, 4 * width)):
@@ -177,7 +177,7 @@ def multiplications(width: int = 64) -> int:
     ("name", "petaflop", "padded"), [("cifar10_fast", 0.243, 0.284), ("cifar10_fast_sgd", 0.301, 0.351)]
 )
 def test_a_whole_run_is_a_fraction_of_a_petaflop(name, petaflop, padded):
-    """Forward and backward pass of every example, without and with the multiplications by the padding."""
+    """Count the forward and backward passes of every example, without and with products with padding."""
     config = read_recipe(name).config
     model, images = for_platform(adapt(Airbench(10)), "gpu"), jax.ShapeDtypeStruct((10, 32, 32, 3), jnp.float32)
     params, state = jax.eval_shape(model.init, jax.random.key(0), images)
@@ -218,13 +218,13 @@ def test_another_network_is_one_line(data, capfd):
     words = ["train", "cifar10_fast", "--data.path", str(data), "--workdir", str(data.parent / "w"), *SMALL]
     assert main([*words, "--model.name", "resnet10"]) == 2
     line = capfd.readouterr().err.splitlines()[-1]
-    assert "bn1/bias is no parameter of the network airbench; set --model.name to airbench" in line
+    assert "bn1/bias is not a parameter of the network airbench; set --model.name to airbench" in line
 
 
 @pytest.mark.slow
 @pytest.mark.ci
 def test_resumed_is_uninterrupted_bit_for_bit(data, tmp_path):
-    """Lookahead's slow weights included; what Muon keeps is resumed in `conformance/test_optimizers.py`."""
+    """Resume with Lookahead's slow weights. `conformance/test_optimizers.py` resumes Muon's state."""
     words = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
     words |= {"log": {"every": "1 step"}}
     experiment = experiment_of("cifar10_fast_sgd", data, **words)
@@ -248,7 +248,7 @@ def again(setup):
 @pytest.mark.ci
 @pytest.mark.parametrize("name", few(("cifar10_fast_sgd",), "cifar10_fast"))
 def test_interrupted_and_resumed_is_uninterrupted_and_evaluated_from_its_config(name, data, tmp_path, capfd):
-    """Bit for bit, Lookahead's slow weights included: the run of 8 steps is asked to stop behind the fourth."""
+    """Stop a run of 8 steps after the fourth, and resume it bit for bit, including Lookahead's slow weights."""
 
     def run(workdir: str, stops: bool = False) -> list[dict]:
         words = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
@@ -271,14 +271,14 @@ def test_interrupted_and_resumed_is_uninterrupted_and_evaluated_from_its_config(
 
 
 class Terminated:
-    """A listener that sends SIGTERM to its own process behind the fourth step."""
+    """A listener that sends SIGTERM to its own process after the fourth step."""
 
     def step(self, record) -> None:
         if record.step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-# The network and optimizers of all kinds are one on any devices in `conformance/`.
+# `conformance/` shows that the network and all kinds of optimizers are the same on any devices.
 @pytest.mark.ci
 @pytest.mark.parametrize("name", few(("cifar10_fast",), "cifar10_fast_sgd"))
 def test_four_devices_with_sync_batch_norm_train_as_one(name, data):

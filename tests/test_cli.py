@@ -257,7 +257,7 @@ BAD_OVERRIDES = {
     "batch too large": (["--train.batch-size", "48"], "batch size 48: the batch is larger than the data set of 39"),
     "groups that do not divide a device's slice": (
         ["--train.batch-size", "24", "--model.batch-norm", "ghost:2"],
-        "--model.batch-norm ghost:2 normalizes 2 images together, and --train.batch-size 24 is computed in 8 parts of "
+        "--model.batch-norm ghost:2 normalizes 2 images together, but --train.batch-size 24 is computed in 8 parts of "
         "3; a batch of 16, 32, or ghost:1, would do",
     ),
     "evaluation batch": (["--eval.batch-size", "3"], "--eval.batch-size 3 cannot be divided among 8 devices; 8 would"),

@@ -1,4 +1,4 @@
-"""The norm of the averaged gradient, which is reported as it was, and clipping by it."""
+"""The norm of the averaged gradient, which is reported before clipping, and clipping by it."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ def made(parts, **more):
 
 
 def clipped_by_hand(params, batch, setup, clip):
-    """One step of SGD at a rate of 1 by the gradient of all of the batch, and that gradient's norm."""
+    """Return the result of one step of SGD at a rate of 1 with the whole batch's gradient, and that gradient's norm."""
     keys = {"key": jax.random.key(0), "image_key": setup.key}
 
     def loss(params):
@@ -89,7 +89,7 @@ def test_which_parts_a_config_asks_for():
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_all_the_same():
-    """A norm that is NaN clips nothing into numbers, and the guard asks the gradient itself."""
+    """A NaN norm does not turn gradients into numbers, and the guard checks the gradients themselves."""
     setup = setup_of(
         linear_model(),
         sgd(0.1, momentum=0.9),

@@ -1,4 +1,4 @@
-"""Convolutions: whichever way a platform takes, they are XLA's own; and no network of configs/ takes a slow one."""
+"""Convolutions: every platform's version equals XLA's, and no network of configs/ uses a slow one."""
 
 import functools
 import re
@@ -52,7 +52,7 @@ def value_and_gradients(
 
 
 def assert_same(images: np.ndarray, kernel: np.ndarray, stride: int, padding: int) -> None:
-    """Values and both gradients."""
+    """Return the values and both gradients."""
     results = []
     for convolution in (convolve, by_xla):
         results.append(value_and_gradients(convolution, images, kernel, stride, padding))
@@ -116,7 +116,8 @@ def test_half_precision_is_summed_in_float32():
 
 
 def slow_operations(program: str) -> list[str]:
-    """Those of a lowered CPU program that `jaxddp.models.ops.cpu_convolution` avoids, and max-pool's gradient."""
+    """Return the operations of a lowered CPU program that `jaxddp.models.ops.cpu_convolution` avoids, and max pool's
+    gradient."""
     found = ["select_and_scatter"] * program.count("stablehlo.select_and_scatter")
     pattern = r"stablehlo\.convolution.*: \(tensor<(\d+)x(\d+)x(\d+)x\d+xf\d+>, tensor<(\d+)x(\d+)x"
     shapes = [tuple(map(int, match)) for match in re.findall(pattern, program)]
@@ -126,7 +127,7 @@ def slow_operations(program: str) -> list[str]:
 
 @functools.cache
 def traced_gradient(network, size: int, count: int):
-    """Of a network's loss by its parameters; networks that are equal are traced once."""
+    """Lower the gradient of a network's loss. Equal networks are traced once."""
     model = adapt(network)
     images = jax.ShapeDtypeStruct((count, size, size, 3), jnp.float32)
     params, state = jax.eval_shape(model.init, jax.random.key(0), images)
@@ -147,7 +148,7 @@ def lowered(network, size: int, count: int, platform: str) -> str:
 
 def lowered_gradient(config: Config, platform: str = "cpu") -> str:
     network = for_platform(MODELS.get(config.model.name)(config, 10), platform)
-    # As many as ghost batch norm wants, of those configs that have it.
+    # Enough images for ghost batch norm in the configs that have it.
     count = config.model.batch_statistics.group or 8
     return lowered(network, config.data.image_size, count, {"gpu": "cuda"}.get(platform, platform))
 
@@ -169,7 +170,7 @@ def test_no_network_of_configs_has_a_slow_operation(name):
 
 @pytest.mark.slow
 def test_nor_has_one_on_images_of_64_pixels():
-    """The maps of a ResNet-34 in a network of fewer blocks."""
+    """Return the feature maps of a ResNet-34, in a network with fewer blocks."""
     config = load("imagenet_resnet34").replace(model={"name": "resnet10"}, data={"image_size": 64})
     with jax.enable_x64(False):
         assert slow_operations(lowered_gradient(config)) == []
@@ -183,17 +184,17 @@ def test_slow_operations_are_seen():
     assert slow_operations(program(2)) and slow_operations(program(8))
 
 
-# --- Each platform its own ---
+# --- Platforms ---
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_other_platforms_have_the_librarys_convolutions_and_nothing_else(platform):
-    """A ResNet-50 has 53 of them, each with two gradients, but for the images' own."""
+    """A ResNet-50 has 53 convolutions, each with two gradients, except that of the images."""
     with jax.enable_x64(False):
         program = lowered_gradient(load("imagenet_resnet50"), platform)
     assert program.count("stablehlo.convolution(") == 3 * 53 - 1
-    # The head's two gradients; those need no logits.
+    # The two gradients of the head; they need no logits.
     assert program.count("stablehlo.dot_general") == 2
     for other in ("stablehlo.case", "stablehlo.if", "stablehlo.while", "stablehlo.composite", "platform_index"):
         assert other not in program

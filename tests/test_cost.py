@@ -1,4 +1,5 @@
-"""What a step costs: operations by hand and beside XLA's own count, one compilation, and figures in the files."""
+"""The cost of a step: operations counted by hand and compared with XLA's count, one compilation, and figures in the
+files."""
 
 import json
 import logging
@@ -99,7 +100,7 @@ def test_loops_and_branches():
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [(3, 3, 3, 256), (3, 3, 256, 3), (3, 3, 3, 4), (1, 1, 8, 8)], ids=str)
 def test_the_ways_of_platforms_count_as_the_convolution(kernel, stride):
-    """A CPU multiplies a convolution's padding as well."""
+    """XLA's count on a CPU includes products with a convolution's padding."""
 
     def gradients(convolution):
         return jax.grad(lambda x, k: convolution(x, k, stride, 1).sum(), argnums=(0, 1))
@@ -125,7 +126,7 @@ def test_the_ways_of_platforms_count_as_the_convolution(kernel, stride):
 @pytest.mark.slow
 @given(data=st.data())
 def test_a_convolution_and_its_gradients_are_counted_as_xla_counts_them(data):
-    """On a CPU XLA counts programs as they are written, where a convolution is one operation."""
+    """On a CPU XLA counts the unoptimized program, where a convolution is one operation."""
 
     def draw(low: int, high: int) -> tuple[int, int]:
         return data.draw(st.tuples(st.integers(low, high), st.integers(low, high)))
@@ -149,19 +150,19 @@ def test_a_convolution_and_its_gradients_are_counted_as_xla_counts_them(data):
     cotangent = jax.eval_shape(convolve, images, kernel)
     for function, arguments in ((convolve, (images, kernel)), (both_ways, (images, kernel, cotangent))):
         expected = jax.jit(function).lower(*arguments).cost_analysis()
-        # What is 0 has no entry.
+        # A count of 0 has no entry.
         assert expected is not None
         assert sum(flops(function, *arguments).values()) == expected.get("flops", 0)
 
 
 PIXELS = 6 * 6 * 3
-"""Of an image of the table."""
+"""Return the multiplications for an image of the table."""
 TAPS = (3 * 6 - 2) ** 2
-"""That meet a pixel, of a 3x3 kernel over 6x6 padded pixels."""
+"""Return the multiplications that use a pixel, for a 3x3 kernel over 6x6 padded pixels."""
 BY_HAND = {
-    # Forward, and the gradient of the weights.
+    # The forward pass, and the gradient of the weights.
     "linear": 2 * BATCH * 2 * PIXELS * CLASSES,
-    # The same of the convolution, 3 to 4 channels; of the dense layer its input's gradient too.
+    # The convolution, 3 to 4 channels, has the same two. The dense layer also has the gradient of its input.
     "convolution": 2 * BATCH * (2 * TAPS * 3 * 4 + 3 * 4 * CLASSES),
 }
 
@@ -184,7 +185,7 @@ def test_a_resnets_step_is_nearly_all_that_xla_counts_of_it():
     step: Any = make_train_step(make_local_step(objective, optimizer, topology), topology)
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state)
     traced = step.trace(state, topology.place(random_batch(BATCH, image=32)))
-    # A CPU's program has products in the place of convolutions. XLA counts one device's part.
+    # On a CPU the program has products instead of convolutions. XLA counts one device's part.
     expected = traced.lower(lowering_platforms=("cuda",)).cost_analysis()
     assert expected is not None
     assert 0.9 < count_flops(traced.jaxpr).total() / (2 * expected["flops"]) < 1
@@ -222,7 +223,7 @@ def test_the_doctor_counts_the_images_that_are_to_lie_on_the_devices(monkeypatch
     assert f", {trained} and {validated} images)," in rehearsal.step(both).detail
     monkeypatch.setattr(Topology, "free_memory", lambda topology: 60_000)
     rehearsal.step(plain)
-    # The state, which is counted among the arguments, lies there already.
+    # The state, which is counted among the arguments, is already on the device.
     there = size(60_000 + bytes_on_a_device(both.state))
     with pytest.raises(
         InputError, match=rf"{trained} and {validated} images\), and cpu has {there}; .* or set data.cache to none"
@@ -254,7 +255,7 @@ def test_a_run_compiles_its_step_once(cache, caplog, monkeypatch):
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         run(setup, steps=9)
     done = [record.getMessage() for record in caplog.records if "Finished XLA compilation" in record.getMessage()]
-    # Putting the images on the devices takes two programs of its own.
+    # Placing the images on the devices takes two additional programs.
     assert len(done) == (1 if cache == "none" else 3) and sum("local_step" in line for line in done) == 1, done
     assert len(asked) == 1
 
@@ -306,7 +307,7 @@ def test_utilization_is_the_time_at_the_peak_over_the_time_taken():
 
 
 def run(setup: RunSetup, *, steps: int, directory: Path | None = None, **more: Any) -> None:
-    """A record each step."""
+    """Record every step."""
     changes = {"train": {"duration": f"{steps} steps"}, "log": {"every": "1 step"}}
     runs.train(setup, changes, listeners=[JsonLines(directory)] if directory else (), **more)
 
@@ -324,17 +325,17 @@ def test_the_files_say_what_the_steps_took(cache, stop, tmp_path, monkeypatch):
     assert len(lines) == 8
     for line in lines:
         assert line["flops_utilization"] == pytest.approx(a_step_at_peak * line["images_per_second"] / BATCH)
-    # The first step compiles, and has no part in the run's own figure.
+    # The first step compiles, and is excluded from the run's figure.
     seconds = [BATCH / line["images_per_second"] for line in lines[1:]]
     assert result["flops_utilization"] == pytest.approx(a_step_at_peak / np.mean(seconds))
     assert result["flops_per_step"] == BY_HAND["linear"]
     memory = [line["peak_memory"] for line in lines]
     assert memory == sorted(memory) and result["peak_memory"] >= memory[-1]
-    # This process has imported JAX, and is no giant.
+    # This process has imported JAX, and is not very large.
     assert 50e6 < memory[0] <= result["peak_memory"] < 100e9
 
 
-def test_where_no_peak_is_known_nothing_is_said_of_it(tmp_path):
+def test_without_a_known_peak_there_is_no_utilization(tmp_path):
     run(setup_of(), steps=2, directory=tmp_path)
     assert "flops_utilization" not in (tmp_path / "metrics.jsonl").read_text()
     assert set(json.loads((tmp_path / "result.json").read_text())) >= {"flops_per_step", "peak_memory"}

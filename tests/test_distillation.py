@@ -1,4 +1,4 @@
-"""Distillation: the stated loss, on any number of devices, from a run that is another's work directory."""
+"""Distillation: the documented loss, on any number of devices, with a teacher from another run's work directory."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ MEAN, STD = (0.3, 0.5, 0.4), (0.2, 0.1, 0.3)
 
 
 def teacher_of(topology, dtype=jnp.float32, **more):
-    """A linear network with weights of its own, which normalizes otherwise than the student, and takes one size."""
+    """A linear network with its own weights, which normalizes differently from the student and takes one image size."""
     model = adapt(linear_model())
     params, model_state = model.init(jax.random.key(5), jnp.zeros((1, 6, 6, 3), dtype))
     state = topology.replicate(jax.device_get(TrainState(jnp.zeros((), jnp.int32), params, model_state, ())))
@@ -80,7 +80,7 @@ def test_a_step_is_the_same_on_any_number_of_devices(weights):
 
 @pytest.mark.parametrize("weights", (None, (1.0, 4.0, 0.5, 2.0, 3.0)))
 def test_the_loss_is_the_one_of_the_formula(weights):
-    """With NumPy alone, from pixels on: (1 - a) CE + a T^2 KL, over the examples that count, by their weights."""
+    """Compute (1 - a) CE + a T^2 KL from pixels with NumPy alone, over the unmasked examples, with their weights."""
     with jax.enable_x64(True):
         params, _, value, teacher = step_in_float64(4, cross_entropy(0.0, weights), pad=0)
         batch, real = random_batch(24, masked=5), 19
@@ -101,7 +101,7 @@ def test_the_loss_is_the_one_of_the_formula(weights):
 
 
 def test_the_divergence_is_that_of_pytorch():
-    """Of torch 2.13: `16 * F.kl_div((student / 4).log_softmax(-1), (teacher / 4).softmax(-1),
+    """A result of torch 2.13: `16 * F.kl_div((student / 4).log_softmax(-1), (teacher / 4).softmax(-1),
     reduction="batchmean")`."""
     student = jnp.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
     teacher = jnp.array([[2.0, 0.0, 1.0], [0.0, 1.0, -1.0], [0.5, 0.5, -2.0], [-1.0, 2.0, 0.0]])
@@ -137,9 +137,9 @@ def test_the_self_test_of_the_gradient_takes_a_teacher_too():
         ),
         (
             {"signature": dataclasses.replace(SIGNATURE, image_shape=(8, 8, 3))},
-            r"was trained on images of \(8, 8, 3\), and this run has \(6, 6, 3\); give them one size",
+            r"was trained on images of \(8, 8, 3\), and this run has \(6, 6, 3\); use the same size for both",
         ),
-        ({}, "it lies on 1 device, and this run on 2; load it with the same devices="),
+        ({}, "it is loaded on 1 device, and this run uses 2; load it with the same devices="),
     ],
 )
 def test_a_teacher_that_does_not_suit_gets_one_line(more, message):
@@ -152,7 +152,7 @@ def test_a_teacher_that_does_not_suit_gets_one_line(more, message):
 def test_a_teacher_that_does_not_take_all_sizes_gets_one_line():
     resources = resources_of()
     config = Config().replace(data={"grow_from": 4, "grow_by": 2}, train={"batch_size": 8, "duration": "4 epochs"})
-    message = r"teacher does not take the images of \(4, 4, 3\) that are trained on \(.+\); give a teacher that does"
+    message = r"teacher does not take this run's training images of \(4, 4, 3\) \(.+\); give a teacher that does"
     with pytest.raises(InputError, match=message):
         jaxddp.distillation(teacher_of(resources.topology)).fingerprints(*seen_by_a_teacher(config, resources))
 
@@ -163,7 +163,7 @@ def seen_by_a_teacher(config: Config, resources: Resources) -> tuple[Config, Res
 
 
 def resources_of() -> Resources:
-    """Images as the teacher's, over two devices."""
+    """Return resources with images like the teacher's, on two devices."""
     return Resources(Topology.create(2), random_table(30))
 
 
@@ -229,7 +229,7 @@ def run(words, capfd) -> tuple[int, str]:
     return code, capfd.readouterr().err.strip().splitlines()[-1:]
 
 
-# The API's tests above have the same teacher.
+# The tests of the API above use the same teacher.
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_recipe_names_its_teacher_at_the_terminal(tmp_path, capfd):
@@ -248,7 +248,7 @@ def test_a_recipe_names_its_teacher_at_the_terminal(tmp_path, capfd):
     assert main([str(word) for word in [*own, "--objective.teacher", tmp_path / "teacher"]]) == 0
     kept = json.loads((tmp_path / "student" / "config.json").read_text())
     assert set(kept["fingerprint"]) == {"train", "val", "teacher"}
-    # A teacher may move, and evaluation needs none.
+    # The teacher may be moved, and evaluation needs none.
     moved = (tmp_path / "teacher").rename(tmp_path / "elsewhere")
     assert main(["eval", str(tmp_path / "student" / "config.json")]) == 0
     more = ["--objective.teacher", moved, "--train.duration", "2 epochs"]
@@ -260,7 +260,7 @@ def test_a_recipe_names_its_teacher_at_the_terminal(tmp_path, capfd):
 def test_reproducible_distillation_is_refused():
     own = resources_of()
     config = Config().replace(parallel={"reproducible": True})
-    with pytest.raises(InputError, match=r"^parallel\.reproducible: distillation gives other bits on other numbers"):
+    with pytest.raises(InputError, match=r"^parallel\.reproducible: distillation does not give the same bits on any"):
         jaxddp.distillation(teacher_of(own.topology)).fingerprints(*seen_by_a_teacher(config, own))
 
 

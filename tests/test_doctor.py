@@ -113,7 +113,7 @@ def test_a_step_that_does_not_fit_says_what_it_needs(tree, monkeypatch):
     assert step.verdict == "fail"
     assert re.fullmatch(
         r"the step needs .* on each device \(arguments .*, output .*, temporary .*\), and cpu has .*; "
-        r"no accumulate and no batch would help, since even images 1 at a time .*; choose a smaller network",
+        r"no accumulate and no batch size would help \(even 1 at a time .*\); choose a smaller network",
         step.detail,
     )
 

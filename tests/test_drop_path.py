@@ -1,4 +1,4 @@
-"""Stochastic depth: what an example draws follows from seed, epoch and row alone, on any number of devices."""
+"""Stochastic depth: an example's draws depend on seed, epoch and row only, on any number of devices."""
 
 import functools
 
@@ -43,7 +43,7 @@ NETWORKS = {"vit": small_vit, "convnext": small_convnext}
 
 @functools.cache
 def trained(network: str, devices: int, gradients: Gradients, drop_path: float = 0.3):
-    """Parameters after each of two steps of plain SGD in float64, and the losses."""
+    """Return the parameters after each of two steps of plain SGD in float64, and the losses."""
     with jax.enable_x64(True):
         model = for_platform(NETWORKS[network](drop_path, **WIDE), "cpu")
         objective, topology, optimizer = objective_of(model), topology_of(devices), sgd(0.1)
@@ -64,13 +64,13 @@ WAYS = {
     "reproducible": (8, Gradients(reproducible=True)),
     "8 devices": (8, Gradients(Averaging(3))),
 }
-# Both networks draw by the same function; one of them shows that every way of computing a batch hands it its keys.
+# Both networks draw with the same function. One of them shows that every way to compute a batch passes its keys.
 TELLING = {("vit", "2 devices"), ("vit", "4 microbatches")}
 ALL = [(network, way) for network in NETWORKS for way in WAYS]
 
 
 def marked(network: str, way: str):
-    """Whether a network's draws follow from its place in a batch is shown by its evaluation below, too."""
+    """Check that draws do not depend on the place in a batch; the evaluation below shows that for whole networks."""
     second = {("vit", "reproducible"), ("convnext", "2 devices")}
     marks = [] if (network, way) in TELLING else pytest.mark.ci if (network, way) in second else pytest.mark.exhaustive
     return pytest.param(network, way, marks=marks)
@@ -89,19 +89,19 @@ def test_any_number_of_devices_and_microbatches_is_one(network, way):
 @pytest.mark.ci
 @pytest.mark.parametrize("network", ["vit", rarely("convnext")])
 def test_another_rate_is_another_run(network):
-    """Or the proof above would hold of networks that leave out nothing."""
+    """Check that branches are skipped, or the test above would prove nothing."""
     expected, found = trained(network, 2, Gradients()), trained(network, 2, Gradients(), drop_path=0.0)
     assert largest_difference(found, expected) > 1e-6
 
 
 def drawing(params, state, images, *, train, key, example_keys=None):
-    """A network that does nothing but keep what it draws for each image."""
+    """A network that only stores the draws of each image."""
     drawn = jnp.zeros(len(images)) if example_keys is None else jax.vmap(jax.random.uniform)(example_keys)
     return jnp.zeros((len(images), CLASSES)), {"drawn": drawn}
 
 
 class Drawing:
-    """The same as an object with a Model's methods."""
+    """The same network as an object with a Model's methods."""
 
     def init(self, key, example):
         return {}, {"drawn": jnp.zeros(1)}
@@ -111,7 +111,7 @@ class Drawing:
 
 
 def silent(params, state, images):
-    """The same without a draw."""
+    """The same network without draws."""
     return jnp.zeros((len(images), CLASSES)), {"drawn": jnp.zeros(len(images))}
 
 
@@ -145,7 +145,8 @@ def test_the_keys_of_examples_follow_from_seed_epoch_and_row_alone():
 
 
 def test_a_model_that_does_not_ask_is_traced_without_keys():
-    """An operation too many would make another program of every network there is."""
+    """Check that networks without example keys have the same program: an extra operation would recompile every
+    network."""
 
     def folds(apply):
         return str(jax.make_jaxpr(lambda batch: draws(apply, batch))(random_batch(8))).count("random_fold_in")
@@ -159,7 +160,7 @@ def test_branches_are_left_out_at_a_rate_that_grows_with_depth():
     assert factors.shape == (examples, blocks, 2)
     for block, expected in enumerate(np.linspace(0, rate, blocks)):
         own = factors[:, block]
-        # Five deviations of a binomial.
+        # Five standard deviations of a binomial distribution.
         assert abs((own == 0).mean() - expected) <= 5 * (expected * (1 - expected) / own.size) ** 0.5
         np.testing.assert_allclose(own[own > 0], 1 / (1 - expected), rtol=1e-6)
     assert (factors[:, -1, 0] != factors[:, -1, 1]).mean() > 0.4
@@ -189,10 +190,12 @@ def test_evaluation_has_all_branches_and_training_needs_keys(network):
     dropped = logits(dropping, train=True, example_keys=keys)
     np.testing.assert_array_equal(logits(dropping), logits(for_platform(plain, "cpu"), train=True))
     assert np.abs(dropped - logits(dropping)).max() > 1e-4
-    # An example's logits are its own: they do not follow from its place.
+    # An example's logits do not depend on its place in the batch.
     moved = logits(dropping, images[::-1], train=True, example_keys=keys[::-1])
     np.testing.assert_allclose(moved, dropped[::-1], rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match="^drop_path: every image needs a random key .* pass example_keys"):
+    with pytest.raises(
+        InputError, match="^drop_path: in training every image needs its own random key; pass example_keys"
+    ):
         logits(dropping, train=True)
 
 

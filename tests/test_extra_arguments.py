@@ -1,4 +1,4 @@
-"""Optimizers that ask for more than gradients are given the loss and its gradient; others are traced as ever."""
+"""Optimizers that take extra arguments get the loss and its gradient. Programs of other optimizers do not change."""
 
 import re
 
@@ -19,7 +19,7 @@ TABLE = random_table(32)
 
 
 def recorder() -> optax.GradientTransformationExtraArgs:
-    """Keeps what it is given, and moves nothing."""
+    """An optimizer that stores its arguments and updates nothing."""
 
     def init(params):
         return {"value": jnp.zeros(()), "grad": params, "updates": params}
@@ -61,7 +61,7 @@ def test_the_loss_and_its_gradient_on_any_number_of_devices(devices, options):
     assert np.linalg.norm(grad["weight"]) > 1
     assert kept["value"] == pytest.approx(value, rel=1e-5) == pytest.approx(logged, rel=1e-5)
     np.testing.assert_allclose(kept["grad"]["weight"], grad["weight"], rtol=1e-4, atol=1e-6)
-    # What is clipped is what the optimizer works on, and not what it asks for.
+    # Clipping changes the optimizer's gradients, but not the extra argument `grad`.
     assert np.linalg.norm(kept["updates"]["weight"]) == pytest.approx(0.1, rel=1e-4)
 
 
@@ -85,7 +85,7 @@ def test_reduce_on_plateau(options, tmp_path):
         _, expected = PLATEAU.update({}, expected, value=jnp.float32(loss))
     (found,) = [each for _, each in optax.tree_utils.tree_get_all_with_path(state.opt_state, "scale")]
     assert found == expected.scale < 1
-    # Its identity is that of a run that resumes.
+    # The identity decides whether a run resumes.
     again, _ = train(jaxddp.softmax_cross_entropy, of_layers(options), listeners=(), workdir=tmp_path)
     np.testing.assert_array_equal(again.params["weight"], state.params["weight"])
     with pytest.raises(InputError, match="objects.optimizer was|optimizer was"):
@@ -138,8 +138,8 @@ def test_an_optimizer_that_asks_for_nothing_is_traced_as_one_that_is_given_nothi
 
 def test_what_a_step_cannot_give_is_one_line():
     gives = (
-        "; a step gives an optax.GradientTransformationExtraArgs value, the mean loss, and grad, its gradient, and no "
-        "more; choose one that needs no other"
+        "; the step passes only value (the mean loss) and grad (its gradient) to an "
+        "optax.GradientTransformationExtraArgs; choose an optimizer that needs no other argument"
     )
     for optimizer, missing in (
         (optax.lbfgs(), "'value_fn'"),

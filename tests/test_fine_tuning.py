@@ -1,4 +1,4 @@
-"""Frozen layers, layers that are trained later, rates by layer."""
+"""Frozen layers, layers that train later, and learning rates by layer."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ FOUR_STEPS = {"train": {"duration": "4 steps"}, "log": {"every": "4 steps"}}
 
 
 def resnet(dtype="float32", blocks=2, **options):
-    """A stem, so many layers of one block, and a head."""
+    """Build a network with a stem, a number of layers of one block each, and a head."""
     network = build(ModelConfig("resnet10", width=2, stem="small", **options), CLASSES, dtype, dtype)
     return network.clone(architecture=Architecture(blocks * (1,), BASIC))
 
@@ -41,13 +41,13 @@ def made(config=None, *, model=None, optimizer=None, devices=1, **more):
     config = Config().replace(**(QUIET | (config or {})))
     optimizer = optimizer or ADAMW
     setup = setup_of(model or resnet(), optimizer, devices=devices, config=config, batch_size=12, **more)
-    # A scale of zero would hide a gradient that is not there.
+    # With a scale of zero, a missing gradient would not show.
     state = setup.state.replace(params=randomized(setup.state.params))
     return dataclasses.replace(setup, state=setup.topology.replicate(state))
 
 
 def again(setup):
-    """The same setup, which keeps what it has compiled, with a state of its own."""
+    """Return the same setup, with its compiled programs, and a new state."""
     return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
@@ -95,7 +95,7 @@ def test_frozen_parameters_have_no_place_in_the_optimizer_and_no_gradient():
 
 @pytest.mark.slow
 def test_a_linear_probe_is_the_regression_on_features():
-    """Its loss goes down by its own gradient, that of the head on what the frozen network gives in evaluation."""
+    """The loss follows the gradient of the head alone, on the frozen network's features in evaluation."""
     data = DataConfig(augment=AugmentConfig(flip=False))
     setup = made({"model": {"freeze": "all but fc"}}, optimizer=sgd(0.5), data=data)
     params, state, batch = setup.state.params, setup.state.model_state, next(setup.batches(0, 1))
@@ -111,7 +111,7 @@ def test_a_linear_probe_is_the_regression_on_features():
     assert np.abs(grads["kernel"]).max() > 1e-3
 
 
-# That frozen layers stay so on several devices is shown above, and that these are one in `conformance/`.
+# The tests above show that frozen layers do not change on several devices; `conformance/` shows equality.
 @pytest.mark.ci
 def test_any_number_of_devices_equals_one():
     with jax.enable_x64(True):
@@ -149,7 +149,7 @@ class NNXNet(nnx.Module):
 
 
 class LinenNet(nn.Module):
-    """Says its mode to the norm by a call, where `resnet` says it by an attribute."""
+    """A network that passes the mode to its norm in the call, while `resnet` sets an attribute."""
 
     by_position: bool = False
 
@@ -220,14 +220,14 @@ def test_layers_are_trained_from_their_step_on(tmp_path):
             train(again(setup), six, checkpoints=checkpoints, should_stop=lambda step: step >= 1)
         resumed = train(again(setup), six, checkpoints=checkpoints, resume_step=checkpoints.latest())
     assert not changed_between(arrays(whole), arrays(resumed))
-    # The statistics of layers that are to be trained later stay, since their scales were made for them.
+    # The statistics of layers that train later do not change, because their scales fit them.
     statistics = {path for path in changed_between(begin, arrays(whole)) if path.startswith("batch_stats")}
     assert {path.split("/")[1] for path in statistics} == {"bn1", "layer1_0"}
 
 
 @pytest.mark.slow
 def test_groups_are_what_freeze_and_rate_factors_say():
-    """The same bits, of parameters and statistics; what is frozen has no place in the optimizer."""
+    """Frozen parameters and statistics keep their bits, and have no optimizer state."""
     keys = {"model": {"freeze": "norm"}, "optimizer": {"rate_factors": ["fc=10", "conv=0.5"]}}
     groups = ["norm:frozen=true", "fc:rate=10", "conv:rate=0.5"]
     one, other = (made(config, model=LinenNet()) for config in (keys, {"optimizer": {"groups": groups}}))
@@ -289,7 +289,7 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
             {"freeze": "conv2"},
             "freeze: no layer's name begins with 'conv2'; did you mean 'conv1'\\?",
         ),
-        ({"freeze": "conv1,,fc"}, "freeze='conv1,,fc': expected how names of layers begin"),
+        ({"freeze": "conv1,,fc"}, "freeze='conv1,,fc': expected prefixes of layer names"),
         ({"freeze": "conv1,bn1,layer1,layer2,fc"}, "freeze=.*: no layer is left to train"),
         ({"unfreeze": ["layer2"]}, "unfreeze: 'layer2': expected LAYER=VALUE"),
         ({"unfreeze": ["layer2=soon"]}, "unfreeze: 'soon' is not a duration"),
@@ -309,7 +309,7 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
         ({"groups": ["fc=1:rate=2"]}, "groups: 'fc=1:rate=2': expected LAYER:rate=X"),
         ({"groups": ["fc:rate=-1"]}, "groups: fc:rate=-1.0: expected 0 to 1,000,000"),
         ({"groups": ["fc:decay=200"]}, "groups: fc:decay=200.0: expected 0 to 100"),
-        ({"groups": ["fc:frozen=yes"]}, "groups: fc:frozen='yes': expected true, or nothing of a trained layer"),
+        ({"groups": ["fc:frozen=yes"]}, "groups: fc:frozen='yes': expected true; leave it out for a trained layer"),
         ({"groups": "fc:rate=2,fc:rate=3"}, "groups: 'fc' has two values, 2 and 3; give one"),
         (
             {"groups": "layer1.0:rate=2", "rate_factors": "layer1_0=3"},
@@ -348,7 +348,7 @@ def test_a_share_of_a_run_of_another_length_is_one_line():
         fit(softmax_cross_entropy, setup, epochs=3, listeners=())
 
 
-def test_a_thaw_behind_the_end_is_said(caplog):
+def test_unfreezing_after_the_end_of_the_run_is_logged(caplog):
     prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze=["conv=9 steps"])
     assert caplog.messages == ["model.unfreeze: 'conv' begins at step 9, and the run ends at 5"]
 

@@ -1,4 +1,4 @@
-"""FixMatch: its loss is the paper's, on any number of devices; its labels are the network's own."""
+"""FixMatch: its loss is the paper's on any number of devices, and its labels are the network's own predictions."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ SGD = sgd(0.05)
 
 
 def both(size: int, ratio: int, *, seed: int = 0, masked: int = 0) -> Batch:
-    """A batch, and an unlabelled one of several colours beside it; the last examples of both are padding."""
+    """Return a batch with an unlabelled batch of several colours. The last examples of both are padding."""
     others, rng = random_batch(size * ratio, seed=100 + seed, masked=masked * ratio), np.random.default_rng(seed)
     image = (others.image * rng.random((size * ratio, 1, 1, 3))).astype(np.uint8)
     others = others._replace(image=image, label=np.full(size * ratio, -1, np.int32))
@@ -58,7 +58,7 @@ def cross_entropies(logits, labels):
 
 @pytest.mark.parametrize("masked", few((2,), 0))
 def test_the_loss_is_the_paper_s(masked):
-    """Of softmax regression without augmentation, where both views are the image; written down in NumPy."""
+    """Compute the loss of softmax regression in NumPy, without augmentation, where both views are the image."""
     settings = FixMatchSettings(threshold=0.6, unlabelled_weight=0.7, strong_rand_augment=0, strong_cutout=0.0)
     batch = both(6, 3, masked=masked)
     with jax.enable_x64(True):
@@ -86,7 +86,7 @@ def test_the_loss_is_the_paper_s(masked):
     means = sums.means()
     np.testing.assert_allclose([means[name] for name in MEASURED], [labelled, unlabelled, sure.mean()], rtol=1e-9)
     np.testing.assert_allclose([found, means["loss"]], labelled + 0.7 * unlabelled, rtol=1e-9)
-    # The labels are constants: the gradient is that of the strong view alone.
+    # The labels are constants: only the strong view has a gradient.
     own = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True) - np.eye(CLASSES)[batch.label[real[0]]]
     pseudo = (shares - np.eye(CLASSES)[guess]) * sure[:, None]
     expected = x.T @ own / len(x) + 0.7 * u.T @ pseudo / len(u)
@@ -108,14 +108,14 @@ def test_the_strong_view_is_augmented_more_and_both_views_have_random_numbers_of
     def views(**settings):
         minimized = jax.jit(functools.partial(FixMatch(FixMatchSettings(**settings))(supervised), train=True))
         _, state = minimized(params, {"seen": None}, batch, image_key=jax.random.key(3))
-        # In one pass, so that batch norm sees all of them.
+        # All views go through the network in one batch, so batch norm sees all of them.
         assert len(state["seen"]) == 30
         return np.split(np.asarray(state["seen"]), [6, 18])
 
     labelled, weak, strong = views(strong_rand_augment=0, strong_cutout=0.0)
     alone = jax.jit(lambda batch: preprocess(batch, train=True, key=jax.random.key(3)).images)
     np.testing.assert_array_equal(labelled, alone(batch))
-    # Padded crops of one gray, which show where each was cut; nothing is mixed, as there is no label to mix.
+    # Padded crops of a gray image show their position. Unlabelled images are not mixed, because they have no labels.
     assert set(np.unique(weak.round(3))) == set(np.unique(strong.round(3))) == {0, np.float32(0.784)}
     assert (weak != strong).any((1, 2, 3)).sum() > 6
     _, same, cut = views(strong_rand_augment=0, strong_cutout=0.5)
@@ -131,7 +131,7 @@ def test_the_strong_view_is_augmented_more_and_both_views_have_random_numbers_of
 
 
 def with_keys(params, images, example_keys=None):
-    """Softmax regression whose logits have noise that is drawn for each example."""
+    """Softmax regression with noise in the logits, drawn for each example."""
     logits = LINEAR[1](params, images)
     if example_keys is None:
         return logits
@@ -139,13 +139,14 @@ def with_keys(params, images, example_keys=None):
 
 
 KEYED = LINEAR[0], with_keys
-# RandAugment, which takes long to compile, is shown to be the same on any device by a test of its own.
+# RandAugment takes long to compile. A separate test shows that it is the same on any device.
 SETTINGS = FixMatchSettings(threshold=0.6, unlabelled_weight=2.0, strong_rand_augment=0, strong_cutout=0.3)
 
 
 @functools.cache
 def trained(net, devices: int, gradients: Gradients, settings: FixMatchSettings | None = SETTINGS):
-    """Parameters, statistics and sums after three steps of plain SGD in float64; None is the supervised objective."""
+    """Return parameters, statistics and sums after three steps of plain SGD in float64; None is the supervised
+    objective."""
     with jax.enable_x64(True):
         objective, topology = objective_of(net, augment=AugmentConfig()), topology_of(devices)
         minimized = objective if settings is None else FixMatch(settings)(objective)
@@ -194,7 +195,7 @@ def test_without_weight_it_is_the_supervised_objective():
 def test_random_keys_of_examples_are_those_of_all_views():
     one, several = trained(KEYED, 1, Gradients()), trained(KEYED, 2, Gradients())
     assert largest_difference(one, several) < 1e-9
-    # Without the noise the first loss is another one.
+    # Without the noise the first loss is different.
     plain = Objective(adapt(LINEAR), example_loss(cross_entropy(), LabelKind(CLASSES)), Preprocess())
     keyed = dataclasses.replace(plain, model=adapt(KEYED))
     settings = {"train": True, "image_key": jax.random.key(4)}
@@ -224,7 +225,7 @@ def run(setup, **more):
 
 @pytest.fixture(scope="module")
 def whole():
-    """A setup, the state at the end of its eight steps, and the history."""
+    """Return a setup, the state at the end of its eight steps, and the history."""
     setup = made()
     return setup, *run(setup, val=VAL)
 
@@ -251,7 +252,7 @@ def test_interrupted_and_resumed_it_ends_with_the_same_bits(whole, tmp_path):
     settings = {"workdir": tmp_path, "save_every": "3 steps", "log_every": "1 step"}
     with pytest.raises(KeyboardInterrupt):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[Interrupt()], **settings)
-    # From step 3 on, by another process that reads nothing of what was.
+    # From step 3 on, in another process that shares nothing with the first.
     resumed, _ = jaxddp.train(jaxddp.softmax_cross_entropy, made(), listeners=(), **settings)
     assert largest_difference(resumed, state) == 0
     for other, key in (
@@ -292,7 +293,7 @@ def test_the_self_test_masks_both_sources(whole, monkeypatch):
     monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
     test = make_run(changed(made(devices=8), {"parallel": {"self_test": "always"}}, VAL))
     assert test.checks.self_test is not None
-    # At weights by which there are pseudo-labels without training.
+    # These weights give pseudo-labels without training.
     state = test.state.replace(params=jax.tree.map(lambda leaf: 3 * leaf, test.state.params))
     test.checks.self_test(state, *next(test.steps.chunks(0)).feed)
     assert list(test.checks.self_test._counting) == [0, 3, 6] and test.checks.self_test._averaged is not None
@@ -312,7 +313,7 @@ def test_a_function_from_python_sees_the_second_source():
     assert history.train["seen"][:5].mean() == pytest.approx(OTHERS.images.mean(), rel=1e-3)
 
 
-# --- What is wrong ---
+# --- Errors ---
 
 
 def line(**more) -> str:
@@ -337,7 +338,7 @@ def test_both_sources_grow_with_the_steps_of_the_labelled_one():
 
 
 class NoSource:
-    """Has the members of a source but one."""
+    """An object with all members of a source but one."""
 
     def __getattr__(self, name):
         if name == "without_labels":
@@ -364,8 +365,8 @@ class NoSource:
          "distillation, fixmatch, supervised"),
         ({"objective": 3}, "objective=3: give a function of the supervised objective, or a name"),
         ({"objective": None}, "objective=None: give a function of the supervised objective, or a name"),
-        ({"metrics": {"pseudo_labels": lambda logits, labels: logits[:, 0]}}, "objective=fixmatch measures "
-         "pseudo_labels itself; give the metric another name"),
+        ({"metrics": {"pseudo_labels": lambda logits, labels: logits[:, 0]}}, "objective=fixmatch already "
+         "measures pseudo_labels; give the metric another name"),
         ({"data": DataConfig(labels_per_class=4)}, "data.labels_per_class=4: from Python, give the table that "
          "jaxddp.data.unlabelled.few_labels makes"),
         ({"data": DataConfig(unlabelled="train")}, "unlabelled='train': from Python, give a table as unlabelled"),
@@ -378,7 +379,7 @@ def test_one_line_says_what_is_wrong(given, expected):
 def test_images_that_rand_augment_does_not_take_are_refused_before_anything_is_compiled():
     gray = [ArrayTable(np.zeros((40, 6, 6, 4), np.uint8), np.arange(40) % 5, tuple("abcde")) for _ in range(2)]
     given = {"table": gray[0], "unlabelled": gray[1], "data": DataConfig(mean=(0.5,), std=(0.5,))}
-    expected = "strong_rand_augment=2: its colours are defined for 1 or 3 channels, and the images have 4; give 0"
+    expected = "strong_rand_augment=2: needs images with 1 or 3 channels, and these have 4; give 0"
     assert line(**given, strong_rand_augment=2) == expected
     made(**given)
 
@@ -387,11 +388,11 @@ def test_a_loss_that_is_divided_by_weights_is_refused(whole):
     def weighted(logits, labels):
         return jaxddp.softmax_cross_entropy(logits, labels).sum(), jnp.float32(len(labels))
 
-    with pytest.raises(InputError, match="^objective=fixmatch adds up means over examples, and this loss is"):
+    with pytest.raises(InputError, match="^objective=fixmatch averages the losses of examples, and this loss is"):
         jaxddp.train(weighted, whole[0], listeners=())
 
 
-# --- The terminal ---
+# --- Command line ---
 
 
 @pytest.mark.slow
@@ -402,7 +403,7 @@ def test_from_the_terminal(tmp_path, capfd):
     fixmatch = ["--objective.name", "fixmatch", "--objective.unlabelled-ratio", "2"]
     fixmatch += ["--objective.strong-rand-augment", "0"]
     work = ["--workdir", str(tmp_path / "run")]
-    # Before there is a work directory.
+    # This happens before there is a work directory.
     assert main(["train", *words, *work, *fixmatch]) == 2
     assert capfd.readouterr().err.endswith(
         "jaxddp: --objective.name fixmatch needs images without labels; give data.unlabelled\n"

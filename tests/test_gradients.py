@@ -1,4 +1,4 @@
-"""A batch in microbatches: the gradient of the whole batch, one all-reduce, and less memory."""
+"""Microbatches: the gradient of the whole batch, one all-reduce, and less memory."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ PLAIN, NORMED = SmallNet(dtype=jnp.float64), SmallNet(batch_norm=True, dtype=jnp
 
 @functools.cache
 def trained(net, devices: int, gradients: Gradients, masked: int = 0, size: int = 24, steps: int = 3):
-    """Parameters, statistics and losses after a few steps of plain SGD in float64."""
+    """Return parameters, statistics and losses after a few steps of plain SGD in float64."""
     with jax.enable_x64(True):
         objective, topology, optimizer = objective_of(net), topology_of(devices), sgd(0.1)
         state = fresh_state(objective, optimizer, topology)
@@ -56,7 +56,7 @@ TELLING = {(2, 4, 1, False), (3, 2, 3, True)}
     ("devices", "accumulate", "buckets", "unrolled"), [each if each in TELLING else rarely(*each) for each in WAYS]
 )
 def test_microbatches_equal_the_big_batch(devices, accumulate, buckets, unrolled):
-    """Also with padding, which is spread unevenly over the microbatches."""
+    """Test also with padding, which is spread unevenly over the microbatches."""
     gradients = Gradients(Averaging(buckets), accumulate, for_cpu=unrolled)
     for masked in (0, 7):
         found, expected = trained(PLAIN, devices, gradients, masked), trained(PLAIN, 1, Gradients(), masked)
@@ -66,7 +66,7 @@ def test_microbatches_equal_the_big_batch(devices, accumulate, buckets, unrolled
 @pytest.mark.slow
 @pytest.mark.parametrize("unrolled", few((False,), True))
 def test_a_microbatch_is_normalized_as_a_device_s_slice_is(unrolled):
-    """Batch norm sees a microbatch, and running statistics take the mean, as they do over devices."""
+    """Batch norm normalizes each microbatch, and running statistics take their mean, as they do over devices."""
     found = trained(NORMED, 1, Gradients(accumulate=4, for_cpu=unrolled))
     assert largest_difference(found, trained(NORMED, 4, Gradients())) < 1e-9
     assert largest_difference(found, trained(NORMED, 2, Gradients(accumulate=2, for_cpu=unrolled))) < 1e-9
@@ -74,14 +74,14 @@ def test_a_microbatch_is_normalized_as_a_device_s_slice_is(unrolled):
 
 
 def lowered(setup, gradients: Gradients):
-    """The step of a setup with gradients that come so."""
+    """Return the lowered step of a setup with these gradients."""
     local_step = make_local_step(setup.objective, setup.optimizer, setup.topology, gradients=gradients)
     return make_train_step(local_step, setup.topology).lower(setup.state, next(setup.batches(0, 1)))
 
 
 @pytest.mark.parametrize("unrolled", [False, True])
 def test_accumulation_has_one_collective(unrolled):
-    """As written, before XLA could merge several into one."""
+    """Count in the lowered program, before XLA merges all-reduces."""
     setup = setup_of(SmallNet(batch_norm=True), sgd(0.1), devices=2, batch_size=12, data=AS_THEY_ARE)
     text = lowered(setup, Gradients(accumulate=3, for_cpu=unrolled)).as_text()
     assert text.count("stablehlo.all_reduce") == 1
@@ -90,7 +90,7 @@ def test_accumulation_has_one_collective(unrolled):
 @pytest.mark.slow
 @pytest.mark.parametrize("unrolled", [pytest.param(False, marks=pytest.mark.ci), True])
 def test_memory_falls_with_the_number_of_microbatches(unrolled):
-    """That of activations, which are nearly all that this step needs beside its arguments."""
+    """Temporary memory is that of activations, which are nearly all that this step needs beside its arguments."""
     setup = setup_of(SmallNet(width=32), sgd(0.1), LARGE, batch_size=64, data=AS_THEY_ARE)
     programs = [lowered(setup, Gradients(accumulate=n, for_cpu=unrolled)).compile() for n in (1, 2, 4)]
     needed = [program.memory_analysis().temp_size_in_bytes for program in programs]
@@ -121,7 +121,7 @@ def test_parts_come_in_order_also_when_a_sum_is_infinite(unrolled):
 
 
 def noisy_net():
-    """Adds to each logit what is drawn for the part of the batch that is computed together."""
+    """A network that adds a random number to each logit, drawn with the key of each part of the batch."""
 
     def init(key, example):
         return {"weight": jnp.zeros((example[0].size, CLASSES)), "noise": jnp.zeros(())}
@@ -151,14 +151,14 @@ def test_every_microbatch_has_random_numbers_of_its_own():
     [
         (1, {"train": {"accumulate": 4}}),
         (2, {}),
-        # Shards have the numbers of their device's and of their own place in it.
+        # A shard's key depends on its number in the global batch.
         (4, {"parallel": {"reproducible": True}}),
         (8, {"parallel": {"reproducible": True}}),
         rarely(1, {"parallel": {"reproducible": True}}),
     ],
 )
 def test_no_two_parts_of_a_batch_draw_the_same_numbers(devices, changes):
-    """Otherwise the mean of the squares of what they draw is the square of the mean."""
+    """If two parts drew the same numbers, the mean of the squares of the draws would be the square of their mean."""
 
     def init(key, example):
         return {"weight": jnp.zeros((example[0].size, CLASSES))}, {"drawn": jnp.zeros(()), "squared": jnp.zeros(())}
@@ -174,7 +174,7 @@ def test_no_two_parts_of_a_batch_draw_the_same_numbers(devices, changes):
     state, _ = step(setup.state, batch)
     first = jax.device_get(state.model_state)
     assert first["squared"] - np.square(first["drawn"]) > 1e-3
-    # Nor do two steps.
+    # Two steps draw different numbers, too.
     state, _ = step(state, batch)
     assert abs(state.model_state["drawn"] - first["drawn"]) > 1e-3
 
@@ -199,7 +199,7 @@ def test_a_batch_that_the_microbatches_cannot_share_is_one_line():
 
 @pytest.mark.slow
 def test_a_run_may_be_resumed_with_another_number_of_microbatches(tmp_path):
-    """It is how a batch is computed, as the number of devices is."""
+    """Accumulation may change on resume, like the number of devices."""
 
     def run(accumulate: int, epochs: int, workdir):
         options = {"accumulate": accumulate, "data": AS_THEY_ARE}

@@ -1,4 +1,5 @@
-"""Images that grow: the side of each step, what is decoded and what is resized, and that a run stays the run it was."""
+"""Growing images: the side of each step, decoding and resizing to it, and equal results for resumed runs and on any
+devices."""
 
 import dataclasses
 import functools
@@ -33,7 +34,7 @@ from jaxddp.data.batch_plan.growth import Growth
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.measure.cost import Cost, Work, compile_with_cost
+from jaxddp.measure.cost import Cost, MeanCost, compile_with_cost
 from jaxddp.measure.memory import Needs, bytes_on_a_device
 from jaxddp.mesh import Topology
 from jaxddp.registry import MODELS
@@ -84,7 +85,7 @@ def test_steps_are_cut_where_the_side_changes_wherever_one_begins(growth, start,
 
 
 def test_it_is_ffcv_s_where_a_step_is_an_epoch():
-    """`get_resolution` of its training script, which rounds with NumPy: its halves go to even numbers."""
+    """Compare with `get_resolution` of FFCV's training script, which rounds with NumPy (halves to even numbers)."""
 
     def resolution(epoch: int, low: int, high: int, start: int, end: int) -> int:
         if epoch <= start:
@@ -150,7 +151,7 @@ def test_it_is_jax_s_resize_rounded(dtype, height, width, side):
 
 @pytest.mark.slow
 def test_what_lies_half_way_between_two_levels_goes_up_whatever_its_last_bits_are():
-    """From 24 pixels to 18 a weight is 1/2, 3/11 or 7/11, so that float32 gives such a mean on either side."""
+    """From 24 pixels to 18 the weights are 1/2, 3/11 and 7/11, so float32 puts such a mean on either side of a half."""
     images = np.random.default_rng(0).integers(0, 256, (16, 24, 24, 3), np.uint8)
     with jax.enable_x64(True):
         means = np.asarray(jax.image.resize(images.astype(np.float64), (16, 18, 18, 3), "bilinear"))
@@ -167,7 +168,8 @@ def test_what_lies_half_way_between_two_levels_goes_up_whatever_its_last_bits_ar
 
 @pytest.mark.slow
 def test_devices_agree_on_a_step_that_resizes():
-    """Two steps of plain SGD in float64, with padded crops and flips of the resized images, and sync batch norm."""
+    """Return the results of two steps of plain SGD in float64, with random crops and flips of resized images, and sync
+    batch norm."""
     with jax.enable_x64(True):
         objective = objective_of(
             SmallNet(batch_norm=True, sync="data", dtype=jnp.float64), augment=AugmentConfig(pad=1, flip=True)
@@ -200,7 +202,7 @@ CACHES = ("none", "device")
 
 @functools.cache
 def statistics_model(classes: int = CLASSES):
-    """Of the mean and the mean square of each channel, for images of any size; without convolutions."""
+    """A network of the mean and the mean square of each channel, for images of any size, without convolutions."""
 
     def init(key, example):
         return {"weight": 0.1 * jax.random.normal(key, (2 * example.shape[-1], classes), example.dtype)}
@@ -227,12 +229,12 @@ def run(setup, *, log: str = "1 step", every: str = "1000 steps", **more):
 
 
 def again(setup):
-    """The same setup, which keeps what it has compiled, with a state of its own."""
+    """Return the same setup, with its compiled programs, and a new state."""
     return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
 class Whole(NamedTuple):
-    """A setup, with a run of it that nothing interrupted and the sides of the images that it was compiled for."""
+    """A setup, an uninterrupted run of it, and the sides of the images that it was compiled for."""
 
     setup: Any
     state: Any
@@ -242,7 +244,7 @@ class Whole(NamedTuple):
 
 @pytest.fixture(scope="module")
 def grown():
-    """Of images that are streamed, and of images that lie on the devices."""
+    """Train on streamed images, and on images in device memory."""
     found = {}
     for cache in CACHES:
         setup, compiled = setup_of(cache=cache), []
@@ -274,7 +276,7 @@ def test_each_size_is_compiled_once_and_the_largest_before_the_first_step(grown,
 
 
 def test_a_run_reports_the_cost_of_each_size_and_the_mean_of_its_steps(grown):
-    """Resizing counts, and images of the last side are not resized."""
+    """Resizing changes the cost, and images of the last side are not resized."""
     recorder = grown["none"].recorder
     each = [record.used.flops_per_step for record in recorder.steps]
     of_side = dict(zip(SIDES, each, strict=True))
@@ -284,7 +286,7 @@ def test_a_run_reports_the_cost_of_each_size_and_the_mean_of_its_steps(grown):
 
 @pytest.mark.slow
 def test_what_lies_on_the_devices_is_trained_on_as_what_is_streamed(grown):
-    """Bit for bit, and where several steps are one dispatch, too."""
+    """Both give the same bits, also if several steps are one dispatch."""
     records = {record.step: record.metrics for record in grown["none"].recorder.steps}
     several = run(again(grown["device"].setup), log="6 steps")
     for state, recorder in (grown["device"][1:3], several):
@@ -309,7 +311,7 @@ def test_interrupted_around_a_change_and_resumed_is_the_same_run_bit_for_bit(gro
     assert told[0] == told[1]
 
 
-# What differs from any other run is the step, see `test_devices_agree_on_a_step_that_resizes`.
+# Only the step differs from that of other runs; see `test_devices_agree_on_a_step_that_resizes`.
 @pytest.mark.ci
 def test_devices_agree_on_the_run(grown):
     state, _ = run(setup_of(devices=4, cache="device"))
@@ -363,7 +365,7 @@ def test_what_does_not_fit_once_it_has_grown_is_said_before_the_first_step(monke
 
 
 def test_costs_are_those_of_the_sizes_that_ran():
-    work = Work()
+    work = MeanCost()
     assert work.mean() is None
     work.add(2, None)
     for steps, flops in ((3, 10), (1, 50)):
@@ -386,7 +388,8 @@ OF_FILES = [6, 6, 12, 12, 18, 18]
 
 @pytest.mark.slow
 def test_files_are_decoded_to_the_side_of_the_step_by_the_crops_of_that_step(tree):
-    """Each example once an epoch, and pixels those of a run whose images have that side from the first step on."""
+    """Each example occurs once an epoch, and pixels equal those of a run whose images have this side from the first
+    step on."""
     setup = setup_of(table=train_solutions(tree), **FILES)
     batches = list(setup.batches(0, 6))
     assert [batch.image.shape[1:] for batch in batches] == [(side, side, 3) for side in OF_FILES]
@@ -396,7 +399,7 @@ def test_files_are_decoded_to_the_side_of_the_step_by_the_crops_of_that_step(tre
     fixed = setup_of(table=train_solutions(tree), **{**FILES, "grow_from": None, "image_size": 12})
     for batch, expected in zip(batches[2:4], fixed.batches(2, 4), strict=True):
         np.testing.assert_array_equal(batch.image, expected.image)
-    # A resumed run begins within a side.
+    # A resumed run starts between two changes of the side.
     for batch, expected in zip(setup.batches(3, 6), batches[3:], strict=True):
         for column, other in zip(batch[:5], expected[:5], strict=True):
             np.testing.assert_array_equal(column, other)
@@ -411,7 +414,7 @@ def test_files_that_lie_on_the_devices_are_decoded_whole_and_resized_there(tree)
     assert there.feed.images.shape[1:] == (18, 18, 3)
     chunk = next(there.program()[1](0))
     assert chunk.feed[1].side == Side(6)
-    # The same pictures, by two ways of resizing, which differ by a few levels.
+    # The two ways of resizing differ by a few levels.
     decoded = next(setup_of(table=train_solutions(tree), **data).batches(0, 1))
     difference = np.abs(np.asarray(resized(first.image, Side(6), jnp.float32)).astype(int) - np.asarray(decoded.image))
     assert 0 < difference.mean() < 12
@@ -419,7 +422,7 @@ def test_files_that_lie_on_the_devices_are_decoded_whole_and_resized_there(tree)
 
 @pytest.mark.slow
 def test_the_self_test_sees_the_images_that_a_run_begins_with(tree):
-    """Of a run that is resumed they have another shape, and its setup has tested the first ones."""
+    """In a resumed run the images have another shape, and the setup has already tested the first shape."""
     setup = setup_of(table=train_solutions(tree), **FILES)
     run = make_run(runs.changed(setup, {"parallel": {"self_test": "always"}, "train": {"duration": "6 steps"}}))
     for step in (0, 5):
@@ -427,7 +430,7 @@ def test_the_self_test_sees_the_images_that_a_run_begins_with(tree):
     assert run.checks.self_test.operations > 0
 
 
-# --- Evaluation's own size ---
+# --- The image size of evaluation ---
 
 
 @pytest.mark.slow
@@ -455,7 +458,7 @@ def test_the_short_side_is_resized_to_no_less_than_what_is_cropped(tree):
         setup_of(eval_size=20, grow_from=None, net=SmallNet()).evaluator(VAL)
 
 
-# --- What takes one size alone ---
+# --- Networks for a single size ---
 
 
 @pytest.mark.parametrize(
@@ -476,7 +479,7 @@ def test_a_vision_transformer_says_why():
 
 
 def test_an_augmentation_that_a_small_image_is_too_small_for_is_refused():
-    with pytest.raises(InputError, match=r"^data.augment.cutout=8: expected 0 to 6, pixels"):
+    with pytest.raises(InputError, match=r"^data.augment.cutout=8: expected 0 to 6 pixels"):
         setup_of(augment=AugmentConfig(cutout=8))
 
 
@@ -492,7 +495,7 @@ def test_a_run_that_ends_before_its_images_have_grown_says_so(caplog):
     assert 'data.grow_end="100 steps": the run ends before, at 6 pixels of 12' in caplog.text
 
 
-# --- From Python and at the terminal ---
+# --- Python and command line ---
 
 FLAT = """
 from jaxddp.config import load
@@ -530,7 +533,7 @@ def test_a_recipe_grows_and_is_shown_and_refused_with_other_sizes(tmp_path, capf
     lines = [line for line in metrics(workdir) if line["split"] == "train"]
     assert [line["image_size"] for line in lines] == [8] * 2 + [12] * 4 + [16] * 4
     assert json.loads((workdir / "result.json").read_text())["status"] == "done"
-    # The step is the seventh of the run, whose images have grown.
+    # It is the seventh step of the run, whose images have grown.
     assert (
         main(["data", "show", *recipe, "--step", "3", "--train.duration", "10 steps", "--out", str(tmp_path / "a.png")])
         == 0

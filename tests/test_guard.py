@@ -1,4 +1,5 @@
-"""A step whose gradient is not finite changes nothing, on any device; too many in a row end the run, by their rows."""
+"""A step whose gradient is not finite changes nothing, on any device. Too many in a row end the run, with a message
+that names their rows."""
 
 import dataclasses
 import itertools
@@ -42,7 +43,7 @@ def made(table, devices: int = 4, parts=(GUARD,), **more):
 
 
 def step_of(setup, row: int) -> int:
-    """The first step, from 0, whose batch holds a row."""
+    """Return the first step, from 0, whose batch contains a row."""
     return next(step for step in range(100) if row in setup.order.rows(step))
 
 
@@ -52,7 +53,7 @@ TELLING = {(1, "none"), (4, "device")}
 
 @pytest.mark.parametrize(("devices", "cache"), [each if each in TELLING else rarely(*each) for each in PLACES])
 def test_a_bad_step_leaves_everything_as_it_was(devices, cache):
-    """On all devices, although the NaN is in the slice of one: parameters, statistics, optimizer, averages."""
+    """Test all devices with a NaN in the slice of one: parameters, statistics, optimizer and averages."""
     setup = made(
         poisoned(7), devices, (ParameterAverage(0.9), GUARD), data=dataclasses.replace(AS_THEY_ARE, cache=cache)
     )
@@ -84,14 +85,14 @@ def test_a_run_goes_on_without_the_bad_step_and_says_so(caplog):
         state = train(made(poisoned(7)), changes, listeners=[records])
     losses = [record.metrics["loss"] for record in records.steps]
     bad = [number for number, loss in enumerate(losses, start=1) if np.isnan(loss)]
-    # 50 examples in batches of 8 are 13 steps of two epochs, and each epoch shows the row once.
+    # 50 examples in batches of 8 are 13 steps of two epochs, and each epoch contains the row once.
     assert len(losses) == 13 and len(bad) == 2 and bad[0] == step_of(made(TABLE), 7) + 1
     assert [message for message in caplog.messages if "changed nothing" in message] == [
         f"step {step}: the loss is nan, so the step changed nothing; 1 of at most 10 in a row" for step in bad
     ]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state)))
     ends = [record.epoch_end for record in records.steps if record.epoch_end]
-    # The means of an epoch are those of the steps that were taken.
+    # The means of an epoch are those of the steps that were not skipped.
     first = [record.metrics["loss"] for record in records.steps[:7] if np.isfinite(record.metrics["loss"])]
     assert ends[0].metrics["loss"] == pytest.approx(np.mean(first), rel=1e-6)
     assert all("skipped" not in record.metrics for record in records.steps)
@@ -99,7 +100,7 @@ def test_a_run_goes_on_without_the_bad_step_and_says_so(caplog):
 
 @pytest.mark.slow
 def test_too_many_in_a_row_end_the_run_and_their_rows_are_named(tmp_path):
-    """Nothing of it is saved, and what was saved before is finite."""
+    """The last state is not saved, and the earlier checkpoints are finite."""
     rows = made(TABLE).order.rows(5)
     setup = made(poisoned(int(rows[2]), int(rows[6])))
     with Checkpoints(tmp_path / "checkpoints") as checkpoints, pytest.raises(NonFiniteError) as raised:
@@ -116,7 +117,7 @@ def test_too_many_in_a_row_end_the_run_and_their_rows_are_named(tmp_path):
 
 
 def test_a_gradient_that_alone_is_not_finite_is_no_row_s_fault():
-    """The square root of 0 has a value, and no derivative."""
+    """The square root of 0 is finite, but its derivative is not."""
 
     def init(key, example):
         return {"weight": jnp.zeros((example[0].size, 5))}
@@ -134,7 +135,7 @@ def test_a_gradient_that_alone_is_not_finite_is_no_row_s_fault():
 
 
 def test_an_image_whose_nan_the_network_hides_is_named():
-    """As a ReLU can on a CPU, where XLA takes the larger of NaN and 0 for 0."""
+    """A ReLU on a CPU can do this, where XLA computes the maximum of NaN and 0 as 0."""
 
     def apply(params, images):
         return jnp.nan_to_num(images).reshape(len(images), -1)[:, :5] * params["weight"]
@@ -158,7 +159,7 @@ def test_an_interrupted_row_of_bad_steps_goes_on_counting(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_may_be_resumed_with_the_guard_or_without_it(tmp_path):
-    """It has no place in the state, so checkpoints of older releases are as good."""
+    """The guard has no arrays in the state, so checkpoints of older releases can be resumed."""
 
     def run(epochs: int, **options):
         options |= {"data": AS_THEY_ARE}
@@ -204,13 +205,13 @@ def test_the_first_process_says_which_step_was_skipped(peers, caplog):
 
 
 def sums_of(skipped: float, **metrics: float) -> MetricSums:
-    """Of a step of 8 examples, as the step gives them."""
+    """Return the metrics of a step of 8 examples."""
     rows = [[8 * value, 8.0] for value in metrics.values()]
     return MetricSums(jnp.array([*rows, [skipped, 1.0], [8.0, 1.0]]), (*metrics, SKIPPED))
 
 
 def test_what_overflowed_with_the_gradient_is_not_in_the_epoch_s_mean():
-    """A scalar of a step, such as the norm of a gradient that a loss scale made too large, while the loss is finite."""
+    """Test a scalar of a step, such as a gradient norm that a loss scale made infinite while the loss is finite."""
     sums = EpochSums()
     sums.add(range(1, 2), sums_of(1, loss=3.0, gradient_norm=np.inf, loss_scale=4.0))
     sums.add(range(2, 3), sums_of(0, loss=1.0, gradient_norm=5.0, loss_scale=4.0))
@@ -229,7 +230,7 @@ def test_substituted_images_of_a_skipped_step_count():
 
 
 def test_without_a_limit_the_first_step_that_no_loss_scale_mends_ends_the_run():
-    """In float16 the guard is there all the same, and would skip to the end."""
+    """In float16 the guard is always there, and would skip steps to the end."""
     setup = made(poisoned(*range(50)), parts=(GUARD, LossScale(8)))
     with pytest.raises(
         NonFiniteError, match="^step 1: 1 step had no finite gradient, and train.max_bad_steps=0. Lower"

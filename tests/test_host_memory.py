@@ -1,4 +1,4 @@
-"""What Linux says of a machine's memory, read from files as it writes them."""
+"""A machine's memory, read from files as Linux writes them."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""What a state consists of stays: an optimizer, a network or a part that changes it ends the run before a step."""
+"""The types of a state do not change: an optimizer, a network or a part that changes them ends the run before the first
+step."""
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +19,14 @@ TABLE = random_table(24, image=6)
 
 
 def optimizer(begins, follows, updates=lambda updates: updates) -> optax.GradientTransformation:
-    """Plain steps, with a state that the first of them changes."""
+    """Train plain steps with a state that the first step changes."""
     return optax.GradientTransformation(
         lambda params: begins, lambda grads, state, params=None: (updates(jax.tree.map(lambda g: -g, grads)), follows)
     )
 
 
 def keeping(begins, follows):
-    """A network whose own state changes in training."""
+    """A network whose model state changes type in training."""
 
     def init(key, example):
         params, state = linear_model()[0](key, example), {"seen": begins}
@@ -77,7 +78,7 @@ CASES = {
 }
 
 
-# Images that lie on the devices are taken in a loop, which JAX itself would find fault with.
+# Images in device memory are used in a loop, in which JAX itself would raise.
 @pytest.mark.parametrize(("case", "cache"), [*((case, "none") for case in CASES), ("a shape", "device")])
 def test_what_changes_in_a_step_is_one_line_before_the_first(case, cache, tmp_path):
     changes, expected = CASES[case]
@@ -96,7 +97,7 @@ def test_what_changes_in_a_step_is_one_line_before_the_first(case, cache, tmp_pa
     with pytest.raises(InputError) as raised:
         jaxddp.train(jaxddp.softmax_cross_entropy, made, listeners=[Listener()], workdir=tmp_path / "run")
     assert str(raised.value).startswith(expected)
-    # Nothing was begun.
+    # The run has not started.
     assert told == [] and not (tmp_path / "run").exists()
 
 
@@ -140,13 +141,13 @@ def test_a_part_that_a_validation_changes_is_one_line():
     topology = Topology.create(1)
     setup = jaxddp.prepare_training(linear_model(CLASSES), TABLE, 1, optax.sgd(0.1), 8, parts=[part := Following()])
     with pytest.raises(
-        InputError, match=r"of a validation: parts/grown/count is int32\[\] before .* and float32\[\] after it"
+        InputError, match=r"follow a validation: parts/grown/count is int32\[\] before .* and float32\[\] after it"
     ):
         make_follow([part], topology)(setup.state, {"loss": 1.0})
 
 
 def test_floats_of_a_model_s_state_keep_the_dtype_that_they_began_with():
-    """As those of Flax's batch norm under x64."""
+    """The statistics change dtype like those of Flax's batch norm under x64."""
     with jax.enable_x64(True):
         before = {"mean": jnp.zeros(3, jnp.float32), "count": jnp.zeros((), jnp.int32)}
         after = in_dtypes_of(before, {"mean": jnp.full(3, 0.5, jnp.float64), "count": jnp.ones((), jnp.int32)})

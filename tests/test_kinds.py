@@ -1,5 +1,5 @@
-"""One new file in a kind's folder is all that a new model, loss, metric, optimizer, schedule, augmentation or
-logger takes."""
+"""A new model, loss, metric, optimizer, schedule, augmentation or logger needs only one new file in the folder of its
+kind."""
 
 import importlib
 import sys
@@ -115,14 +115,14 @@ FILES = {
 
 @pytest.fixture
 def added(tmp_path, monkeypatch):
-    """kind -> None: puts one file into the folder of a kind that was not looked into yet."""
+    """Return a function that adds one file to the folder of a kind that has not been searched yet."""
 
     def add(kind: str) -> None:
         registry, package = KINDS[kind], importlib.import_module(f"jaxddp.{kind}")
         registry.names()
         (tmp_path / "added_file.py").write_text(IMPORTS + textwrap.dedent(FILES[kind]))
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-        # A registry looks once, and nothing public makes it look again.
+        # A registry searches once, and has no public way to search again.
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
         monkeypatch.setattr(registry, "_settings", dict(registry._settings))
         monkeypatch.setattr(registry, "_complete", False)
@@ -134,7 +134,7 @@ def added(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_built_in_ones_are_found_in_their_folder(kind):
-    # Other tests may have added some of their own.
+    # Other tests may have added entries.
     assert BUILT_IN[kind] <= set(KINDS[kind].names())
 
 
@@ -157,10 +157,10 @@ def test_an_unknown_name_is_answered_with_the_key_the_nearest_and_all(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_are_known_without_an_import(kind):
-    """But for metrics, whose names are computed."""
+    """Metrics are excluded, because their names are computed."""
     registry, names = KINDS[kind], KINDS[kind].names()
     unseen = Registry("some.key", f"jaxddp.{kind}")
-    # Other tests of this worker may have added some.
+    # Other tests of this worker may have added entries.
     for name in names:
         if getattr(registry.get(name), "__module__", "jaxddp.").startswith("jaxddp."):
             unseen.check(name)
@@ -183,7 +183,7 @@ def test_a_name_that_a_file_adds_is_known_without_an_import(added):
 def test_a_model_in_a_file_of_its_own(added):
     added("models")
     config = Config().replace(model={"width": 7, "stem": "small"}).replace(model={"name": "added"})
-    # Before it is imported, its settings are known from its source.
+    # Its settings are known from its source before it is imported.
     assert (config.model.width, config.model.stem) == (7, None)
     check_read(config)
     with pytest.raises(InputError, match="model.stem='small' is read by model.name=resnet10, .*, and not by added"):

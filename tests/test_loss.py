@@ -1,4 +1,4 @@
-"""Losses of every accepted form, taken apart into examples; and those that cannot be, refused in one line."""
+"""Losses of every accepted form as values of examples, and error messages for all other losses."""
 
 import jax
 import jax.numpy as jnp
@@ -47,14 +47,14 @@ def weighted(logits, labels):
 
 
 def normalized(logits, labels):
-    """As PyTorch's weighted loss: its value is not the mean of its examples' values."""
+    """A loss like PyTorch's weighted loss, whose value is not the mean of its examples' values."""
     total, weight = weighted(logits, labels)
     return total / weight
 
 
 @pytest.mark.parametrize(("loss", "form"), [(nll, "examples"), (mean, "mean"), (weighted, "weighted")])
 @pytest.mark.parametrize("classes", few((2, 300), 5, 9))
-def test_the_form_is_told_once_and_the_parts_add_up(loss, form, classes):
+def test_the_form_of_a_loss_is_found_and_its_examples_add_up(loss, form, classes):
     if form == "weighted" and classes > len(WEIGHTS):
         pytest.skip("there are weights for five classes")
     taken_apart = example_loss(loss, LabelKind(classes))
@@ -131,7 +131,7 @@ def parts64(loss, devices: int):
 
 @pytest.mark.slow
 def test_a_weighted_loss_is_that_of_the_whole_batch_on_any_number_of_devices():
-    """Against the normalized loss of the global batch in one piece, with padding that falls on the last devices."""
+    """Compare with the normalized loss of the whole global batch, with padding on the last devices."""
     batch = random_batch(24, masked=5)
     with jax.enable_x64(True):
         objective, topology, _, state = parts64(weighted, 1)

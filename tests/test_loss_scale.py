@@ -92,13 +92,14 @@ def test_a_step_that_overflows_changes_nothing_and_the_scale_falls(devices):
             assert not all(jax.tree.leaves(same.params)) and not all(jax.tree.leaves(same.model_state))
             assert scales[-1] in (scales[-2], 2 * scales[-2])
     falls = [after < before for before, after in itertools.pairwise(scales)]
-    # Down to what float16 bears, and from there up and down around it.
+    # Down to a scale that float16 can represent, and then up and down around it.
     assert falls[:3] == [True] * 3 and not all(falls) and any(b > a for a, b in itertools.pairwise(scales))
 
 
 @pytest.mark.slow
 def test_a_scale_that_is_given_comes_after_the_guard_and_falls():
-    """Before it, the guard would undo each fall, and skip all steps to the end of the run."""
+    """If the scale came before the guard, the guard would undo each decrease, and skip all steps to the end of the
+    run."""
     given = [LossScale(16, 2.0**30), ParameterAverage(0.9)]
     setup = shared(prepare_training(HALF, TABLE, 2, sgd(0.05), 8, parts=given))
     assert setup.recipe.parts == (given[1], Guard(), given[0])
@@ -110,7 +111,7 @@ def test_a_scale_that_is_given_comes_after_the_guard_and_falls():
 
 @pytest.mark.slow
 def test_a_scale_that_is_used_up_leaves_no_quotient_of_zeros():
-    """The guard looks before the division, and would take it."""
+    """The guard checks gradients before their division, and would accept it."""
     setup = made(2, initial=float(jnp.finfo(jnp.float32).tiny))
     state, sums = setup.step()(setup.state, next(setup.batches(0, 1)))
     assert not sums.means()["skipped"]
@@ -124,7 +125,7 @@ def test_what_is_too_small_for_float16_is_kept_by_the_scale():
         return {"weight": jnp.zeros((example[0].size, 5))}
 
     def apply(params, images):
-        # The cast back and forth is where a gradient passes through float16.
+        # The gradient passes through float16 in the cast and its inverse.
         logits = images.reshape(len(images), -1) @ params["weight"]
         return logits.astype(jnp.float16).astype(jnp.float32) * 2.0**-26
 

@@ -1,4 +1,4 @@
-"""The losses that can be chosen by name, with smoothing and weights of classes, against PyTorch's numbers."""
+"""Built-in losses, with label smoothing and class weights, compared with PyTorch's results."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ COUNTS = np.array([10, 2, 4])
 
 
 def of_batch(loss, logits, labels):
-    """The loss of a batch, whatever the form of the loss."""
+    """Return the loss of a batch for a loss of any form."""
     values, weights = example_loss(loss, LabelKind(logits.shape[1]))(jnp.asarray(logits), jnp.asarray(labels))
     return float(values.sum() / weights.sum())
 
@@ -53,8 +53,8 @@ def of_batch(loss, logits, labels):
     ],
 )
 def test_cross_entropy_and_nll_are_those_of_pytorch(smoothing, weights, expected):
-    """Of torch 2.13: `F.cross_entropy(torch.tensor(LOGITS), torch.tensor(LABELS), weight=torch.tensor(WEIGHTS),
-    label_smoothing=0.1)`, and so on; without smoothing `F.nll_loss` of `log_softmax` says the same."""
+    """Results of torch 2.13: `F.cross_entropy(torch.tensor(LOGITS), torch.tensor(LABELS), weight=torch.tensor(WEIGHTS),
+    label_smoothing=0.1)`, and so on. Without smoothing, `F.nll_loss` of `log_softmax` gives the same."""
     with jax.enable_x64(True):
         assert of_batch(cross_entropy(smoothing, weights), LOGITS, LABELS) == pytest.approx(expected, abs=1e-12)
         log_probabilities = np.asarray(jax.nn.log_softmax(LOGITS))
@@ -74,8 +74,9 @@ def test_cross_entropy_and_nll_are_those_of_pytorch(smoothing, weights, expected
     ],
 )
 def test_binary_cross_entropy_is_that_of_pytorch(labels, smoothing, weights, expected):
-    """Of torch 2.13: `F.binary_cross_entropy_with_logits(torch.tensor(LOGITS), targets, weight=torch.tensor(WEIGHTS))`
-    of targets one-hot, smoothed as `one_hot * 0.9 + 0.1 / 3`, or the rows of SETS."""
+    """Results of torch 2.13: `F.binary_cross_entropy_with_logits(torch.tensor(LOGITS), targets,
+    weight=torch.tensor(WEIGHTS))` with one-hot targets, smoothed as `one_hot * 0.9 + 0.1 / 3`, or with the rows of
+    SETS."""
     with jax.enable_x64(True):
         loss = binary_cross_entropy(smoothing, weights)
         found = loss(jnp.asarray(LOGITS), jnp.asarray(labels)).mean()
@@ -90,7 +91,7 @@ def test_multi_hot_targets_move_towards_one_half():
 
 @given(st.floats(0, 1), st.floats(0, 0.9), st.integers(0, 2**31))
 def test_mixed_losses_are_the_losses_of_mixed_targets(share, smoothing, seed):
-    """Of bce as of cross entropy: an objective mixes losses, others mix targets."""
+    """Test bce and cross entropy: an objective mixes losses, other libraries mix targets."""
     rng = np.random.default_rng(seed)
     logits, one, two = rng.normal(size=(6, 3)) * 3, rng.integers(0, 3, 6), rng.integers(0, 3, 6)
     with jax.enable_x64(True):
@@ -163,7 +164,7 @@ def test_a_class_without_images_cannot_be_balanced():
 
 
 def step_in_float64(loss, devices: int, batch):
-    """(parameters after a step of plain SGD, sums of the step, sums of evaluation)."""
+    """Return (parameters after a step of plain SGD, sums of the step, sums of evaluation)."""
     topology, optimizer = Topology.create(devices), optax.sgd(0.1)
     preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
     objective = Objective(adapt(linear_model()), example_loss(loss, LabelKind(CLASSES)), preprocess)

@@ -1,4 +1,4 @@
-"""The maximum over windows: values and gradients are those of Flax's, ties and NaN too."""
+"""Max pooling: values and gradients equal Flax's, also with ties and NaN."""
 
 import functools
 

@@ -1,4 +1,5 @@
-"""A step that does not fit its devices: the arithmetic of the line, before the first step, and when memory runs out."""
+"""A step that does not fit its devices: the arithmetic of the message, before the first step and when memory runs
+out."""
 
 import dataclasses
 import functools
@@ -32,7 +33,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.step import Program
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.host_memory import HostMemory
-from jaxddp.measure.memory import Fit, Needs, Report, bytes_on_a_device, named, ran_out
+from jaxddp.measure.memory import Fit, MemoryReport, Needs, bytes_on_a_device, memory_errors, ran_out
 from jaxddp.mesh import Topology
 from jaxddp.models.resnet import BASIC, Architecture
 from jaxddp.setup.make_run import make_run
@@ -60,7 +61,7 @@ def uncompiled(then: Division) -> Needs | None:
     raise AssertionError("a second program is compiled")
 
 
-# --- What is needed ---
+# --- Needs ---
 
 
 def test_what_a_step_needs_is_what_the_compiled_program_says():
@@ -72,7 +73,7 @@ def test_what_a_step_needs_is_what_the_compiled_program_says():
     assert needs == Needs(100, 10, 500, 48 + 8, None, {"training": 1000})
     assert needs.lasting == 1110 and needs.total == 1610
     assert Needs.of(Cost({}, None), params, topology) is None
-    # What is temporary cannot hold more than itself.
+    # The parts of the temporary memory cannot exceed it.
     assert Needs.of(Cost({}, memory), {"kernel": jnp.zeros(1000)}, topology).gradients == 500  # pyright: ignore
 
 
@@ -94,7 +95,7 @@ def test_the_estimate_of_the_division_that_was_compiled_is_what_it_needs(needs, 
 
 @given(NEEDS, DIVISIONS, st.integers(1, 100))
 def test_a_second_program_tells_what_stays_on_a_cpu(needs, division, share):
-    """Of any step whose memory is a line of the examples that are computed at once, from any two points of it."""
+    """For any step whose memory is linear in the examples computed at once, two batch sizes determine the estimate."""
     then = dataclasses.replace(division, batch_size=division.batch_size * (share + 1))
     larger = dataclasses.replace(needs, temporary=needs.at(division, then) - needs.lasting)
     unknown = dataclasses.replace(larger, scratch=None)
@@ -102,7 +103,7 @@ def test_a_second_program_tells_what_stays_on_a_cpu(needs, division, share):
 
 
 def test_what_is_suggested_on_a_cpu_follows_from_a_program_that_is_compiled_for_it():
-    # 180 bytes stay: without them 40 images would fit, and with them 35 do.
+    # 180 bytes do not depend on the batch: without them 40 images would fit, and with them 35 do.
     asked: list[Division] = []
 
     def compiled(then: Division) -> Needs:
@@ -115,7 +116,7 @@ def test_what_is_suggested_on_a_cpu_follows_from_a_program_that_is_compiled_for_
     assert asked == [whole, Division(40, 1)] and fit.needs is not None and fit.needs.scratch == 180
     words = "--train.accumulate 2 would need about 852 B, or --train.batch-size 35 would need about 860 B"
     assert text_of(fit.advice()) == words
-    # A network that takes no other batch, and an allocation that fails later: no number is said.
+    # The network takes no other batch, or an allocation fails later: no number is suggested.
     for unknown in (Fit(whole, needs, 900).compared(lambda then: None), Fit(whole, needs, 1500)):
         assert text_of(unknown.advice()) == "raise --train.accumulate, or lower --train.batch-size"
 
@@ -132,7 +133,7 @@ def test_more_microbatches_need_less_but_for_sums_of_gradients(needs, division):
         before = found
 
 
-# --- The line ---
+# --- The message ---
 
 
 def test_the_line_has_what_is_needed_what_is_there_and_what_would_do():
@@ -152,9 +153,7 @@ def test_the_line_says_where_nothing_would_do():
     needs = Needs(arguments=90 * GB, output=0, temporary=12 * GB, gradients=2 * GB)
     fit = Fit(Division(64, 4, together=2), needs, 84 * GB, "NVIDIA H100 has 84 GB")
     # 90 + 2 + 10 * 2 / 16
-    expected = (
-        "no accumulate and no batch would help, since even images 2 at a time would need about 93 GB; choose a smaller"
-    )
+    expected = "no accumulate and no batch size would help (even 2 at a time would need about 93 GB); choose a smaller"
     assert expected in text_of(fit.advice())
     images = dataclasses.replace(needs, arguments=GB, images={"training": 89 * GB})
     assert text_of(dataclasses.replace(fit, needs=images).advice()).endswith(
@@ -174,7 +173,7 @@ def test_what_is_suggested_would_do_and_is_the_least_change_that_does(needs, div
     smaller = [dataclasses.replace(division, batch_size=size) for size in range(division.batch_size - 1, 0, -1)]
     does = [each.batch_size for each in smaller if each.is_even and needs.at(division, each) <= (1 - 0.03) * room]
     assert suggested.get("--train.batch-size") == (does[0] if does else None)
-    assert ("no accumulate and no batch would help" in text_of(fit.advice())) == (not suggested)
+    assert ("no accumulate and no batch size would help" in text_of(fit.advice())) == (not suggested)
 
 
 @given(NEEDS, DIVISIONS)
@@ -191,7 +190,7 @@ def test_where_memory_ran_out_although_it_would_do_what_is_suggested_needs_a_ten
 
 REPORTS = st.lists(
     st.builds(
-        Report,
+        MemoryReport,
         needs=st.none() | NEEDS,
         kind=st.just("cpu"),
         devices=st.just(2),
@@ -205,7 +204,7 @@ REPORTS = st.lists(
 
 @given(REPORTS)
 def test_the_process_that_has_the_least_left_decides(reports):
-    assert [Report.from_json(report.to_json()) for report in reports] == reports
+    assert [MemoryReport.from_json(report.to_json()) for report in reports] == reports
     fit, left = Fit.of(Division(8, 2), reports), []
     for report in reports:
         room = report.room
@@ -222,14 +221,14 @@ def test_the_process_that_has_the_least_left_decides(reports):
 
 def test_the_line_names_the_process_and_the_machine():
     needs, rooms = Needs(5, 0, 5, 0), (100, 7)
-    gpus = [Report(needs, "NVIDIA H100", 8, room, None) for room in rooms]
+    gpus = [MemoryReport(needs, "NVIDIA H100", 8, room, None) for room in rooms]
     assert str(Fit.of(Division(8, 16), gpus)).endswith(", and NVIDIA H100 of process 1 has 7 B")
     assert str(Fit.of(Division(8, 8), gpus[1:])).endswith(", and NVIDIA H100 has 7 B")
-    cpus = [Report(needs, "cpu", 4, None, HostMemory("one", 80, 80)) for _ in range(2)]
+    cpus = [MemoryReport(needs, "cpu", 4, None, HostMemory("one", 80, 80)) for _ in range(2)]
     assert str(Fit.of(Division(8, 8), cpus)).endswith(
         ", and the machine of process 0 has 10 B for each of its 8 devices"
     )
-    alone = Report(needs, "cpu", 1, None, HostMemory("one", 80, 60))
+    alone = MemoryReport(needs, "cpu", 1, None, HostMemory("one", 80, 60))
     assert str(Fit.of(Division(8, 1), [alone])).endswith(", and the machine has 60 B for its device")
 
 
@@ -239,7 +238,7 @@ def test_the_memory_of_the_host_is_that_of_cpus_that_know_of_none(free, platform
     topology = SimpleNamespace(
         free_memory=lambda: free, platform=platform, device_kind="a kind", mesh=SimpleNamespace(local_devices=[one])
     )
-    report = Report.of(None, topology, jnp.zeros(3))  # pyright: ignore[reportArgumentType]
+    report = MemoryReport.of(None, topology, jnp.zeros(3))  # pyright: ignore[reportArgumentType]
     assert (report.room, report.host is not None) == (None if free is None else 62, known)
 
 
@@ -265,7 +264,7 @@ def needs_of(setup: Any) -> Needs:
 
 
 def test_what_lies_on_the_devices_as_an_argument_is_not_in_the_way(monkeypatch):
-    """A byte less than what is not there yet, and the first step is not taken."""
+    """With one byte less than the step still needs, the first step does not run."""
     setup = small_setup()
     needs = needs_of(setup)
     held = bytes_on_a_device((setup.state, next(setup.batches(0, 1)), setup.key))
@@ -308,12 +307,12 @@ def test_the_doctor_says_the_same_of_a_step_as_the_run(monkeypatch):
         with pytest.raises(InputError) as caught:
             ask()
         lines.append(str(caught.value))
-    # The doctor has placed no batch, so that a little less is there.
+    # The doctor has placed no batch, so it reports a little less memory.
     needed, there = zip(*(line.split(";")[0].split(", and cpu has ") for line in lines), strict=True)
     assert needed[0] == needed[1] and there[0] != there[1]
 
 
-def test_nothing_is_said_where_nothing_is_known(monkeypatch):
+def test_unknown_memory_gives_no_message(monkeypatch):
     monkeypatch.setattr("jaxddp.measure.memory.host_memory", lambda: None)
     assert int(train(small_setup(), changes()).step) == 4
 
@@ -325,7 +324,7 @@ GPU_WORDS = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5.00GiB.
 
 
 class Failing:
-    """A program that fails in its n-th call, as XLA does."""
+    """A program that fails in its n-th call, like XLA."""
 
     def __init__(self, program: Program, number: int, error: BaseException):
         self.program, self.number, self.error = program, number, error
@@ -357,7 +356,7 @@ def test_an_allocation_that_fails_later_is_one_line_with_its_step():
         fit(failing_run(3, error, listener))
     line = str(caught.value)
     assert line.startswith("memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step needs ")
-    # How much of it stays on a CPU however few the images are, nobody knows by then.
+    # At that point it is unknown how much memory does not depend on the batch on a CPU.
     assert "Allocator" not in line and line.endswith("; raise --train.accumulate, or lower --train.batch-size")
     assert caught.value.__cause__ is error
     assert [(end.status, end.step, end.reason) for end in ends] == [("failed", 2, line)]
@@ -393,7 +392,7 @@ def test_a_validation_that_runs_out_of_memory_names_its_own_batch(monkeypatch):
 
 @dataclasses.dataclass(frozen=True)
 class Greedy(Part):
-    """Sorts a TiB in the middle of a step."""
+    """Sort a TiB in the middle of a step."""
 
     name: str = "greedy"
 
@@ -433,16 +432,16 @@ def test_only_an_exception_of_jax_with_that_status_is_memory_that_ran_out():
     assert not ran_out(MemoryError("RESOURCE_EXHAUSTED: Out of memory"))
     with (
         pytest.raises(InputError, match=r"^memory ran out here \(no colon\): do$"),
-        named(lambda: "here", lambda: "do"),
+        memory_errors(lambda: "here", lambda: "do"),
     ):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no colon")
 
 
-# --- What the process then has ---
+# --- Memory of the process ---
 
 
 def a_wide_network() -> Any:
-    """Of 1x1 convolutions: of what it needs activations are nearly all."""
+    """A network of 1x1 convolutions, which needs memory almost only for activations."""
 
     def init(key: jax.Array, example: Any) -> Any:
         first, *others = jax.random.normal(key, (4, WIDE, WIDE)) / 8
@@ -469,7 +468,7 @@ def in_memory(key: str) -> int:
 @LINUX
 @pytest.mark.parametrize(("devices", "accumulate"), [(1, 1), (2, 1), (1, 2)])
 def test_what_a_step_is_said_to_need_on_a_cpu_is_by_what_the_process_grows(devices, accumulate):
-    """`benchmarks/step_costs/memory.py` has the real networks."""
+    """`benchmarks/step_costs/memory.py` measures real networks."""
     config = Config().replace(train={"accumulate": accumulate}, parallel={"self_test": "never"})
     table = random_table(64, image=64)
     setup = small_setup(devices, a_wide_network(), table=table, config=config, batch_size=64)
@@ -480,14 +479,14 @@ def test_what_a_step_is_said_to_need_on_a_cpu_is_by_what_the_process_grows(devic
     jax.block_until_ready((state, feed))
     gc.collect()
     before = in_memory("VmRSS")
-    # It resets the peak.
+    # This resets the peak.
     Path("/proc/self/clear_refs").write_text("5")
     jax.block_until_ready(program(state, *feed))
     peak = in_memory("VmHWM") - before + devices * bytes_on_a_device(feed)
     assert 0.8 <= devices * needs.total / peak <= 1.2
 
 
-# --- What is suggested, compiled ---
+# --- Suggestions, compiled ---
 
 
 def test_what_a_smaller_batch_needs_is_what_its_own_program_says():
@@ -507,7 +506,7 @@ def test_of_a_network_that_takes_one_batch_alone_nothing_is_known():
 
 @functools.cache
 def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
-    """Of a step whose activations are most of what it needs."""
+    """Return a step that needs memory mostly for activations."""
     config = Config().replace(train={"accumulate": accumulate})
     net = resnet("resnet10", 5, width=8, stem="small").clone(architecture=Architecture((1,), BASIC))
     table = random_table(64, image=32)

@@ -1,4 +1,5 @@
-"""Mixup and cutmix: pairs, shares, labels and losses against their definitions in NumPy, on any number of devices."""
+"""Mixup and cutmix: pairs, shares, labels and losses compared with their definitions in NumPy, on any number of
+devices."""
 
 import functools
 
@@ -32,7 +33,7 @@ NEIGHBOUR = np.arange(SIZE) ^ 1
 
 
 def inputs_of(batch: Batch, mode: str, seed: int = 0) -> Inputs:
-    """Images of 0..255, neither flipped nor normalized, but mixed."""
+    """Mix images of 0..255 without flips and normalization."""
     augment = AugmentConfig(flip=False, **MODES[mode])
     plain = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
     return jax.device_get(preprocessed(batch, Preprocess(augment=augment, **plain), jax.random.key(seed)))
@@ -44,7 +45,7 @@ def preprocessed(batch: Batch, preprocess: Preprocess, key: jax.Array | None = N
 
 
 def is_boxed(image: np.ndarray, own: np.ndarray, other: np.ndarray) -> bool:
-    """Whether each pixel is one of the two."""
+    """Tell whether each pixel comes from one of the two images."""
     return bool(((np.abs(image - own) < 0.01).all(-1) | (np.abs(image - other) < 0.01).all(-1)).all())
 
 
@@ -57,7 +58,7 @@ def test_mixup_is_a_weighted_sum_with_the_neighbour():
     pixels = BATCH.image.astype(np.float64)
     assert np.abs(images - (weight * pixels + (1 - weight) * pixels[NEIGHBOUR])).max() < 1e-3
     assert (mixing.label == BATCH.label[NEIGHBOUR]).all()
-    # Each draws its own.
+    # Each pair has its own draw.
     assert len(set(mixing.weight.tolist())) == SIZE
 
 
@@ -83,7 +84,7 @@ def test_where_both_are_given_a_pair_takes_one():
     weight = mixing.weight[:, None, None, None]
     blended = (np.abs(images - (weight * pixels + (1 - weight) * pixels[np.arange(400) ^ 1])) < 1e-3).all((1, 2, 3))
     boxed = np.array([is_boxed(images[i], pixels[i], pixels[i ^ 1]) for i in range(400)])
-    # A weight of 0 or 1 is both.
+    # A weight of 0 or 1 fits both methods.
     of_pair = {name: kind.reshape(-1, 2).all(1) for name, kind in (("blended", blended), ("boxed", boxed))}
     assert (of_pair["blended"] | of_pair["boxed"]).all()
     assert abs((~of_pair["blended"]).sum() - 100) < 5 * np.sqrt(50)
@@ -93,7 +94,7 @@ def test_where_both_are_given_a_pair_takes_one():
 
 
 weights_of = jax.jit(jax.vmap(mixup_weight, (0, None)))
-"""One program for every alpha."""
+"""Use one compiled program for every alpha."""
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
@@ -118,11 +119,11 @@ def test_a_cutmix_box_has_the_sides_of_its_lambda_and_any_centre(height, width):
         assert mask.sum() == tall * wide
         assert tall <= side * height + 1e-3 and wide <= side * width + 1e-3
         whole += tall == int(side * height) and wide == int(side * width)
-        # The centre lies inside, so at most half is cut off on one side.
+        # The centre is inside the image, so at most half the box is clipped on one side.
         assert not mask.any() or (tall >= int(side * height) // 2 and wide >= int(side * width) // 2)
         assert mask.any() or int(side * height) <= 1 or int(side * width) <= 1
     assert 0 < whole < 3000
-    # Anywhere: each pixel's neighbour opposite is covered as often.
+    # The position is uniform: opposite pixels are covered equally often.
     often = (~kept).mean(0)
     assert np.abs(often - often[::-1]).max() < 0.06 and np.abs(often - often[:, ::-1]).max() < 0.06
     assert often.min() > 0.05
@@ -197,7 +198,7 @@ def test_the_loss_is_that_of_both_labels_weighed(mode, masked, loss):
     with jax.enable_x64(True):
         objective = objective_of(linear_model(), mode, loss)
         batch = random_batch(SIZE, masked=masked)
-        # What padding holds must not matter, be it no label at all.
+        # Padding must not matter, even with an invalid label.
         batch.label[SIZE - masked :] = -1
         params, _ = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3)))
         sums, _ = jax.jit(lambda batch: objective(params, {}, batch, train=True))(batch)
@@ -239,7 +240,7 @@ def test_evaluation_does_not_mix():
 
 @functools.cache
 def trained(devices: int):
-    """Parameters and losses after three steps with everything switched on."""
+    """Return parameters and losses after three steps with all augmentations switched on."""
     everything = {"rand_augment": 1, "cutout": 3, "erase": 0.5}
     objective, topology, optimizer = (
         objective_of(linear_model(), "both", **everything),
@@ -262,6 +263,6 @@ def test_training_with_everything_is_the_same_on_any_number_of_devices(devices):
         params, losses, moved = trained(1)
         others, again, _ = trained(devices)
     assert moved > 1e-3
-    # Weights and images' shares are drawn in float32.
+    # Weights and shares of images are drawn in float32.
     assert np.abs(losses - again).max() < 1e-6
     assert largest_difference(params, others) < 1e-6

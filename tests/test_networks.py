@@ -1,7 +1,6 @@
-"""Networks whose weights others publish: the depth of their layers, and what they refuse.
+"""Networks with published weights: the depth of their layers, and their error messages.
 
-`conformance/test_networks.py` has the names and shapes of their arrays, and their logits.
-"""
+`conformance/test_networks.py` tests the names and shapes of their arrays, and their logits."""
 
 import math
 
@@ -37,7 +36,7 @@ def network(name):
 
 
 def shapes_of(model, size=224):
-    """Of our arrays, by path: "params/fc/kernel"."""
+    """Return the arrays by path, such as "params/fc/kernel"."""
     variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32))
     return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(dict(variables), sep="/").items()}
 
@@ -47,7 +46,7 @@ def test_depths_grow_from_the_stem_to_the_head(name):
     model = network(name)
     depths = [model.depth_of(path) for path in shapes_of(model) if path.startswith("params/")]
     assert sorted(set(depths)) == list(range(model.depth))
-    # Most of a network's first layer and of its last one are in place.
+    # Most arrays of the first and of the last layer fit.
     assert depths.count(0) >= 2
     assert depths.count(model.depth - 1) >= 2
 
@@ -142,12 +141,14 @@ def test_images_of_another_size_than_the_positions_are_one_line():
     variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32))
     with pytest.raises(InputError) as raised:
         jax.eval_shape(model.apply, variables, jax.ShapeDtypeStruct((1, 96, 80, 3), jnp.float32))
-    line = "vit: images of 96x80 pixels have 30 patches, and the table of positions is for 16; give data.image_size=64"
+    line = (
+        "vit: images of 96x80 pixels have 30 patches, but the position embeddings are for 16; give data.image_size=64"
+    )
     assert first_line(raised) == line
 
 
 def first_line(raised):
-    """JAX adds a note of its own."""
+    """JAX adds a note to the exception."""
     return str(raised.value).splitlines()[0]
 
 
@@ -156,7 +157,7 @@ def first_line(raised):
     [
         ("vit_ti16", 100, "vit: images of 100x100 pixels are not whole patches of 16; give data.image_size=96 or 112"),
         ("vit_ti16", 8, "vit: images of 8x8 pixels are not whole patches of 16; give data.image_size=16"),
-        ("convnext_tiny", 28, "convnext: images of 28x28 pixels; give data.image_size=32 or more"),
+        ("convnext_tiny", 28, "convnext: images of 28x28 pixels are too small; give data.image_size=32 or more"),
     ],
 )
 def test_images_that_a_network_cannot_take_are_one_line(name, side, line):
@@ -174,7 +175,7 @@ SMALL = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_initial_logits_are_small_and_differ_between_images(name):
-    """A network of which a piece begins with zeros, or with far too large numbers, would not learn."""
+    """A network with a part that starts with zeros, or with much too large numbers, would not learn."""
     model = for_platform(SMALL[name], "cpu")
     images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
     logits = jax.jit(lambda key, images: model.apply(model.init(key, images), images))(jax.random.key(0), images)

@@ -1,5 +1,5 @@
-"""What single schedules and optimizers do besides what `conformance/test_optimizers.py` says of all, and the peak of
-the rate for another batch size."""
+"""Single schedules and optimizers, beyond `conformance/test_optimizers.py`, and the peak learning rate for another
+batch size."""
 
 import math
 import runpy
@@ -44,7 +44,7 @@ def test_cosine_ends_at_zero():
 
 @pytest.mark.slow
 def test_one_cycle_is_that_of_optax_behind_its_rise():
-    """With the warm-up that makes it the policy of the paper."""
+    """Test with the warm-up of the paper's policy."""
     found = rates(200, 60, PEAK, schedule="one_cycle")
     whole = optax.linear_onecycle_schedule(200, PEAK)
     np.testing.assert_allclose(found[60:], [whole(step) for step in range(60, 200)], rtol=1e-5)
@@ -163,7 +163,7 @@ def test_the_tables_of_a_vit_are_not_decayed():
 
 
 def test_the_schedule_of_a_config_drives_its_optimizer():
-    """Plain SGD with a gradient of one moves by the sum of the rates."""
+    """With a gradient of one, plain SGD moves by the sum of the learning rates."""
     config = config_of(momentum=0.0, nesterov=False, weight_decay=0.0)
     schedule = make_schedule(config, Steps(20, 4))
     optimizer, weight = make_optimizer(config, schedule), jnp.zeros((1, 1))
@@ -177,6 +177,6 @@ def test_the_schedule_of_a_config_drives_its_optimizer():
 
 
 def test_step_falls_once_for_each_share_however_short_the_run():
-    """Two shares that fall on one step."""
+    """Test two shares that give the same step."""
     found = rates(3, 0, PEAK, schedule="step", step_at=(0.6, 0.7), step_factor=0.5)
     np.testing.assert_allclose(found, [PEAK, PEAK, PEAK / 4], rtol=1e-6)

@@ -1,5 +1,5 @@
-"""What single optimizers do besides what `conformance/test_optimizers.py` says of all: what they refuse, and what a
-schedule-free one averages."""
+"""Single optimizers, beyond `conformance/test_optimizers.py`: their error messages, and the average of a schedule-free
+one."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def float64():
         yield
 
 
-# --- Against optax by hand, on the same gradients ---
+# --- Compared with optax on the same gradients ---
 
 
 @pytest.mark.ci
@@ -49,7 +49,7 @@ def test_lars_is_optax_with_kernels_decayed_and_scaled(float64):
 
 @pytest.mark.slow
 def test_muon_s_kernels_move_as_far_as_adam_s_arrays():
-    """In the root of the mean square, by which one rate suits both."""
+    """The root mean square is the same for both, so one learning rate suits both."""
     optimizer = OPTIMIZERS.get("muon")(config_of(name="muon", weight_decay=0.0, nesterov=False), lambda step: 1.0)
     params = {"wide": jnp.zeros((8, 64)), "conv": jnp.zeros((3, 3, 8, 16)), "bias": jnp.zeros(32)}
     rng = np.random.default_rng(0)
@@ -69,7 +69,10 @@ def test_schedule_free_takes_no_other_average():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({}, "optimizer.schedule='cosine': schedule_free averages in place of a rate that falls; set it to constant"),
+        (
+            {},
+            "optimizer.schedule='cosine': schedule_free averages its steps instead of lowering the learning rate; set",
+        ),
         ({"schedule": "constant", "momentum": 0.0}, "optimizer.momentum=0.0: schedule_free divides by it; give a num"),
     ],
 )
@@ -101,7 +104,7 @@ def again(setup):
 
 @pytest.mark.slow
 def test_what_validation_measured_is_what_a_checkpoint_gives(tmp_path, capsys):
-    """From the terminal, with a peak that is said once: eval and predictions need the average alone."""
+    """From the command line, with the peak given once: evaluation and prediction need the average alone."""
     write_arrays(tmp_path / "set.npz", TABLE, VAL)
     (tmp_path / "recipe.py").write_text(DENSE)
     work, recipe = tmp_path / "run", str(tmp_path / "recipe.py")
@@ -135,7 +138,7 @@ def checkpointed(work):
 
 @pytest.fixture(scope="module")
 def averaging():
-    """A setup whose optimizer came as an object, under a frozen layer and a rate of its own."""
+    """Return a setup with an optimizer object, a frozen layer, and a learning rate by layer."""
     config = Config().replace(
         model={"freeze": "Conv_0"},
         optimizer={"groups": ["Dense_0.bias:rate=0.5"]},
@@ -169,7 +172,7 @@ def test_other_optimizers_have_no_such_part():
 
 
 def scaled_inside(factor):
-    """Schedule-free Adam whose base takes steps that are multiplied by a function of the array's name and the step."""
+    """Schedule-free Adam whose base multiplies its steps by a function of the array's name and the step."""
 
     def by_layer():
         def update(updates, count, params=None):
@@ -196,7 +199,7 @@ PLAIN = contrib.schedule_free_adamw(rate)
     ],
 )
 def test_rates_by_layer_are_those_of_its_steps(outside, factor, float64):
-    """What multiplies y's updates multiplies z's, so that the average is that of such steps."""
+    """A factor of y's updates also scales z's, so the average is that of such steps."""
     rng = np.random.default_rng(0)
     params = {"a": {"b": jnp.asarray(rng.normal(size=(3, 2)))}, "c": jnp.asarray(rng.normal(size=4))}
     inside, ours, theirs = scaled_inside(factor), params, params

@@ -1,4 +1,4 @@
-"""Optional parts of the step: their arrays travel with the state, and absent ones cost nothing."""
+"""Optional parts of the step: their arrays are saved with the state, and unused parts cost nothing."""
 
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ AVERAGE = (ParameterAverage(0.9), GradientNorm())
 
 @pytest.mark.slow
 def test_an_absent_part_costs_nothing():
-    """The program without parts is the one of a step that knows of none: no further array, no further operation."""
+    """Without parts, the program has no additional array and no additional operation."""
     setup = made()
     assert jax.tree.leaves(setup.state.parts) == []
     batch = next(setup.batches(0, 1))
@@ -87,7 +87,8 @@ def test_the_average_is_that_of_the_parameters_and_evaluation_measures_it():
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", few((7,), 6))
 def test_lookahead_draws_training_back_to_slow_weights(steps):
-    """Against its definition, batch statistics included; the last step of the run ends on the slow weights."""
+    """Compare Lookahead with its definition, including batch statistics. The last step of the run ends on the slow
+    weights."""
     plain = made()
     step = plain.step()
     setup = made(parts=(Lookahead(3, lambda step: step / 10, steps),))
@@ -129,7 +130,8 @@ def test_a_step_reports_scalars_beside_its_metrics():
     norms = [record.metrics["gradient_norm"] for record in records.steps]
     assert len(norms) == 12 and min(norms) > 0
     ended = [record.epoch_end for record in records.steps if record.epoch_end]
-    # An epoch of 50 examples in batches of 8 ends with step 7; of a scalar its mean over the epoch's steps is shown.
+    # An epoch of 50 examples in batches of 8 ends with step 7. The history shows a scalar's mean over the epoch's
+    # steps.
     assert ended[0].metrics["gradient_norm"] == pytest.approx(np.mean(norms[:7]), rel=1e-5)
     again = made(net=linear_model())
     grads = jax.jit(jax.grad(loss_of(again)))(again.state.params)
@@ -138,7 +140,7 @@ def test_a_step_reports_scalars_beside_its_metrics():
 
 
 def loss_of(setup):
-    """Of a setup's first batch, by its parameters."""
+    """Return the gradient of a setup's first batch with respect to its parameters."""
     batch, keys = next(setup.batches(0, 1)), {"key": jax.random.key(0), "image_key": setup.key}
 
     def loss(params):
@@ -158,7 +160,7 @@ def test_a_checkpoint_with_other_parts_is_refused_by_name(tmp_path):
 
 @dataclass(frozen=True)
 class Scaled(Part):
-    """A constant loss scale, and a guard that leaves every other step out."""
+    """A part with a constant loss scale that skips every other step."""
 
     name: str = "scaled"
 
@@ -176,7 +178,7 @@ def test_a_part_may_scale_the_loss_and_leave_steps_out():
     batches = list(plain.batches(0, 2))
     state, sums = setup.step()(setup.state, batches[0])
     expected, expected_sums = plain.step()(plain.state, batches[0])
-    # A power of two: the same bits.
+    # With a power of two the bits are the same.
     assert largest_difference(jax.device_get(state.params), jax.device_get(expected.params)) == 0
     assert sums.means()["loss"] == expected_sums.means()["loss"]
     params = jax.device_get(state.params)

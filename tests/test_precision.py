@@ -1,4 +1,4 @@
-"""`train.precision`: what is computed in it and what never is, and which one a run takes by itself."""
+"""`train.precision`: the computations that use it, those that never do, and the default of a run."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def test_bfloat16_follows_float32():
             state, sums = step(state, batch)
             found.append(sums.means()["loss"])
         losses[precision] = found
-    # Eight bits of mantissa: close, and not the same.
+    # Eight bits of mantissa: close, but not equal.
     assert losses["bfloat16"] != losses["float32"]
     np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.05)
 

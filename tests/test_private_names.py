@@ -1,7 +1,6 @@
-"""What libraries promise to nobody: every use stands in one list, is probed where it is used, and says what is lost.
+"""Private names of libraries: every use is listed, is tested before it is used, and has a message about what is lost.
 
-BUILD_NOTES.md tells what each of the package's is for ("Private names").
-"""
+BUILD_NOTES.md explains the uses ("Private names")."""
 
 import ast
 import functools
@@ -45,9 +44,9 @@ USED = {
     "tests/test_resident.py": "jax.experimental.multihost_utils",
     "tests/test_start.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
 }
-"""By file, all that is not promised; what of it only the package is asked about, see `UNDOCUMENTED`."""
+"""Private names by file. Names in `UNDOCUMENTED` are searched for in the package only."""
 UNDOCUMENTED = {"eqns", "memory_analysis", "plugins", "read_only_builder"}
-"""Without an underscore, and without a word in the library's reference either, or with one that promises nothing."""
+"""Names without an underscore that the library's reference does not mention, or does not guarantee."""
 OF_PYTHON = {"_asdict", "_exit", "_fields", "_make", "_replace", "_repr_html_", "_repr_png_"}
 ASKED = {"getattr", "setattr", "hasattr", "delattr"}
 
@@ -60,13 +59,13 @@ nodes = functools.cache(lambda source: list(ast.walk(ast.parse(source))))
 
 
 def defined(source: str) -> Iterator[str]:
-    """The private names that a module makes itself, at any depth."""
+    """Return the private names that a module defines, at any depth."""
     for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
-        # An attribute of another object may be a library's.
+        # An attribute of another object may belong to a library.
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
             yield node.attr
 
@@ -84,7 +83,7 @@ def own() -> set[str]:
 
 
 def used(path: str, source: str) -> set[str]:
-    """What a module uses of libraries that is not promised."""
+    """Return the private names of libraries that a module uses."""
     asked = UNDOCUMENTED if path.startswith("jaxddp/") else set()
     known = OF_PYTHON.union(own(), defined(source))
 
@@ -146,12 +145,12 @@ def test_it_stands_in_the_list_and_the_list_holds_nothing_else():
     assert found == {path: set(names.split()) for path, names in USED.items()}
 
 
-# Each probe, where a library has changed
+# Each probe, with a changed library
 
 
 @pytest.fixture
 def lines(caplog):
-    """What was said to be lost so far."""
+    """Return the losses logged so far."""
     private_names.say_lost.cache_clear()
     return lambda: [record.getMessage() for record in caplog.records if record.name == "jaxddp.libraries"]
 
@@ -202,7 +201,7 @@ def test_a_step_whose_operations_cannot_be_read_is_trained_uncounted(monkeypatch
     flops.reads_jaxprs.cache_clear()
     assert [each.flops for each in found] == [0, 0] and found[0].utilization(1, 1, "cpu") is None
     (line,) = lines()
-    assert line.endswith("what a step computes is not counted, and MFU not known")
+    assert line.endswith("the operations of a step are not counted, and MFU is unknown")
 
 
 def test_a_step_of_unknown_memory_is_trained(monkeypatch, lines):
@@ -224,7 +223,7 @@ def test_a_network_that_asks_other_devices_may_go_unseen_but_not_without_a_word(
     mean(lambda x: x + 1, np.zeros(2, np.float32))
     reproducible._sees_collectives.cache_clear()
     (line,) = lines()
-    assert line.endswith("cannot tell whether the network asks other devices, and would take it")
+    assert line.endswith("cannot detect, and so accepts, a network that communicates between devices")
 
 
 def test_an_option_that_is_gone_is_left_out_with_a_line(monkeypatch, lines):
@@ -233,7 +232,7 @@ def test_an_option_that_is_gone_is_left_out_with_a_line(monkeypatch, lines):
     gone = {"xla_llvm_disable_expensive_passes", "xla_gpu_deterministic_ops", "xla_cpu_use_fusion_emitters"}
     monkeypatch.setattr(compiler_options, "_refusal", lambda name, value: "No such option" if name in gone else None)
     assert compiler_options.options_in_haste("cpu") == {"xla_backend_optimization_level": "0"}
-    assert compiler_options._taken(compiler_options._DETERMINISTIC, "bits") == {}
+    assert compiler_options._accepted(compiler_options._DETERMINISTIC, "bits") == {}
     assert [line.partition(" option ")[2] for line in lines()] == [
         "xla_llvm_disable_expensive_passes=True of the kind that is used here: the self-test takes longer to compile",
         "xla_gpu_deterministic_ops=True of the kind that is used here: bits",

@@ -1,4 +1,4 @@
-"""RandAugment: each operation against a statement of its definition in NumPy, and against Pillow; and what is drawn."""
+"""RandAugment: each operation compared with its definition in NumPy and with Pillow, and the distribution of draws."""
 
 import math
 
@@ -31,7 +31,7 @@ IMAGES = {name: image.astype(np.uint8) for name, image in IMAGES.items()}
 
 @pytest.fixture(scope="module")
 def run():
-    """(name, image, signed magnitude) -> image; one program for each shape and magnitude."""
+    """(name, image, signed magnitude) -> image, with one program for each shape and magnitude."""
     programs = {}
 
     def run(name: str, image: np.ndarray, magnitude: float) -> np.ndarray:
@@ -50,7 +50,7 @@ def run():
 
 
 def source(name: str, row: int, column: int, height: int, width: int, magnitude: float) -> tuple[float, float]:
-    """Where a pixel's centre comes from, as (y, x) in pixels from the image's top left corner."""
+    """Return the source of a pixel's centre, as (y, x) in pixels from the image's top left corner."""
     y, x, share = row + 0.5, column + 0.5, magnitude / 10
     if name == "rotate":
         angle = math.radians(30) * share
@@ -66,7 +66,7 @@ def source(name: str, row: int, column: int, height: int, width: int, magnitude:
 
 
 def table(name: str, channel: np.ndarray, magnitude: float) -> list[int]:
-    """What each of the values 0..255 becomes."""
+    """Return the new value of each value 0..255."""
     share, low, high = abs(magnitude) / 10, int(channel.min()), int(channel.max())
     pixels = channel.ravel().tolist()
     if name == "autocontrast" and high > low:
@@ -84,7 +84,7 @@ def table(name: str, channel: np.ndarray, magnitude: float) -> list[int]:
 
 
 def degenerate(name: str, image: np.ndarray) -> np.ndarray:
-    """What a blend goes away from, float64[H, W, C]."""
+    """Return the degenerate image of a blend, float64[H, W, C]."""
     pixels = image.astype(np.float64)
     weights = [1] if image.shape[-1] == 1 else [0.299, 0.587, 0.114]
     gray = np.floor((pixels * weights).sum(-1, keepdims=True) + 0.5)
@@ -107,7 +107,7 @@ def test_a_warp_takes_each_pixel_from_its_source(name, kind, magnitude, run):
     for row in range(height):
         for column in range(width):
             y, x = source(name, row, column, height, width, magnitude)
-            # Sines in 65,536 parts may take what lies on a border between pixels for either side.
+            # Sines in units of 1/65,536 may choose either side if a source is on the border between pixels.
             if min(abs(y - round(y)), abs(x - round(x))) > 2e-3:
                 inside = 0 <= y < height and 0 <= x < width
                 expected = image[math.floor(y), math.floor(x)] if inside else FILL
@@ -192,8 +192,8 @@ def pillow(name: str, image: np.ndarray, magnitude: float) -> np.ndarray:
 @pytest.mark.parametrize("kind", IMAGES)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_is_pillows(name, kind, magnitude, run):
-    """Pillow computes in floating point and cuts off: autocontrast and blends may be 1 apart. A few pixels of a warp
-    lie on a border."""
+    """Pillow computes in floating point and truncates: autocontrast and blends may differ by 1. A few pixels of a warp
+    are on a border."""
     image = IMAGES[kind]
     ours, theirs = run(name, image, magnitude).astype(int), pillow(name, image, magnitude).astype(int)
     apart = np.abs(ours - theirs)
@@ -203,7 +203,7 @@ def test_an_operation_is_pillows(name, kind, magnitude, run):
         assert apart.max(initial=0) <= (name in ("autocontrast", *BLENDS))
 
 
-# --- What is drawn ---
+# --- Draws ---
 
 
 def drawn(keys: jax.Array, image: np.ndarray, layers: int) -> np.ndarray:

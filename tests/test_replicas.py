@@ -1,4 +1,4 @@
-"""Replicas: a device whose state differs in one bit is found and named, and nothing else is taken for it."""
+"""Replicas: a device whose state differs in one bit is found and named, and equal states pass."""
 
 import dataclasses
 import itertools
@@ -34,19 +34,19 @@ TABLE = random_table(50)
 
 
 def held(array: jax.Array, topology: Topology = FOUR) -> list[np.ndarray]:
-    """What each device of a mesh holds of a replicated array."""
+    """Return the copy of a replicated array on each device of a mesh."""
     own = {shard.device: np.array(shard.data) for shard in array.addressable_shards}
     return [own[device] for device in topology.mesh.devices.flat]
 
 
 def from_held(arrays: list[np.ndarray], topology: Topology = FOUR) -> jax.Array:
-    """An array that calls itself replicated, whatever each device holds."""
+    """Create an array that is marked as replicated, with different data on each device."""
     buffers = [jax.device_put(array, device) for array, device in zip(arrays, topology.mesh.devices.flat, strict=True)]
     return jax.make_array_from_single_device_arrays(arrays[0].shape, topology.replicated, buffers)
 
 
 def flipped(array: jax.Array, bit: int, device: int = 1, topology: Topology = FOUR) -> jax.Array:
-    """The array with one bit of one device's copy flipped, counted from the array's first byte."""
+    """Flip one bit of one device's copy of an array, counted from the array's first byte."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         data = flipped(jax.random.key_data(array), bit, device, topology)
         return jax.jit(jax.random.wrap_key_data, out_shardings=topology.replicated)(data)
@@ -61,7 +61,7 @@ def state_of(params: Mapping[str, object], topology: Topology = FOUR) -> TrainSt
 
 
 def odd_arrays() -> dict[str, np.ndarray]:
-    """Every dtype, with NaNs that carry something, signed zeros, and sizes that fill nothing."""
+    """Create arrays of every dtype, with NaN payloads, signed zeros, and sizes that are no multiple of a word."""
     rng = np.random.default_rng(0)
     arrays = {name: rng.normal(size=(3, 5)).astype(jnp.dtype(name)) for name in DTYPES}
     payloads = np.array([0x7FC00001, 0xFFC12345, 0x80000000, 0, 0x7F800000, 1], np.uint32).view(np.float32)
@@ -78,7 +78,7 @@ STATE = state_of(odd_arrays() | {"key": jax.random.key(3), "none": {}})
 
 
 def differing(state: TrainState, topology: Topology = FOUR) -> list[int]:
-    """The places in the mesh whose checksum is not that of the first device."""
+    """Return the mesh indices of devices whose checksum differs from that of the first device."""
     found = np.asarray(checksums(topology)(state))
     return np.flatnonzero(found != found[0]).tolist()
 
@@ -95,7 +95,7 @@ def test_replicas_that_are_alike_pass():
     assert np.ptp(np.asarray(array_checksums(FOUR)(STATE)), axis=0).max() == 0
 
 
-def test_nothing_but_a_step_passes():
+def test_a_state_without_arrays_but_the_step_passes():
     Replicas(FOUR).check(0, FOUR.replicate(TrainState(np.int32(0), {}, {}, ())))
 
 
@@ -136,7 +136,7 @@ def test_any_bit_of_any_device_is_found(bit, device):
 
 
 def test_the_same_bit_flipped_in_two_words_does_not_cancel():
-    """In a sum of words times their places, highest bits of any two words do."""
+    """With a sum of words times their indices, flipping the highest bits of two words would go unnoticed."""
     zeros = FOUR.replicate(np.zeros(64, np.float32))
     for first, second in ((0, 1), (3, 40), (62, 63)):
         for bit in (0, 30, 31):
@@ -161,11 +161,11 @@ def test_two_arrays_that_changed_places_are_found(size):
     assert "in 2 of 4 arrays, first in params/a." in message(STATE.replace(params=params))
 
 
-# --- What the line says ---
+# --- The message ---
 
 
 def with_versions(versions: list[int]) -> tuple[TrainState, Topology]:
-    """A state of which each device holds one of several versions."""
+    """Create a state of which each device holds one of several versions."""
     topology = Topology.create(len(versions))
     weights = from_held([np.full(3, float(version)) for version in versions], topology)
     return state_of({}, topology).replace(params={"w": weights}), topology
@@ -176,8 +176,8 @@ def test_the_line_names_step_device_process_array_and_what_to_do():
     assert message(state, topology) == (
         "step 12: the devices no longer hold the same state: "
         f"device {topology.mesh.devices.flat[2]} of process 0 differs from the other 3, in 1 of 3 arrays, first in "
-        "params/w. Nothing of it is saved: start the same command again, which goes on from the last checkpoint; "
-        "where one device differs again, take it out"
+        "params/w. This state is not saved: run the same command again to continue from the last checkpoint; "
+        "if the same device differs again, remove it from the job"
     )
 
 
@@ -191,7 +191,7 @@ def test_the_line_names_step_device_process_array_and_what_to_do():
         ([1, 1, 0, 0, 0], "device {0} of process 0, device {1} of process 0 differ from the other 3,"),
     ],
 )
-def test_who_differs_from_whom(versions, expected):
+def test_the_message_names_the_devices_that_differ(versions, expected):
     state, topology = with_versions(versions)
     assert expected.format(*topology.mesh.devices.flat) in message(state, topology)
 
@@ -200,7 +200,7 @@ def test_who_differs_from_whom(versions, expected):
 
 
 class FlipsAt:
-    """A program of steps whose result has a bit flipped on one device, from a step on."""
+    """A program of steps that flips a bit of the result on one device, from a step on."""
 
     def __init__(self, program, step: int, topology: Topology):
         self._program, self._step, self._topology = program, step, topology
@@ -218,7 +218,7 @@ class FlipsAt:
 
 
 def run_with_fault(tmp_path, step: int, **changes):
-    """A run of 20 steps whose replica on device 1 differs after `step`; it returns the checkpoints."""
+    """Run 20 steps with a replica on device 1 that differs after `step`; return the checkpoints."""
     setup = runs.setup_of(SmallNet(), sgd(0.05, momentum=0.9), TABLE, devices=4, data=AS_THEY_ARE)
     plan = {"log": {"every": "50 steps"}, "train": {"duration": "20 steps"}, "checkpoint": {"every": "8 steps"}}
     checkpoints = Checkpoints(tmp_path / "checkpoints")
@@ -233,19 +233,19 @@ def run_with_fault(tmp_path, step: int, **changes):
     return checkpoints
 
 
-def test_it_is_found_where_a_comparison_is_due(tmp_path):
+def test_a_difference_is_found_at_the_next_comparison(tmp_path):
     with pytest.raises(ReplicaError, match="step 6: .* of process 0 differs from the other 3, in .* arrays"):
         run_with_fault(tmp_path, 5, parallel={"check_replicas": "3 steps"})
     assert Checkpoints(tmp_path / "checkpoints").steps() == []
 
 
-def test_nothing_of_it_is_saved(tmp_path):
+def test_a_state_that_differs_is_not_saved(tmp_path):
     with pytest.raises(ReplicaError, match="step 16: "):
         run_with_fault(tmp_path, 9)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [8]
 
 
-def test_switched_off_it_is_not_looked_for(tmp_path):
+def test_without_comparisons_a_difference_is_not_found(tmp_path):
     checkpoints = run_with_fault(tmp_path, 5, parallel={"check_replicas": "0 steps"})
     assert checkpoints.latest() == 20
 

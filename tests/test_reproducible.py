@@ -43,7 +43,7 @@ TABLE = random_table(64)
     ],
 )
 def test_the_bits_are_the_same_on_any_number_of_devices(devices, accumulate, batch_size, cache):
-    # Crops and flips, which take long to compile, where there are few shards on a device.
+    # Crops and flips take long to compile, so they are tested with few shards on a device.
     pad = int(min(devices) > 1)
     one, *others = (trained(n, accumulate=accumulate, batch_size=batch_size, cache=cache, pad=pad) for n in devices)
     assert np.abs(jax.device_get(one.params["kernel"])).max() > 0 and int(one.step) == 5
@@ -68,7 +68,8 @@ sys.exit(f"{differing} arrays differ" if differing else 0)
 
 @pytest.mark.ci
 def test_a_resnet_has_the_same_bits_as_xla_compiles_it_for_users():
-    """The other tests' programs are compiled in haste, and XLA joins no products with sums in them."""
+    """Test with full optimization. The programs of the other tests are compiled without it, and XLA fuses nothing in
+    them."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
     done = subprocess.run(
         [sys.executable, "-c", AS_COMPILED_FOR_USERS], env=environment, capture_output=True, text=True, timeout=600
@@ -77,8 +78,8 @@ def test_a_resnet_has_the_same_bits_as_xla_compiles_it_for_users():
 
 
 @pytest.mark.slow
-def test_without_it_the_bits_differ():
-    """Otherwise the tests above would show nothing."""
+def test_without_reproducible_the_bits_differ():
+    """Check that plain training differs, or the tests above would show nothing."""
     found = []
     for devices in (1, 8):
         setup = setup_of(SmallNet(), sgd(0.1), TABLE, devices=devices, batch_size=16, data=AS_THEY_ARE)
@@ -88,8 +89,8 @@ def test_without_it_the_bits_differ():
 
 
 @pytest.mark.slow
-def test_it_computes_the_same_mean():
-    """Beside 8 devices that are normalized by themselves: but for the order of a sum it is the same step."""
+def test_a_reproducible_step_computes_the_same_mean():
+    """Compare with 8 devices that normalize separately: except for the order of sums it is the same step."""
     found = []
     for reproducible in (False, True):
         setup = setup_of(SmallNet(), sgd(0.1), TABLE, devices=8, batch_size=16, data=AS_THEY_ARE)
@@ -102,7 +103,7 @@ def test_it_computes_the_same_mean():
 
 @pytest.mark.parametrize("devices", DEVICES)
 def test_the_sum_has_one_order_and_no_sign_of_zero(devices):
-    """Rounding differs between orders: of these, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)) gives 0 and not 1/8."""
+    """Rounding depends on the order: here ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)) gives 0 and not 1/8."""
     values = np.array([1.0, 1e8, 1.0, -1e8, 1.0, 1e8, 1.0, -1e8], np.float32)
     pairs = values
     while len(pairs) > 1:
@@ -118,7 +119,7 @@ def test_the_sum_has_one_order_and_no_sign_of_zero(devices):
 
 
 @pytest.mark.parametrize("for_cpu", [False, True])
-def test_walls_change_nothing(for_cpu):
+def test_barriers_change_no_result(for_cpu):
     tree = {"float": jnp.array([1.5, jnp.nan, -0.0]), "byte": jnp.uint8(7), "empty": jnp.zeros((0, 3))}
     assert bytes_of(jax.jit(lambda *given: walled(*given, for_cpu))(tree, jnp.int32(0))) == bytes_of(tree)
 
@@ -126,13 +127,13 @@ def test_walls_change_nothing(for_cpu):
 @pytest.mark.parametrize(
     ("devices", "config", "line"),
     [
-        (3, {}, "parallel.reproducible: 3 devices cannot share 8 shards evenly; use 1, 2, 4 or 8 devices"),
+        (3, {}, "parallel.reproducible: 8 shards cannot be divided evenly among 3 devices; use 1, 2, 4 or 8 devices"),
         (2, {"model": {"batch_norm": "sync"}}, "parallel.reproducible: model.batch_norm=sync normalizes .* ghost:K"),
-        (2, {"parallel": {"buckets": 3}}, "parallel.reproducible: parallel.buckets=3 has no place .* leave it out"),
-        (2, {"train": {"gradient_precision": "bfloat16"}}, "train.gradient_precision=bfloat16 has no place"),
+        (2, {"parallel": {"buckets": 3}}, "parallel.reproducible: parallel.buckets=3 does not apply .* leave it out"),
+        (2, {"train": {"gradient_precision": "bfloat16"}}, "train.gradient_precision=bfloat16 does not apply"),
     ],
 )
-def test_what_it_cannot_do_is_one_line(devices, config, line):
+def test_settings_that_exclude_reproducible_are_one_line(devices, config, line):
     made = Config().replace(**config)
     with pytest.raises(InputError, match=line):
         Gradients.of(made.replace(**REPRODUCIBLE), Topology.create(devices))
@@ -144,8 +145,8 @@ def test_a_batch_that_8_shards_cannot_share_is_one_line():
         prepare_training(SmallNet(), random_table(50), 2, sgd(0.1), 6, reproducible=True)
 
 
-def test_a_network_that_asks_other_devices_is_one_line():
-    line = r"^parallel.reproducible: the network or the loss asks other devices \(psum_invariant\)"
+def test_a_network_with_a_collective_is_one_line():
+    line = r"^parallel.reproducible: the network or the loss communicates between devices \(psum_invariant\)"
     with pytest.raises(InputError, match=line):
         trained(2, SmallNet(batch_norm=True, sync="data"))
 
@@ -161,8 +162,8 @@ def test_threads_are_fixed_before_jax_starts_and_said_to_be_late_after(monkeypat
         assert not caplog.text
 
 
-def test_a_resumed_run_keeps_it(tmp_path):
-    """It changes numbers, which other keys of `parallel` do not."""
+def test_a_resumed_run_must_keep_reproducible(tmp_path):
+    """The key changes results, so it is part of the identity, unlike other keys of `parallel`."""
     claim(tmp_path, Claim(Config().replace(**REPRODUCIBLE).to_dict(), {}), resuming=False)
     with pytest.raises(InputError, match="parallel.reproducible was True and is now False"):
         claim(tmp_path, Claim(Config().to_dict(), {}), resuming=True)

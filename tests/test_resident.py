@@ -1,4 +1,5 @@
-"""Data sets on the device: the same steps as from a stream, several in one dispatch, and cut where something is due."""
+"""Data sets in device memory: the same steps as from a stream, several in one dispatch, and chunks that end where
+something is due."""
 
 import re
 from types import SimpleNamespace
@@ -45,7 +46,7 @@ STEPS_TAKEN = 10
 
 
 def float64_parts(net, devices: int):
-    """A network and momentum, with flips and padded crops, all in float64."""
+    """Return a network and an optimizer with momentum, with flips and padded crops, all in float64."""
     objective = objective_of(net, augment=AugmentConfig(flip=True, pad=1))
     topology, optimizer = Topology.create(devices), sgd(0.05, momentum=0.9)
     return objective, optimizer, topology, fresh_state(objective, optimizer, topology)
@@ -104,7 +105,7 @@ def test_xla_knows_how_often_the_loop_of_a_full_chunk_turns_and_a_step_alone_has
             text = program.lower(state, images, chunk).compile().as_text()  # pyright: ignore
             turns[length] = re.findall(r'"known_trip_count":\{"n":"(\d+)"\}', text)
             assert len(turns[length]) == text.count(" while(")
-    # The other loops are those of random numbers, 5 rounds each.
+    # The other loops are those of random number generation, 5 rounds each.
     assert "32" not in turns[1] and sorted(turns[LONGEST_CHUNK]) == sorted([*turns[1], "32"])
 
 
@@ -119,7 +120,7 @@ def test_loops_are_slow_for_convolutions_on_a_cpu():
 
 
 def plan_of(steps: int = STEPS, **cadences: str) -> dict:
-    """What a config says of it."""
+    """Return the config of a run's plan."""
     every = {"log": "5 steps", "eval": "1 epoch", "checkpoint": "4 steps", **cadences}
     sections = {name: {"every": value} for name, value in every.items()}
     sections["eval"]["batch_size"] = 8
@@ -127,7 +128,7 @@ def plan_of(steps: int = STEPS, **cadences: str) -> dict:
 
 
 SEEN = {"log": "1000 steps", "eval": "0 steps", "checkpoint": "0 steps"}
-"""Cadences with long chunks: only an epoch's end (step 7, 13, 19, 25, …) is due."""
+"""Cadences with long chunks, where only the end of an epoch (step 7, 13, 19, 25, …) is due."""
 
 
 def run(cache: str, plan: dict, *, net=None, optimizer=None, devices: int = 4, share: bool = True, **more):
@@ -155,7 +156,7 @@ def test_a_run_is_the_one_from_a_stream(net, devices):
 
 
 def test_every_example_once_an_epoch():
-    """A network whose parameter of a row grows by 1 / batch size each time that the row's image is trained on."""
+    """A network with a parameter for each row, which grows by 1 / batch size whenever the row's image is trained on."""
     size, batch_size, epochs = 48, 8, 3
     images = np.broadcast_to(np.arange(size, dtype=np.uint8)[:, None, None, None], (size, 2, 2, 3))
     table = ArrayTable(images, np.zeros(size, int), ("a", "b"))
@@ -193,14 +194,14 @@ def test_each_program_is_compiled_when_it_is_first_needed_and_costs_what_a_step_
     asked = {"should_stop": lambda step: bool(seen.append((step, len(compiled))))}
     _, recorder = run("device", plan_of(8, **SEEN), share=False, **asked)
     assert seen == [(6, 1), (7, 2), (8, 2)]
-    # Six of the first seven steps are by the first program, and the eighth is by the second.
+    # The first program takes six of the first seven steps, and the second program the eighth.
     seven, eighth = (record.used.flops_per_step for record in recorder.steps)
     assert seven == eighth > 0
 
 
 @pytest.mark.slow
 def test_compiling_is_no_training_time(monkeypatch):
-    """On a clock that ticks at each look, and that each compilation moves far."""
+    """Test with a clock that advances at each reading, and by much more with each compilation."""
     now = [0.0]
 
     def look() -> float:
@@ -230,7 +231,7 @@ def whole_run():
 def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(whole_run, tmp_path, stop):
     whole, uninterrupted = whole_run
     checkpoints = Checkpoints(tmp_path / "c")
-    # What is due cuts the chunks: with other cadences, the same steps are dispatched in other company.
+    # Chunks end where something is due, so other cadences dispatch the same steps in other chunks.
     plan = plan_of(log=f"{stop} steps", eval="0 steps", checkpoint="0 steps")
     with pytest.raises(Preempted, match=f"saved step {stop} of"):
         run("device", plan, checkpoints=checkpoints, should_stop=lambda step: step == stop)
@@ -248,7 +249,7 @@ def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(whole_run, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", few((16,), 5))
 def test_a_loss_that_is_not_finite_is_named_by_its_own_step(bad):
-    # Update number `bad` spoils the parameters, so the step after it is the first to see them, within a chunk.
+    # Update number `bad` makes the parameters NaN, so the next step is the first to see them, within a chunk.
     with pytest.raises(NonFiniteError, match=f"^step {bad + 1}: the loss is nan"):
         run("device", plan_of(**SEEN), optimizer=exploding(bad))
 
@@ -256,7 +257,8 @@ def test_a_loss_that_is_not_finite_is_named_by_its_own_step(bad):
 def test_the_run_asks_once_a_chunk_whether_to_stop_and_the_processes_count_the_questions(monkeypatch):
     asked, numbers = [], []
     run("device", plan_of(16, **SEEN), should_stop=lambda step: bool(asked.append(step)))
-    # Chunks of 6, the steps of the shortest epoch, and single steps up to the end of an epoch and of the run.
+    # Chunks have 6 steps, the length of the shortest epoch. Single steps follow up to the end of an epoch and of the
+    # run.
     assert asked == [6, 7, 13, 14, 15, 16]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: bool(numbers.append(step)))
@@ -346,7 +348,7 @@ OTHERS = [*((LINEAR, 1, size) for size in (5, 23, 299, 400)), (SYNC, 4, 5), (SYN
 
 @pytest.mark.parametrize(("net", "devices", "size"), [*TELLING, *(rarely(*case) for case in OTHERS)])
 def test_validation_on_the_devices_is_that_from_a_stream_bit_for_bit(net, devices, size):
-    """Less than a batch; one dispatch of 3 batches; two of 19, the last one padded; two of 25."""
+    """Sets smaller than a batch; one dispatch of 3 batches; two of 19, the last one padded; two of 25."""
     made = setup_of(net, sgd(0.1), TABLE, devices=devices, data=DataConfig(cache="device"))
     state, source = made.state.replace(params=randomized(made.state.params)), random_table(size, seed=1)
     streamed, resident = (made.evaluator(source, 8, resident=where) for where in (False, True))
@@ -366,7 +368,7 @@ def test_validation_asks_between_two_dispatches_and_can_be_left_there():
     with pytest.raises(Preempted):
         evaluator(made.state, between=stop)
     with pytest.MonkeyPatch.context() as patch:
-        # Nothing public says how often it reports.
+        # No public interface tells how often validation reports.
         patch.setattr("jaxddp.training.validation.evaluator._REPORT_SECONDS", -1)
         assert evaluator(made.state, lambda means, count: seen.append(count)) == expected
     assert seen == [184, 368, 552, 560, 561]
@@ -394,11 +396,11 @@ def test_another_set_to_validate_on_takes_the_place_of_the_last():
         assert [placed.source for placed in made.feed.resident.values()] == [TABLE, source]
 
 
-# --- The doors ---
+# --- Command line and Python ---
 
 
 def images_of(table, data: DataConfig, devices: int):
-    """The images of a table as the devices keep them."""
+    """Return the images of a table in device memory."""
     return Feed(table, SampleOrder(len(table), 1, 0), data, Topology.create(devices)).images
 
 
@@ -412,7 +414,7 @@ def test_the_notebook_keeps_the_set_on_the_devices(monkeypatch):
     setup = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain, cache="device"), epochs=2)
     assert not loads
     histories = [jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=VAL, listeners=())[1] for _ in range(2)]
-    # Of each set, however often it is trained and validated on.
+    # Each set is placed once, however often it is trained and validated on.
     assert len(loads) == 2
     streamed = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain), epochs=2)
     _, expected = jaxddp.train(jaxddp.softmax_cross_entropy, streamed, val=VAL, listeners=())
@@ -433,7 +435,7 @@ def train_words(root, workdir, *more: str) -> list[str]:
 
 @pytest.fixture
 def linear(monkeypatch):
-    """A ResNet takes long to compile, and has convolutions: it would take its steps one by one on a CPU."""
+    """A ResNet takes long to compile. It has convolutions, so on a CPU steps would not be dispatched together."""
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 
@@ -500,14 +502,14 @@ def test_a_damaged_file_and_a_set_that_is_too_large_get_one_line(linear, tmp_pat
         needed = "197 kB of training and 197 kB of validation images on each device needed, 150 kB free there; lower"
         assert f"--data.cache device: {needed}" in message
         patch.setattr(Topology, "free_memory", lambda _: 300_000)
-        # Each of them would fit.
+        # Each set alone would fit.
         assert needed.replace("150", "300") in fails(train_words(root, tmp_path / "w", *device), capfd)
         brief = ("--eval.every", "0 steps", "--train.duration", "1 step")
         assert main(train_words(root, tmp_path / "w", *device, *brief)) == 0
     for split, *more in (("val", "--data.bad-images", "substitute"), ("train",)):
         image = sorted((root / IMAGES / split).rglob("*.JPEG"))[2]
         image.write_bytes(image.read_bytes()[:-40])
-        # Before the first step. Validation substitutes no image.
+        # This happens before the first step. Validation substitutes no image.
         message = fails(train_words(root, tmp_path / f"w {split}", *device, *more), capfd)
         assert str(image) in message and "end-of-image" in message
         assert not (tmp_path / f"w {split}" / "metrics.jsonl").exists()
@@ -525,7 +527,7 @@ def test_memory_that_runs_out_as_images_are_placed_is_one_line(monkeypatch):
         images_of(random_table(8), DataConfig(), 2)
 
 
-def test_what_a_device_has_free(monkeypatch):
+def test_the_free_memory_of_a_device(monkeypatch):
     topology = Topology.create(2)
     assert topology.free_memory() is None
 
@@ -540,7 +542,7 @@ def test_what_a_device_has_free(monkeypatch):
         local_devices = (Device(300), Device(900))
 
     assert Topology(Mesh()).free_memory() == 100  # pyright: ignore[reportArgumentType]
-    # As an allocator says it that has no limit.
+    # The message of an allocator without a limit.
     Mesh.local_devices = (Device(300), Device(900, limit=0))
     assert Topology(Mesh()).free_memory() is None  # pyright: ignore[reportArgumentType]
     assert LONGEST_CHUNK > 1

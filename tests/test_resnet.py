@@ -1,4 +1,4 @@
-"""ResNets: published parameter counts, equality with an independent NumPy statement, and each option's promise."""
+"""ResNets: published parameter counts, equality with an independent NumPy implementation, and each option's effect."""
 
 import itertools
 
@@ -36,7 +36,7 @@ COUNTS = {
 
 
 def randomized(tree, seed=0):
-    """Every leaf drawn anew, variances and scales positive and away from zero, kernels small enough to stay finite."""
+    """Redraw every leaf, with positive variances and scales away from zero, and kernels small enough to stay finite."""
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
@@ -50,12 +50,13 @@ def randomized(tree, seed=0):
 
 
 def shallow(block=BASIC, **settings):
-    """Three blocks: one that keeps its input's shape at least, and one that strides."""
+    """Use three blocks: at least one keeps its input's shape, and one has a stride."""
     return ResNet(Architecture((2, 1), block), num_classes=5, width=4, stem=small_stem, **settings)
 
 
 def assert_trees_close(actual, expected, tolerance):
-    """Same structure, and every leaf equal to within `tolerance` of its own largest value."""
+    """Check that two trees have the same structure, and leaves that are equal within `tolerance` of their largest
+    value."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         error = np.max(np.abs(np.asarray(a) - b)) / np.max(np.abs(b))
@@ -63,7 +64,7 @@ def assert_trees_close(actual, expected, tolerance):
 
 
 def value_and_gradients(module, variables, images, weights, **mode):
-    """Output, new running statistics and the gradients of sum(output * weights) by (params, images)."""
+    """Return the output, new running statistics, and the gradients of sum(output * weights) by (params, images)."""
 
     def loss(params, images):
         output, updated = module.apply({**variables, "params": params}, images, **mode, mutable=["batch_stats"])
@@ -75,7 +76,7 @@ def value_and_gradients(module, variables, images, weights, **mode):
 
 
 def assert_equals_numpy(actual, expected, weights):
-    """Values and statistics to 1e-10, gradients to 1e-9, none of them all zero."""
+    """Compare values and statistics to 1e-10 and gradients to 1e-9. No gradient is all zero."""
     output, stats, (gradients, image_gradients) = actual
     expected_output, expected_stats, back = expected
     expected_image_gradients, expected_gradients = back(weights)
@@ -96,11 +97,11 @@ def test_parameter_counts_are_the_published_ones(name):
 
 
 BLOCKS = {"identity": (12, 1), "strided": (12, 2), "widened": (5, 1)}
-"""Features that come in, and the stride."""
+"""The number of input features, and the stride."""
 
 
 def block_cases() -> list:
-    """Each shape trained on each platform, and of the rest each value once."""
+    """Each shape is trained on each platform, and each value of the other options once."""
     telling = {(True, shape, platform, True) for shape in BLOCKS for platform in ("cpu", "gpu")}
     telling |= {(True, "strided", "cpu", False), (False, "strided", "cpu", True), (False, "widened", "gpu", True)}
     every = itertools.product((True, False), BLOCKS, ("cpu", "gpu"), (True, False))
@@ -131,7 +132,7 @@ def test_bottleneck_block_equals_numpy(shortcut_norm, shape, platform, train):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "train"),
-    # Of a ResNet-50 the block is proved above, and the logits in evaluation by `conformance/test_networks.py`.
+    # The block of a ResNet-50 is tested above, and its logits in evaluation by `conformance/test_networks.py`.
     [("resnet18", True), pytest.param("resnet50", True, marks=pytest.mark.ci), rarely("resnet50", False)],
 )
 def test_network_equals_numpy(name, train):

@@ -1,5 +1,5 @@
-"""The self-test: a gradient that is wrong only over several devices is found before the first step, by a line that says
-by what factor; one that is right, or cannot be judged, is left alone."""
+"""The self-test: a gradient that is wrong only on several devices is found before the first step, with a message that
+gives the factor. A correct gradient, or one that cannot be judged, passes."""
 
 import dataclasses
 import logging
@@ -36,14 +36,14 @@ AVERAGE = Averaging.average
 
 
 def run_of(model, devices: int = 4, changes=ALWAYS, **settings):
-    # A test that was made of a right step would be there for a broken one.
+    # Programs are cached, so a test of a correct step would be reused for a faulty one.
     settings = {"batch_size": 16, "table": TABLE, "share": False, "data": AS_THEY_ARE, **settings}
     setup = runs.setup_of(model, sgd(0.1), devices=devices, **settings)
     return make_run(runs.changed(setup, changes))
 
 
 def made_test(model, devices: int = 4, changes=ALWAYS, **settings) -> SelfTest:
-    """The test after it was made of a new setup's first chunk."""
+    """Return the self-test of a new setup after its first chunk."""
     run = run_of(model, devices, changes, **settings)
     assert run.checks.self_test is not None
     run.checks.self_test(run.state, *next(run.steps.chunks(0)).feed)
@@ -56,21 +56,21 @@ def line(model=LINEAR, devices: int = 4, **settings) -> str:
     return str(caught.value)
 
 
-# What a test has found and by what bound it judges has no public place: it ends a run, or it is silent.
+# The results and the tolerance have no public interface: the test raises or passes silently.
 
 
 def was_made(test: SelfTest) -> bool:
     return any(averaged is not None for averaged in test._averaged.values())
 
 
-# --- What is right passes ---
+# --- Correct gradients pass ---
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", few((3,), 2, 8))
 @pytest.mark.parametrize("model", [LINEAR, PLAIN, SmallNet(batch_norm=True), SmallNet(batch_norm=True, sync="data")])
 def test_right_gradients_pass(model, devices):
-    """With running statistics: slices that are normalized by themselves would have to be compared as such."""
+    """Test with running statistics. Slices that are normalized separately would have to be compared in slices."""
     assert set(made_test(model, devices, batch_size=24)._alone) == {False}
 
 
@@ -118,7 +118,8 @@ def test_more_devices_than_are_counted_pass(monkeypatch):
 
 
 class OfTheBatch(nn.Module):
-    """Normalizes by the batch at hand, in evaluation too: by a device's slice, or with `sync` by all slices."""
+    """A network that normalizes by the current batch also in evaluation: by a device's slice, or with `sync` by all
+    slices."""
 
     sync: str | None = None
 
@@ -152,7 +153,7 @@ def test_a_loss_with_weights_passes_where_slices_differ_in_weight():
 
 @pytest.fixture
 def without_cast(monkeypatch):
-    """What the step would do without its cast: a sum over the devices where there should be a mean."""
+    """The gradient without the cast in the step: a sum over the devices instead of a mean."""
     monkeypatch.setattr(jaxddp.engine.gradients.lax, "pcast", lambda tree, *axes, **to: tree)
 
 
@@ -174,7 +175,7 @@ def test_a_sum_is_found_with_images_on_the_devices(without_cast):
 
 
 def broken(monkeypatch, share):
-    """The all-reduce of gradients, in which each device's share is multiplied by `share(device's number)`."""
+    """Replace the all-reduce of gradients by one that multiplies each device's share by `share(device's number)`."""
 
     def average(self, grads, others, order):
         if lax.axis_size(AXIS) > 1:
@@ -188,7 +189,7 @@ def broken(monkeypatch, share):
 def test_a_share_that_counts_twice_is_found(monkeypatch):
     broken(monkeypatch, lambda device: 1.0 + (device == 2))
     found = line(PLAIN)
-    assert "4 devices average is not that of one device for the same examples: it is off by 0." in found
+    assert "4 devices average is not that of one device for the same examples: the difference is 0." in found
     assert "most in Conv_0/kernel. A device's share counts twice or not at all" in found
 
 
@@ -226,12 +227,12 @@ def test_a_model_that_adds_up_over_devices_where_it_should_average_is_found():
 
 @jax.custom_vjp
 def centered(x):
-    """Less the mean over the batches of all devices."""
+    """Subtract the mean over the batches of all devices."""
     return x - lax.pmean(x.mean(0), AXIS)
 
 
 def _forgets(_, grad):
-    # Right on one device. On several the mean of the gradients of all belongs here.
+    # This is correct on one device only. On several, the mean of all devices' gradients is missing.
     return (grad - grad.mean(0),)
 
 
@@ -252,13 +253,13 @@ def with_gradient_by_hand(backward):
 
 @pytest.mark.slow
 def test_a_gradient_by_hand_that_forgets_the_sum_over_devices_is_found():
-    assert "a gradient by hand in the model or the loss leaves out a sum over the devices" in line(
+    assert "a custom gradient in the model or the loss omits a sum over the devices" in line(
         with_gradient_by_hand(_forgets)
     )
     assert was_made(made_test(with_gradient_by_hand(_remembers)))
 
 
-# --- What proves nothing ---
+# --- Gradients that prove nothing ---
 
 
 def scaled(factor: float):
@@ -267,13 +268,13 @@ def scaled(factor: float):
 
 
 @pytest.mark.parametrize(("factor", "norm"), [(0.0, "0"), (np.nan, "nan")])
-def test_a_gradient_that_proves_nothing_is_said_to(caplog, factor, norm):
+def test_a_gradient_that_proves_nothing_is_logged(caplog, factor, norm):
     with caplog.at_level(logging.WARNING, "jaxddp.training"):
         made_test(scaled(factor))
     assert caplog.messages == [f"self-test: the gradient of the first examples is {norm}, which proves nothing"]
 
 
-def test_silence_where_all_is_well(caplog):
+def test_gradients_that_agree_give_no_message(caplog):
     made_test(LINEAR)
     assert not caplog.messages
 
@@ -287,7 +288,7 @@ def test_a_gradient_of_zero_on_one_device_alone_is_found(monkeypatch):
     assert "is not that of one device" in line(scaled(0.0))
 
 
-# --- Where it is made ---
+# --- Where the test runs ---
 
 
 def test_auto_tests_small_networks():
@@ -309,7 +310,7 @@ def test_auto_does_not_trace_a_large_network(monkeypatch):
     def many(key, example):
         return init(key, example) | {str(number): jnp.zeros(()) for number in range(self_test.MOST_PARAMETERS)}
 
-    # Nothing public tells that no program was traced.
+    # No public interface tells whether a program was traced.
     monkeypatch.setattr(SelfTest, "_compiled", lambda self, *given: pytest.fail("it was traced"))
     assert not was_made(made_test((many, apply), 2, AUTO))
 
@@ -347,7 +348,7 @@ def test_a_run_is_tested_once(monkeypatch):
 
 @pytest.mark.slow
 def test_no_step_is_taken_and_a_resumed_run_tests_too(tmp_path, monkeypatch):
-    """From Python, through a work directory; the fault comes between two runs."""
+    """Test from Python with a work directory, with a fault that starts between two runs."""
     setup = prepare_training(LINEAR, TABLE, 4, sgd(0.1), 4, epochs=1)
     train(softmax_cross_entropy, setup, workdir=tmp_path, listeners=())
     before = (tmp_path / "metrics.jsonl").read_text()

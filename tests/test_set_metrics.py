@@ -1,4 +1,4 @@
-"""Metrics over a whole set: exact under padding, in any batches, on any number of devices; equal to scikit-learn's."""
+"""Metrics over a whole set: exact with padding, in any batches, on any devices, and equal to scikit-learn's."""
 
 import csv
 import dataclasses
@@ -32,11 +32,11 @@ from jaxddp.training.validation.set_sums import SetSums
 NAMES = ("mean_class_accuracy", "confusion", "ece", "map", "f1")
 VAL = random_table(29, seed=1)
 FEW_LEVELS = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 3.0])
-"""Of scores, so that many are equal."""
+"""Draw scores of which many are equal."""
 
 
 def of_set(logits, labels, mask=None, names=NAMES):
-    """What the metrics make of one batch, without devices."""
+    """Return the numbers that the metrics compute from one batch, without devices."""
     mask = np.ones(len(logits), np.float32) if mask is None else mask
     metrics, sums = {name: METRICS.get(name) for name in names}, SetSums()
     sums.add(measured(metrics, jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(mask)), stacked=False)
@@ -109,7 +109,7 @@ def test_what_is_not_finite_and_what_is_not_there_have_no_number():
     logits[1, 0] = np.nan
     found = of_set(logits, labels)
     assert np.isnan([found["ece"], found["map"]]).all()
-    # A NaN is never right, and has no place among the predictions.
+    # A NaN is never right, and is not counted as a prediction.
     assert found["mean_class_accuracy"] == pytest.approx(23 / 24) and found["confusion"].sum() == 23
     none = of_set(np.zeros((24, 4), np.float32), np.zeros((24, 4), np.float32), names=("map",))
     assert np.isnan(none["map"])
@@ -118,7 +118,7 @@ def test_what_is_not_finite_and_what_is_not_there_have_no_number():
 
 @pytest.fixture(scope="module")
 def setups():
-    """The same network with all metrics, on 1 and 4 devices; logits of the validation set by hand."""
+    """Evaluate one network with all metrics on 1 and 4 devices, and compute the validation set's logits directly."""
     metrics = {name: METRICS.get(name) for name in NAMES}
     config = jaxddp.Config().replace(parallel={"self_test": "never"}, eval={"metrics": ("top1",)})
     made = {n: setup_of(linear_model(), sgd(0.1), devices=n, config=config, data=AS_THEY_ARE) for n in (1, 4)}
@@ -207,7 +207,7 @@ def test_names_of_classes_that_a_spreadsheet_would_compute_are_guarded_if_asked(
 
 
 class Mean:
-    """The mean of the largest logits, by sums."""
+    """A metric over a set: the mean of the largest logits, from sums."""
 
     def sums(self, logits, labels, mask):
         return {"total": (logits.max(-1) * mask).sum(), "examples": mask.sum()}
@@ -267,7 +267,7 @@ def test_numbers_of_one_name_get_one_line():
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (Unmasked(), "metrics: mine: largest is .* of a batch and .* of its halves; return sums over the examples"),
+        (Unmasked(), "metrics: mine: largest is .* for a batch and .* for its halves; return sums over the examples"),
         (Text(), r"metrics: mine: fails for logits float32\[9, 4\] and labels int32\[9\]: AttributeError: 'str'"),
         (Nothing(), r"metrics: mine: fails for logits float32\[9, 4\] .*: ValueError: no such thing"),
         (Loss(), "metrics: mine: 'loss' cannot be the name of a metric; give another"),

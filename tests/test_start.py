@@ -1,4 +1,4 @@
-"""The start of a run: what it keeps of its compiled programs for the next one, and what it imports."""
+"""The start of a run: the compiled programs that it keeps for the next one, and its imports."""
 
 import functools
 import json
@@ -43,7 +43,7 @@ def configured() -> dict[str, Any]:
 
 @pytest.fixture
 def unset(monkeypatch, tmp_path):
-    """JAX's settings as they are where nobody has touched them, and a cache folder in the test's own."""
+    """Reset JAX's settings to their defaults, with a cache folder of the test."""
     before = configured()
     for name, value in DEFAULTS.items():
         monkeypatch.delenv(name.upper(), raising=False)
@@ -53,7 +53,7 @@ def unset(monkeypatch, tmp_path):
     yield tmp_path / "kept" / PROGRAMS
     for name, value in before.items():
         jax.config.update(name, value)
-    # JAX takes its folder when it first compiles: the tests that follow keep their programs in theirs.
+    # JAX opens its folder at the first compilation: later tests keep their programs in their own folder.
     jax_cache.reset_cache()
 
 
@@ -66,7 +66,7 @@ def unset(monkeypatch, tmp_path):
         ({}, "home/.cache/jaxddp/programs"),
     ],
 )
-def test_programs_are_kept_in_a_place_of_their_own(unset, variables, place, tmp_path, monkeypatch):
+def test_programs_are_kept_in_their_own_folder(unset, variables, place, tmp_path, monkeypatch):
     for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "home", **variables}.items():
@@ -148,30 +148,30 @@ def test_where_nothing_can_be_kept_a_run_goes_on_with_one_line(unset, spoil, mon
 
 @pytest.fixture
 def not_first(unset, monkeypatch):
-    """One that is not the first of a job keeps its programs through JAX's private functions."""
-    # JAX has no setting for it (`jaxddp.engine.program_cache`); what is set here is put back.
+    """A process that is not the first of a job keeps its programs through JAX's private functions."""
+    # JAX has no setting for it (`jaxddp.engine.program_cache`). The replaced function is restored.
     monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)
     private_names.say_lost.cache_clear()
-    # JAX takes its folder when it first compiles, which may be long ago.
+    # JAX opens its folder at the first compilation, which may have happened long ago.
     jax_cache.reset_cache()
     return monkeypatch
 
 
 def test_another_process_keeps_what_it_compiles(not_first, unset):
-    """With the installed JAX, whatever its `_cache_write` is given; process 0 itself is told nothing of it."""
+    """Test with the installed JAX, for any arguments of its `_cache_write`. Process 0 does not replace it."""
     not_first.setattr(compiler.distributed.global_state, "process_id", 1)
     keep_compiled_programs(Second())
-    keep_compiled_programs(Second())  # as in a notebook
+    keep_compiled_programs(Second())  # As in a notebook
     jax.jit(lambda x: x * 3 + 41)(1.0)
     assert [path.name for path in unset.iterdir() if path.name.startswith("jit__lambda")]
 
 
 def of_five(cache_key, compile_time_secs, module_name, backend, executable):
-    """As in jax 0.12."""
+    """The signature of jax 0.12."""
 
 
 def of_six(executable, backend, module_name, compile_time_secs, cache_key, host_callbacks):
-    """As in jax 0.10, in another order."""
+    """The signature of jax 0.10, with another order."""
 
 
 @pytest.mark.parametrize("theirs", [of_five, of_six])
@@ -203,7 +203,7 @@ def test_without_jaxs_functions_one_line_says_what_is_lost(not_first, caplog, na
     keep_compiled_programs(Second())
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"jax {jax.__version__} has no jax._src.compiler._cache_write of the kind")
-    assert line.endswith("on CPUs, this process will compile its programs anew at each start")
+    assert line.endswith("on CPUs, this process compiles its programs again at each start")
     assert getattr(place, name) is theirs
 
 
@@ -233,7 +233,7 @@ def test_other_processes_of_a_job_neither_warn_nor_thin_out(not_first, unset, mo
     assert jax.config.jax_compilation_cache_dir is None and caplog.records == []
 
 
-# Each program's size, and when it was written and read: a file system may be mounted without noting the second.
+# The size of each program, and its times of writing and reading. A file system may be mounted without access times.
 programs = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.integers(0, 50)), max_size=8)
 
 
@@ -255,11 +255,11 @@ def test_what_was_not_used_for_longest_goes_until_the_rest_fits(tmp_path_factory
     total = sum(used[name][1] for name in left)
     assert total <= most
     assert all(used[name] <= used[other] for name in gone for other in left)
-    # The last one to go was one too many.
+    # No more files are removed than necessary.
     assert not gone or total + max(used[name] for name in gone)[1] > most
 
 
-def test_the_place_is_kept_small_unless_jax_does(unset, monkeypatch):
+def test_the_cache_folder_is_limited_unless_jax_limits_it(unset, monkeypatch):
     monkeypatch.setattr(compilation_cache, "MOST_BYTES", 10)
     unset.mkdir(parents=True, mode=0o700)
     for number in range(4):
@@ -274,7 +274,7 @@ def test_the_place_is_kept_small_unless_jax_does(unset, monkeypatch):
     assert sorted(path.name for path in unset.iterdir()) == ["2-cache", "3-cache"]
 
 
-def test_the_notebooks_door_keeps_its_programs(unset):
+def test_the_python_api_keeps_compiled_programs(unset):
     table = jaxddp.ArrayTable(np.zeros((4, 2, 2, 1), np.uint8), np.arange(4) % 2, ("a", "b"))
     model = (
         lambda key, example: {"weight": np.zeros((4, 2), np.float32)},
@@ -340,7 +340,7 @@ print(json.dumps({"code": code, "hits": events["cache_hits"], "misses": events["
 
 
 def start(home: Path, workdir: Path, *words: str, **variables: str) -> dict[str, Any]:
-    """Train a small network, and return what the child saw, with its metrics."""
+    """Train a small network; return the child's observations and the metrics."""
     free = {name: value for name, value in os.environ.items() if name.upper() not in map(str.upper, DEFAULTS)}
     for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
         free.pop(name, None)
@@ -359,7 +359,7 @@ def start(home: Path, workdir: Path, *words: str, **variables: str) -> dict[str,
 
 @pytest.fixture(scope="module")
 def on_arrays(tmp_path_factory):
-    """Two starts of one run on arrays, the first without any program kept, and where they are kept."""
+    """Start one run on arrays twice, first without any kept programs; return the results and the folder."""
     folder = tmp_path_factory.mktemp("arrays")
     rng = np.random.default_rng(0)
     columns = {f"{split}_images": rng.integers(0, 256, (8, 8, 8, 3), np.uint8) for split in ("train", "val")}
@@ -370,7 +370,7 @@ def on_arrays(tmp_path_factory):
     begin = functools.partial(start, folder / "home")
     (folder / "home").mkdir()
     cold = begin(folder / "cold", *words, "--log.to", "jsonl,curves,parameters")
-    # TensorBoard's file is for the tests of that logger; here it counts when TensorFlow is asked for.
+    # Other tests cover TensorBoard's file. This one checks when TensorFlow is imported.
     warm = begin(folder / "warm", *words, "--log.to", "jsonl,tensorboard", JAXDDP_TEST_REFUSES="tensorflow")
     return cold, warm, folder / "home/.cache/jaxddp" / PROGRAMS
 
@@ -402,16 +402,16 @@ def test_training_on_arrays_imports_nothing_that_it_does_not_use(on_arrays):
     assert "the logger tensorboard failed at step 1 (ModuleNotFoundError: import of tensorflow halted" in warm["said"]
 
 
-# What imports TensorFlow at all is told by the tests above.
+# The tests above show which parts import TensorFlow.
 @pytest.mark.ci
 @pytest.mark.slow
 def test_training_on_files_imports_tensorflow_without_keras(tmp_path):
     root = write_tree(tmp_path / "tree", classes=2, images=4, val=4, size=10)
     small = ["--data.path", str(root), "--data.image-size", "8", "--data.resize", "8"]
-    # This is not about programs, so it may have those of the tests.
+    # This test is not about programs, so it may use the programs of the tests.
     kept = {name: value for name, value in os.environ.items() if name.lower() in DEFAULTS}
     words = [*small, "--log.to", "jsonl", "--parallel.cpu-devices", "1", "--eval.every", "0 steps"]
     seen = start(tmp_path, tmp_path / "run", *words, JAXDDP_TEST_KERAS="1", **kept)
-    # TensorFlow itself asks for SciPy where it is installed.
+    # TensorFlow itself imports SciPy if it is installed.
     assert UNUSED & set(seen["imported"]) - {"scipy"} == {"tensorflow"}
     assert seen["keras on demand"] == 3

@@ -1,4 +1,4 @@
-"""Promise 1: N devices equal one. The reference is plain `jax.grad` of the mean over the examples that count."""
+"""Promise 1: N devices give the same result as one. The reference is `jax.grad` of the mean over unmasked examples."""
 
 import functools
 from operator import itemgetter
@@ -43,14 +43,14 @@ def float64():
 
 @functools.cache
 def compiled_step(net, devices: int, loss=None, augment: bool = True):
-    """One compiled program serves every test that asks for the same."""
+    """Cached, so that tests with the same arguments share a compiled program."""
     objective = objective_of(net, loss, augment=AugmentConfig(pad=1) if augment else AugmentConfig(flip=False))
     topology, optimizer = topology_of(devices), sgd(1.0)
     return objective, topology, optimizer, make_train_step(make_local_step(objective, optimizer, topology), topology)
 
 
 def sgd_gradient(net, batch: Batch, devices: int, **settings):
-    """The gradient that a step took, as the difference that plain SGD at rate 1 makes; its sums; the new state."""
+    """Return the gradient of a step (the parameter change of plain SGD at rate 1), its sums and the new state."""
     objective, topology, optimizer, step = compiled_step(net, devices, **settings)
     state = fresh_state(objective, optimizer, topology, batch.image.shape[1])
     before = jax.device_get(state.params)
@@ -60,7 +60,7 @@ def sgd_gradient(net, batch: Batch, devices: int, **settings):
 
 @functools.cache
 def plain_gradient(net, size: int, masked: int):
-    """Of a random batch by the definition: no mesh, no collective, and padding left out by indexing."""
+    """Return the gradient of a random batch by definition: no mesh, no collective, and padding removed by indexing."""
     objective, batch = objective_of(net, augment=AugmentConfig(pad=1)), random_batch(size, masked=masked)
     real = jax.tree.map(lambda column: column[batch.mask > 0], batch)
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, *batch.image.shape[1:]), jnp.float64))
@@ -139,33 +139,33 @@ def test_local_batch_norm_differs_and_its_statistics_are_the_average():
 
 
 def two_blocks(dtype=jnp.float64, **normalization):
-    """A ResNet."""
+    """Build a ResNet."""
     normalization |= {"dtype": dtype, "param_dtype": dtype}
     return ResNet(Architecture((1, 1), BASIC), CLASSES, width=2, stem=small_stem, **normalization)
 
 
 def ghost(group: int | None, platform: str = "gpu"):
-    """A ResNet that normalizes so many images together, as it is on a platform."""
+    """Build a ResNet with ghost batch norm, in its form for a platform."""
     return for_platform(two_blocks(group=group), platform)
 
 
 def ghost_airbench():
-    """Its norms have no scale, and its first kernel no gradient."""
+    """Build the airbench network. Its norms have no scale, and its first kernel has no gradient."""
     return Airbench(CLASSES, width=2, group=4, dtype=jnp.float64, param_dtype=jnp.float64)
 
 
 class Course(NamedTuple):
-    """What a few steps of plain SGD leave."""
+    """Return the results of a few steps of plain SGD."""
 
     gradient: Any
-    """Of the first."""
+    """Return the gradient of the first step."""
     losses: list[float]
     state: Any
 
 
 @functools.cache
 def course(net, devices: int, dtype=jnp.float64, *, size: int = 16, image: int = 6, steps: int = 4) -> Course:
-    """With padding, whose images count in the statistics of ghost batch norm."""
+    """Test with padding, whose images count in the statistics of ghost batch norm."""
     objective, topology, optimizer = objective_of(net, dtype=dtype), topology_of(devices), sgd(0.02)
     step = make_train_step(make_local_step(objective, optimizer, topology), topology)
     state = fresh_state(objective, optimizer, topology, image, dtype)
@@ -213,7 +213,7 @@ def test_resnet_losses_and_parameters_are_the_same_on_any_number_of_devices(dtyp
     network = two_blocks(dtype, axis_name=AXIS)
     one, many = (course(network, count, dtype, image=16, steps=steps) for count in (1, devices))
     assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(one.gradient))
-    # A gradient is a difference of parameters, divided by the rate.
+    # The gradient is computed from a difference of parameters, divided by the rate.
     assert_same(one, many._replace(gradient=one.gradient) if dtype == jnp.float32 else many, tolerance)
 
 
@@ -222,7 +222,7 @@ def test_the_step_has_one_collective():
     objective = objective_of(SmallNet(batch_norm=True, dtype=jnp.float64))
     state = fresh_state(objective, optimizer, topology)
     step = make_train_step(make_local_step(objective, optimizer, topology), topology)
-    # As written: XLA would merge several into one operation of as many buffers, which gloo then sends one by one.
+    # The unoptimized program: XLA would merge several all-reduces into one operation, which gloo sends one by one.
     text = step.lower(state, topology.place(random_batch(24))).as_text()  # pyright: ignore[reportFunctionMemberAccess]
     assert text.count("stablehlo.all_reduce") == 1
 

@@ -1,4 +1,5 @@
-"""Runs that follow their validations: they stop without gain, and lower the rate on a plateau, also if resumed."""
+"""Runs that follow their validations: they stop without improvement, and lower the learning rate on a plateau, also
+when resumed."""
 
 import functools
 import json
@@ -38,7 +39,7 @@ def follow(part: Plateau):
 
 
 def factors(part: Plateau, losses: list[float]) -> list[float]:
-    """The factor after each validation."""
+    """Return the factor after each validation."""
     own, found = part.init({}, {}), []
     for loss in losses:
         own = follow(part)(own, {"val loss": np.float32(loss)})
@@ -47,7 +48,7 @@ def factors(part: Plateau, losses: list[float]) -> list[float]:
 
 
 def test_a_plateau_lowers_the_rate_after_so_many_validations_without_gain():
-    """Worked out by hand, with PyTorch's threshold: a gain is below the least loss by a relative 1e-4."""
+    """A case computed by hand, with PyTorch's threshold: an improvement is below the best loss by a relative 1e-4."""
     losses = [1.0, 0.9, 0.89995, 0.8998, 0.9, math.nan, 0.95, 0.8, 0.8, 0.8, 0.7, 0.8, 0.8]
     #         gain gain no       gain    no   lowered   no    gain no  lowered gain no lowered
     expected = [1, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.2]
@@ -86,11 +87,11 @@ def test_a_plateau_that_cannot_be_is_one_line(settings, message):
 
 
 class Killed(BaseException):
-    """As if the process had been killed: nobody saves or answers."""
+    """Raise as if the process had been killed: nothing is saved or answered."""
 
 
 class KilledAt:
-    """A listener that kills the run when it hears of this moment of a step."""
+    """A listener that ends the run at this moment of a step, as if it had been killed."""
 
     def __init__(self, moment: str, step: int):
         self._at = moment, step
@@ -105,7 +106,8 @@ class KilledAt:
 
 
 def prepared(**more):
-    """A run whose loss rises, as its rate is negative: every second validation the plateau halves the rate."""
+    """Return a run whose loss rises, because its rate is negative: every second validation the plateau halves the
+    rate."""
     options = {"ema": 0.8, "parts": [Plateau(0.5, 2)], "best": "val loss", "best_smoothing": 0.5} | more
     return shared(jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(-0.02), 4, epochs=3, **options))
 
@@ -116,7 +118,7 @@ def trained(setup, workdir: Path | None = None, listeners=(), **more):
 
 
 def lines(workdir: Path) -> list[dict]:
-    """Of metrics.jsonl, without times."""
+    """Return the rows of metrics.jsonl without times."""
     timed = ("seconds", "images_per_second", "data_wait_fraction", "epoch_seconds", "peak_memory", "flops_utilization")
     rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return [{name: value for name, value in row.items() if name not in timed} for row in rows]
@@ -129,7 +131,7 @@ def setup():
 
 @pytest.fixture(scope="module")
 def whole(setup, tmp_path_factory):
-    """The run of 19 steps that nobody interrupts: validated at 3, 6, …, 18 and 19, saved at 6, 12, 18 and 19."""
+    """The uninterrupted run of 19 steps: validated at 3, 6, …, 18 and 19, saved at 6, 12, 18 and 19."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     state, _ = trained(setup, directory)
     return state, directory
@@ -137,7 +139,7 @@ def whole(setup, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_rate_of_any_optimizer_follows_the_plateau(whole):
-    """Against a loop of plain steps whose updates are halved after the second validation without gain."""
+    """Compare with a loop of plain steps whose updates are halved after the second validation without improvement."""
     state, directory = whole
     rows = [row for row in lines(directory) if row["split"] == "val"]
     losses = [row["loss"] for row in rows]
@@ -212,7 +214,7 @@ def test_a_run_without_gain_stops_and_stays_stopped_until_it_is_asked_for_more(t
     ends, options = Ends(), {"best_smoothing": 0.0, "parts": []}
     setup = prepared(stop_after=2, **options)
     state, history = trained(setup, tmp_path, [ends])
-    # The first validation is the best; it is step 3, which no checkpoint has.
+    # The first validation is the best. It is at step 3, which has no checkpoint.
     reason = "no gain in val loss in 2 validations since step 3, where it was "
     assert (ends.status, ends.at, int(state.step)) == ("stopped", 9, 9) and history.val["step"].tolist() == [3, 6, 9]
     assert ends.reason.startswith(reason) and result() | {"reason": ends.reason} == result()
@@ -226,9 +228,9 @@ def test_a_run_without_gain_stops_and_stays_stopped_until_it_is_asked_for_more(t
     _, history = trained(more, tmp_path, [ends])
     assert (ends.status, ends.at) == ("stopped", 15)
     trained(more, tmp_path, [ends], epochs=9)
-    # Of four more validations none brings a gain.
+    # None of four more validations is an improvement.
     assert (ends.status, ends.at) == ("stopped", 27)
-    # As if it had not been interrupted.
+    # The result equals that of the uninterrupted run.
     _, without = trained(prepared(**options), None, epochs=9)
     found = [row["loss"] for row in lines(tmp_path) if row["split"] == "val"]
     assert found == without.val["loss"][:9].tolist()
@@ -280,7 +282,7 @@ def test_what_an_evaluator_does_not_measure_is_said_at_the_first_validation(tmp_
     assert (tmp_path / "checkpoints" / "7").is_dir()
 
 
-# --- From the terminal ---
+# --- Command line ---
 
 RECIPE = """
 import jax.numpy as jnp
@@ -301,7 +303,7 @@ def get_model(config, num_classes):
 
 @pytest.fixture(scope="module")
 def terminal(tmp_path_factory) -> list[str]:
-    """The words that train the recipe, whose rate is far too high."""
+    """Return the arguments that train the recipe, whose learning rate is far too high."""
     folder = tmp_path_factory.mktemp("terminal")
     write_arrays(folder / "images.npz", TABLE, VAL)
     (folder / "recipe.py").write_text(RECIPE)

@@ -1,4 +1,4 @@
-"""Test-time augmentation: the views of an image, their weights, and where evaluation classifies by them."""
+"""Test-time augmentation: the views of an image, their weights, and the uses in evaluation."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ VAL = random_table(23, seed=1)
 
 
 def by_hand(classify, images: np.ndarray, views: str) -> np.ndarray:
-    """The definition, in NumPy."""
+    """Compute the views by definition, in NumPy."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
     copies = {"one": [(1, images)], "mirror": [(1, images)]}
     copies["mirror_translate"] = [(0.5, images), (0.25, padded[:, :-2, :-2]), (0.25, padded[:, 2:, 2:])]
@@ -58,7 +58,7 @@ def test_evaluation_measures_the_views_and_training_does_not(resident):
     one, six = (made.evaluator(VAL, 8, resident=resident)(made.state) for made in (plain, mirrored))
     assert one["count"] == six["count"] == 23
     assert one["loss"] != six["loss"]
-    # The loss by hand, of mean logits.
+    # Compute the loss of mean logits in NumPy.
     images = (VAL.images / 255 - plain.data.mean) / plain.data.std
 
     def classify(images):

@@ -1,4 +1,5 @@
-"""Weights of torchvision's and timm's networks come in and go out; `torch_logits.py` is their side of it."""
+"""Weights of torchvision's and timm's networks are read and written. `torch_logits.py` runs on machines with
+PyTorch."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -28,13 +29,13 @@ from jaxddp.weights.torch_layout import namings_of, own_name, published
 
 
 def small_resnet(classes=CLASSES):
-    """Of two blocks: 32 arrays."""
+    """Build a ResNet of two blocks, with 32 arrays."""
     network = build(ModelConfig("resnet10", width=4, stem="small"), classes)
     return adapted(network.clone(architecture=Architecture((1, 1), BASIC)))
 
 
 def state_dict_of(model, image_shape=(64, 64, 3), naming=0):
-    """What its publisher would have, by the formula, float64."""
+    """Return the weights under their published names, by the formula, in float64."""
     zeros = {path: np.zeros(shape) for path, shape in shapes_of(model, image_shape).items()}
     return weights({name: each.shape for name, each in published(zeros, namings_of(model)[naming]).items()})
 
@@ -51,7 +52,7 @@ def test_what_is_exported_comes_back_bit_for_bit(tmp_path, make):
     )
     assert largest_difference(again.state.params, setup.state.params) == 0
     assert largest_difference(again.state.model_state, setup.state.model_state) == 0
-    # The optimizer's state is of the parameters that it was initialized with.
+    # The optimizer's state belongs to the loaded parameters.
     other = prepare_training(make(), random_table(20), 1, optax.adamw(0.01), 8, seed=1)
     assert largest_difference(other.state.params, setup.state.params) > 0
 
@@ -103,24 +104,24 @@ def test_what_does_not_fit_is_listed():
     with pytest.raises(InputError) as error:
         match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), CLASSES)
     assert str(error.value) == (
-        "1 of the network's 32 arrays missing: layer1.0.conv1.weight, did you mean 'layer1.0.conv1.weights'?; 1 of "
-        "another shape: conv1.weight is [4, 3, 7, 7] there and [4, 3, 3, 3] here; give weights of this network for "
-        "such images, say of which network they are (model.name, width and stem), or leave these layers new "
-        "(model.new_layers)"
+        "1 of the network's 32 arrays missing: layer1.0.conv1.weight, did you mean 'layer1.0.conv1.weights'?; 1 with "
+        "another shape: conv1.weight is [4, 3, 7, 7] in the file and [4, 3, 3, 3] in the network; give weights of this "
+        "network for such images, choose the network of these weights (model.name, width and stem), or initialize "
+        "these layers anew (model.new_layers)"
     )
-    # However much differs, the line can be read.
+    # The message stays short, however much differs.
     wide = adapted(build(ModelConfig("resnet10", width=8, stem="imagenet"), CLASSES))
-    with pytest.raises(InputError, match="30 of another shape: .* here and 28 more; give weights") as error:
+    with pytest.raises(InputError, match="30 with another shape: .* in the network and 28 more; give weights") as error:
         match(shapes_of(wide, (64, 64, 3)), state_dict_of(small_resnet()), namings_of(wide), CLASSES)
     assert len(str(error.value)) < 450
-    # One layer alone, too: it is no head.
+    # A single layer is reported too: it is not the head.
     arrays = state_dict_of(model) | {"conv1.weight": np.zeros((4, 3, 7, 7))}
-    with pytest.raises(InputError, match="^1 of another shape: conv1.weight is"):
+    with pytest.raises(InputError, match="^1 with another shape: conv1.weight is"):
         match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), CLASSES)
 
 
 class Odd(nn.Module):
-    """With a scalar, and a count in its state."""
+    """A network with a scalar, and a count in its state."""
 
     @nn.compact
     def __call__(self, images, train: bool):
@@ -174,8 +175,8 @@ def test_a_run_gives_the_weights_of_its_checkpoint(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("w.safetensors", b"no", "w.safetensors: not a whole .safetensors file (.*); download it again"),
-        ("w.npz", b"no", "w.npz: not a kind of file that weights are read from; give a .safetensors file, a .pth"),
+        ("w.safetensors", b"no", "w.safetensors: not a complete .safetensors file (.*); download it again"),
+        ("w.npz", b"no", "w.npz: weights cannot be read from this kind of file; give a .safetensors file, a .pth"),
         ("absent.safetensors", None, "absent.safetensors: no such file; give a .safetensors file"),
         ("absent.pth", None, "absent.pth: no such file; give a .safetensors file"),
         (".", None, "no work directory of a run, which has checkpoints/; give a .safetensors"),
@@ -193,7 +194,7 @@ def test_a_pth_file_needs_torch_or_says_how_to_convert(tmp_path):
     try:
         import torch  # noqa: F401
     except ImportError:
-        message = r"w.pth: reading it takes PyTorch, .* safetensors.torch.save_file\(torch.load\('w.pth', weights_only"
+        message = r"w.pth: reading it needs PyTorch, .* safetensors.torch.save_file\(torch.load\('w.pth', weights_only"
     else:
         message = "w.pth: PyTorch cannot load it as plain weights"
     with pytest.raises(InputError, match=message):

@@ -1,4 +1,4 @@
-"""XLA's options: tried before they are set, refused in one line, and part of the program that trains."""
+"""XLA options: tried before use, rejected with one-line messages, and part of the training program."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jaxddp.setup.run_setup import RunSetup
 
 TABLE, BATCH = random_table(64), 16
 NO_FUSION = "xla_disable_hlo_passes=fusion"
-"""Of the options that a CPU heeds, one whose effect can be counted in the compiled program."""
+"""An option of the CPU compiler whose effect can be counted in the compiled program."""
 
 
 def setup_of(words: tuple[str, ...], cache: str = "none", net=None) -> RunSetup:
@@ -54,9 +54,9 @@ def test_booleans_are_written_as_in_xla_flags_or_as_in_python(value):
     [
         (
             ["xla_no_such=1"],
-            r"this jaxlib refuses 'xla_no_such=1' \(.*No such compile option: 'xla_no_such'\); correct it",
+            r"this jaxlib rejects 'xla_no_such=1' \(.*No such compile option: 'xla_no_such'\); correct it",
         ),
-        (["xla_backend_optimization_level=high"], r"refuses .*\(.*'high' is not a valid int32 value\.\)"),
+        (["xla_backend_optimization_level=high"], r"rejects .*\(.*'high' is not a valid int32 value\.\)"),
         (["xla_cpu_enable_fast_math=1"], "'1' is not a valid bool value"),
         (["xla_gpu_enable_command_buffer=NO"], "'NO' is not a valid enum value"),
         (["xla_backend_optimization_level"], "'xla_backend_optimization_level'; give NAME=VALUE"),
@@ -84,7 +84,7 @@ def test_an_option_is_tried_once_a_process(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["none", "device"])
 def test_a_run_compiles_its_step_with_them(cache):
-    """With a network without convolutions, images on the device are several steps in one program."""
+    """Test a network without convolutions and with images in device memory, where one program takes several steps."""
     counts, losses = [], []
     for words in ((), (NO_FUSION,)):
         setup = setup_of(words, cache)
@@ -119,7 +119,7 @@ def test_the_jitted_step_compiles_with_them_and_refuses_what_was_not_tried():
 def test_a_state_has_the_same_bits_however_quickly_it_is_compiled(monkeypatch):
     assert options_of_one_call("gpu") == {}
     assert options_of_one_call("cpu") == {"xla_backend_optimization_level": "1"}
-    # Tests compile in haste, and what is compared here are two programs of a user.
+    # Tests compile without optimization, but this one compares two programs as users compile them.
     usual = {"xla_llvm_disable_expensive_passes": "False", "xla_cpu_use_fusion_emitters": "True"}
     monkeypatch.setattr(
         "jaxddp.engine.initial_state.options_of_one_call", lambda platform: options_of_one_call(platform) | usual
@@ -152,4 +152,4 @@ def test_a_config_s_options_are_those_of_its_run(tmp_path):
 def test_the_terminal_refuses_an_option_before_it_opens_the_data(tmp_path, capsys):
     words = ["train", "digits", "--data.path", str(tmp_path / "missing"), "--workdir", str(tmp_path / "run"), *SMALL]
     words += ["--parallel.xla-options", "xla_backend_optimization_level=1", "xla_no_such=1", "--seed", "1"]
-    assert "--parallel.xla-options: this jaxlib refuses 'xla_no_such=1'" in fails(words, capsys)
+    assert "--parallel.xla-options: this jaxlib rejects 'xla_no_such=1'" in fails(words, capsys)

@@ -1,4 +1,4 @@
-"""A rectangle of pixels, whose place and size are known on the device alone."""
+"""A rectangle of pixels whose position and size are computed on the device."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from jaxddp.core.message import Key
 
 
 class Box(NamedTuple):
-    """int32[] each; it may reach over the image's borders, and only what is inside counts."""
+    """A rectangle, int32[] each. It may extend beyond the image; only the part inside counts."""
 
     top: jax.Array
     left: jax.Array
@@ -18,21 +18,21 @@ class Box(NamedTuple):
     width: jax.Array
 
     def mask(self, height: int, width: int) -> jax.Array:
-        """bool[height, width]: which pixels of an image are in the box."""
+        """Return bool[height, width]: which pixels of an image are in the box."""
         row, column = jnp.arange(height)[:, None] - self.top, jnp.arange(width) - self.left
         return (row >= 0) & (row < self.height) & (column >= 0) & (column < self.width)
 
 
 def centered(key: jax.Array, image_height: int, image_width: int, height: jax.Array, width: jax.Array) -> Box:
-    """A box of this size (int32[]) whose centre is any pixel of the image with equal chance."""
+    """Draw a box of a size (int32[]) whose centre is uniform over the pixels of the image."""
     row, column = jax.random.randint(key, (2,), 0, jnp.array([image_height, image_width]), jnp.int32)
     return Box(row - height // 2, column - width // 2, height, width)
 
 
 def check_side(key: str, pixels: int, image: jax.Array) -> None:
-    """Raises `InputError` where `data.augment.KEY` is more than the shorter side of an image, [H, W, C]."""
+    """Raise `InputError` if `data.augment.KEY` is larger than the shorter side of an image, [H, W, C]."""
     side = min(image.shape[:2])
     if pixels > side:
         raise InputError(
-            Key(f"data.augment.{key}", pixels), f": expected 0 to {side}, pixels, at most the image's side"
+            Key(f"data.augment.{key}", pixels), f": expected 0 to {side} pixels, at most the image's shorter side"
         )

@@ -1,4 +1,4 @@
-"""Some images lose their colour."""
+"""Convert images to grayscale at random."""
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,14 @@ LUMA = (0.2989, 0.587, 0.114)
 
 
 def grayscale(key: jax.Array, image: jax.Array) -> jax.Array:
-    """Each channel becomes the weighted mean of all three, with probability 0.2 (as in SimCLR, arXiv:2002.05709).
+    """Replace each channel by the weighted mean of all three, with probability 0.2 (as in SimCLR, arXiv:2002.05709).
 
-    The image is normalized, float[H, W, C], C of 1 or 3. torchvision weighs pixels; weighing normalized values differs
-    by as much as the channels' means and deviations differ.
+    The image is normalized, float[H, W, C], with 1 or 3 channels. torchvision takes the mean of pixels. The mean of
+    normalized values differs from that as far as the channels' means and standard deviations differ.
     """
     channels = image.shape[-1]
     if channels not in (1, 3):
-        raise InputError(f"grayscale is defined for 1 or 3 channels, and the images have {channels}; leave it out")
+        raise InputError(f"grayscale needs images with 1 or 3 channels, and these have {channels}; leave it out")
     if channels == 1:
         return image
     gray = (image * jnp.array(LUMA, image.dtype)).sum(-1, keepdims=True)

@@ -1,7 +1,7 @@
-"""Images and labels of pairs are mixed: mixup and cutmix, of a batch with its keys.
+"""Mix the images and labels of pairs of examples: mixup and cutmix.
 
-Examples pair up with their neighbours in the batch (position XOR 1). A device's slice of an even number begins at an
-even position, so both of a pair lie on one device, and the pairs are the same on any number of devices.
+Each example is paired with its neighbour in the batch (position XOR 1). A device's slice has an even size and starts at
+an even position. So both examples of a pair are on one device, and the pairs are the same on any number of devices.
 """
 
 from typing import NamedTuple
@@ -16,16 +16,16 @@ from jaxddp.core.message import Key
 
 
 class Mixing(NamedTuple):
-    """How much each example of a batch is still itself."""
+    """The label of each example's partner, and the weights of the two labels."""
 
     label: jax.Array
-    """int32[B], the label of the partner; [B, K] where there may be several."""
+    """int32[B], the label of the partner; [B, K] if examples may have several labels."""
     weight: jax.Array
-    """float32[B], the weight of the example's own label; the partner's has the rest."""
+    """float32[B], the weight of the example's own label; the partner's label has the rest."""
 
 
 def check_mixing(augment: AugmentConfig, batch_size: int, parts: int) -> None:
-    """Raises `InputError` where what is computed together, one of equal parts of a batch, is not made of pairs."""
+    """Raise `InputError` if the equal parts into which a batch is divided do not consist of pairs."""
     key = "mixup" if augment.mixup else "cutmix"
     alpha = getattr(augment, key)
     share = batch_size // parts
@@ -33,7 +33,7 @@ def check_mixing(augment: AugmentConfig, batch_size: int, parts: int) -> None:
         near = " or ".join(str(size * parts) for size in (share - 1, share + 1) if size)
         raise InputError(
             Key(f"data.augment.{key}", alpha),
-            " mixes pairs of images that are computed together, and ",
+            " mixes pairs of images within a part of the batch, but ",
             Key("train.batch_size", batch_size),
             f" makes {parts} parts of {share}, an odd number",
             advice=f"a batch of {near} would do",
@@ -43,46 +43,47 @@ def check_mixing(augment: AugmentConfig, batch_size: int, parts: int) -> None:
 def mix(
     keys: jax.Array, images: jax.Array, labels: jax.Array, mask: jax.Array, *, mixup: float, cutmix: float
 ) -> tuple[jax.Array, Mixing]:
-    """Each image with a part of its partner's, and the two labels' weights.
+    """Mix each image with its partner. Return the mixed images and the labels with their weights.
 
-    Where both are given, a pair takes one of the two with equal chance. An example whose partner is padding stays as
-    it is.
+    If both mixup and cutmix are given, each pair uses one of them with equal probability. An example whose partner is
+    padding is not changed.
 
     Args:
-        keys: [B], of the examples; B even.
+        keys: the examples' random keys, [B], B even.
         images: float[B, H, W, C], finite.
         labels: int32[B], or [B, K].
         mask: float32[B], 0 for padding.
-        mixup, cutmix: alpha of each one's Beta distribution, 0 for none; not both 0.
+        mixup, cutmix: the alpha of each method's Beta distribution, 0 for none; not both 0.
     """
     choice, draw = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
     if mixup and cutmix:
         bit = jax.vmap(jax.random.bernoulli)(choice)
-        # Made of both keys, it is the same for both, whichever of them comes first.
+        # The exclusive or of both bits is the same for both examples of a pair.
         take_box = bit ^ _partners(bit)
         boxed, blended = _boxed(draw, images, cutmix), _blended(draw, mixup)
         weight = jnp.where(take_box, boxed[0], blended[0])
-        own = jnp.where(take_box[:, None, None], boxed[1], blended[1])
+        kept = jnp.where(take_box[:, None, None], boxed[1], blended[1])
     else:
-        weight, own = _blended(draw, mixup) if mixup else _boxed(draw, images, cutmix)
+        weight, kept = _blended(draw, mixup) if mixup else _boxed(draw, images, cutmix)
     both = (mask > 0) & (_partners(mask) > 0)
-    weight, own = jnp.where(both, weight, 1), jnp.where(both[:, None, None], own, 1)
-    own = own[..., None].astype(images.dtype)
-    mixed = own * images + (1 - own) * _partners(images)
+    weight, kept = jnp.where(both, weight, 1), jnp.where(both[:, None, None], kept, 1)
+    kept = kept[..., None].astype(images.dtype)
+    mixed = kept * images + (1 - kept) * _partners(images)
     both = both if labels.ndim == 1 else both[:, None]
     return mixed, Mixing(jnp.where(both, _partners(labels), labels), weight)
 
 
 def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
-    """Lambda of Zhang et al. 2018 (arXiv:1710.09412): float32[], Beta(alpha, alpha)."""
+    """Draw lambda of mixup (Zhang et al. 2018, arXiv:1710.09412): float32[] from Beta(alpha, alpha)."""
     return jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
 
 
 def cutmix_kept(key: jax.Array, alpha: float, height: int, width: int) -> jax.Array:
-    """bool[height, width]: the pixels that stay an image's own (Yun et al. 2019, arXiv:1905.04899).
+    """Return bool[height, width]: the pixels that cutmix keeps from the image (Yun et al. 2019, arXiv:1905.04899).
 
-    With lambda from Beta(alpha, alpha), a box whose sides are sqrt(1 - lambda) of the image's, its centre anywhere, is
-    the partner's. What the borders cut off makes the share that is kept larger than lambda; labels take that share.
+    With lambda from Beta(alpha, alpha), a box with sides of sqrt(1 - lambda) times the image's, and a centre anywhere
+    in the image, comes from the partner. Where the borders clip the box, the kept share is larger than lambda. Labels
+    are weighted by the kept share.
     """
     weight_key, place_key = jax.random.split(key)
     side = jnp.sqrt(1 - mixup_weight(weight_key, alpha))
@@ -91,18 +92,18 @@ def cutmix_kept(key: jax.Array, alpha: float, height: int, width: int) -> jax.Ar
 
 
 def _blended(keys: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
-    """Own weights, float32[B], and own shares of the pixels, float32[B, 1, 1]."""
+    """Return mixup's weights of the examples' own labels, float32[B], and of their own pixels, float32[B, 1, 1]."""
     weight = jax.vmap(lambda key: mixup_weight(key, alpha))(keys)
     return weight, weight[:, None, None]
 
 
 def _boxed(keys: jax.Array, images: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
-    """Own weights, float32[B], and own shares of the pixels, float32[B, H, W]."""
+    """Return cutmix's weights of the examples' own labels, float32[B], and of their own pixels, float32[B, H, W]."""
     _, height, width, _ = images.shape
-    own = jax.vmap(lambda key: cutmix_kept(key, alpha, height, width))(keys).astype(jnp.float32)
-    return own.mean((1, 2)), own
+    kept = jax.vmap(lambda key: cutmix_kept(key, alpha, height, width))(keys).astype(jnp.float32)
+    return kept.mean((1, 2)), kept
 
 
 def _partners(column: jax.Array) -> jax.Array:
-    """Of each pair, the one in the place of the other."""
+    """Swap the two examples of each pair."""
     return column.reshape(-1, 2, *column.shape[1:])[:, ::-1].reshape(column.shape)

@@ -1,4 +1,4 @@
-"""Crops at random places of an image with a border."""
+"""Pad images, and crop them at a random position."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from jaxddp.registry import AUGMENTATIONS
 
 @AUGMENTATIONS.add("pad")
 def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Cut at random from a copy with the config's margin around it, black or reflected: [H, W, C]."""
+    """Return a crop of the original size from an image [H, W, C] with the config's margin, black or reflected."""
     pad, mode = settings.pad, "reflect" if settings.border == "reflect" else "constant"
 
     def padded_crop(key: jax.Array, image: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""From pixels to the network's input, on the device; whatever is random is a function of (seed, epoch, row)."""
+"""Turn pixels into the network's input, on the device. Augmentation depends on seed, epoch and row only."""
 
 import zlib
 from collections.abc import Callable
@@ -21,22 +21,22 @@ from jaxddp.registry import AUGMENTATIONS
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 """(key, image [H, W, C]) -> image of the same shape and dtype."""
 
-# One stream of random numbers per use of a seed: initialization takes the seed itself, others fold a word of theirs.
+# Each use of the seed has its own random stream. Initialization takes the seed's key; other uses fold in a constant.
 _AUGMENT = 0x696D67
 # The augmentations that have a setting, of pixels and of normalized images, in their order.
 _OF_PIXELS, _OF_NORMALIZED = ("flip", "pad", "rand_augment", "cutout"), ("erase",)
-# And one stream per use of an example's key.
+# Each use of an example's key has its own random stream.
 *_SET, _MIX, _THEN, _EXTRA = range(8)
 _STREAMS = dict(zip(_OF_PIXELS + _OF_NORMALIZED, _SET, strict=True))
 
 
 class Inputs(NamedTuple):
-    """What the network is given for a batch."""
+    """The network's input for a batch."""
 
     images: jax.Array
     """float[B, H, W, C]."""
     mixing: Mixing | None
-    """The labels of mixed images; None where each image has only its own."""
+    """The partners' labels of mixed images; None if images are not mixed."""
 
     def __repr__(self) -> str:
         return f"Inputs({shaped(self.images)}{', mixed' if self.mixing is not None else ''})"
@@ -44,35 +44,37 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Augment and normalize.
+    """Augment and normalize images.
 
-    In training, in this order: resize, where the batch says so; flip or alternate flip, padded crop, RandAugment,
-    cutout (on pixels); normalize; erase (zeros are the mean colour here); the augmentations that `augment.then` names;
-    `extra`; mixup or cutmix. In evaluation, normalize alone. What one of them draws does not depend on which others
-    there are.
+    The order in training is: resize, if the batch asks for it; flip or alternate flip, padded crop, RandAugment and
+    cutout, on pixels; normalize; erase (with zeros, the mean colour); the augmentations that `augment.then` names;
+    `extra`; mixup or cutmix. Evaluation only normalizes. The random numbers of one augmentation do not depend on which
+    others are used.
     """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    """Per channel, of pixel values in 0..1; of more values than channels the first are taken, and one is for all."""
+    """The mean of pixel values in 0..1, by channel. Values beyond the number of channels are ignored. A single value
+    applies to all channels."""
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     dtype: Any = jnp.float32
-    """Of the result; after the pixels everything is computed in float32 or wider."""
+    """The dtype of the result. Everything after the pixels is computed in float32 or wider."""
     extra: Augmentation | None = None
-    """A further augmentation of normalized images, a recipe file's own."""
+    """An additional augmentation of normalized images, from a recipe file."""
 
     @classmethod
     def of(
         cls, config: Config, augment: AugmentConfig | None = None, extra: Augmentation | None = None
     ) -> "Preprocess":
-        """Normalization as a config says, and what is given beside it: nothing is what evaluation needs."""
+        """Create a `Preprocess` with a config's normalization. Without `augment` and `extra` it suits evaluation."""
         data, dtype = config.data, config.train.precision or "float32"
         return cls(data.mean, data.std, augment or AugmentConfig(), dtype, extra)
 
     def __call__(self, batch: Batch, *, train: bool, key: jax.Array | None = None) -> Inputs:
-        """The images in this instance's dtype, for a batch of images [B, H, W, C]; B even where any are mixed.
+        """Preprocess a batch of images [B, H, W, C]; B is even if images are mixed.
 
-        `key` is that of the run's seed; of seed 0 where there is none. Evaluation draws nothing.
+        Args:
+            key: the random key of the run's seed, by default of seed 0. Evaluation does not use it.
         """
         if not train:
             return Inputs(self._normalize(batch.image).astype(self.dtype), None)
@@ -97,20 +99,23 @@ class Preprocess:
         return Inputs(images.astype(self.dtype), mixing)
 
     def augmented(self, key: jax.Array, image: jax.Array) -> jax.Array:
-        """One image [H, W, C] of pixels, before any is mixed: float[H, W, C]. Raises: as `check_augmentation`."""
+        """Augment and normalize one image of pixels [H, W, C], without mixing: float[H, W, C].
+
+        Raises: as `check_augmentation`.
+        """
         image = self._normalize(self._set(_OF_PIXELS, key, image))
         image = self._set(_OF_NORMALIZED, key, image)
         names = self.augment.then
-        for place, name in enumerate(names):
+        for index, name in enumerate(names):
             stream = jax.random.fold_in(jax.random.fold_in(key, _THEN), zlib.crc32(name.encode()))
-            own = jax.random.fold_in(stream, names[:place].count(name))
-            image = _checked((Key("data.augment.then"), f": {name}"), AUGMENTATIONS.get(name)(self.augment), own, image)
+            use = jax.random.fold_in(stream, names[:index].count(name))
+            image = _checked((Key("data.augment.then"), f": {name}"), AUGMENTATIONS.get(name)(self.augment), use, image)
         if self.extra is not None:
             image = _checked("augmentation", self.extra, jax.random.fold_in(key, _EXTRA), image)
         return image
 
     def _set(self, names: tuple[str, ...], key: jax.Array, image: jax.Array) -> jax.Array:
-        """Those of the named augmentations whose setting is not 0."""
+        """Apply the named augmentations whose setting is not 0."""
         for name in names:
             if getattr(self.augment, name):
                 image = AUGMENTATIONS.get(name)(self.augment)(jax.random.fold_in(key, _STREAMS[name]), image)
@@ -121,9 +126,9 @@ class Preprocess:
         return jnp.promote_types(self.dtype, jnp.float32)
 
     def _normalize(self, images: jax.Array) -> jax.Array:
-        """(pixels / white - mean) / std, as one multiplication and one addition; float32, or float64 where asked for.
+        """Compute (pixels / white - mean) / std as one multiplication and one addition, in float32 or wider.
 
-        White is 65535 in uint16, and else 255.
+        White is 65535 for uint16 and 255 otherwise.
         """
         channels, white = images.shape[-1], 65535 if images.dtype == jnp.uint16 else 255
         mean, std = jnp.array(self.mean[:channels]), jnp.array(self.std[:channels])
@@ -132,7 +137,11 @@ class Preprocess:
 
 
 def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int], dtype: Any = jnp.uint8) -> None:
-    """Trace the augmentation of one image, (H, W, C), so that errors in it are found before a run is compiled."""
+    """Trace the augmentation of one image, (H, W, C), to find errors before a run is compiled.
+
+    Raises:
+        InputError: settings conflict or do not fit the image, or an augmentation fails or changes shape or dtype.
+    """
     augment = preprocess.augment
     if augment.alternate_flip and (augment.flip or "flip" in augment.then):
         both = "flip and alternate_flip are both set"
@@ -143,18 +152,18 @@ def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]
 
 def _checked(origin: Words, function: Augmentation, key: jax.Array, image: jax.Array) -> jax.Array:
     try:
-        found = jnp.asarray(function(key, image))
+        result = jnp.asarray(function(key, image))
     except InputError:
         raise
     except Exception as error:
-        what = first_line(error)
+        reason = first_line(error)
         raise InputError(
-            *(origin, f": failed on an image {jax.typeof(image)} ({type(error).__name__}: {what})"),
+            *(origin, f": failed for an image {jax.typeof(image)} ({type(error).__name__}: {reason})"),
             advice="give a function (key, image) -> image that JAX can trace",
         ) from error
-    if (found.shape, found.dtype) != (image.shape, image.dtype):
+    if (result.shape, result.dtype) != (image.shape, image.dtype):
         raise InputError(
-            *(origin, f": made {jax.typeof(found)} of an image {jax.typeof(image)}"),
-            advice="return one of this shape and dtype",
+            *(origin, f": returned {jax.typeof(result)} for an image {jax.typeof(image)}"),
+            advice="return the same shape and dtype",
         )
-    return found
+    return result

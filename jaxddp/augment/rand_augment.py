@@ -1,14 +1,15 @@
-"""RandAugment: operations drawn at random, all of one magnitude (Cubuk et al. 2020, arXiv:1909.13719).
+"""RandAugment: random operations with one magnitude (Cubuk et al. 2020, arXiv:1909.13719).
 
-Under `vmap` a switch would compute every operation for every image. So a layer is a warp, a lookup table and a blend,
-each computed once with the parameters of what was drawn. Those that were not drawn leave the image as it is.
+Under `vmap` a switch would compute every operation for every image. So each layer computes a warp, a lookup table and a
+blend once, with parameters for the operation that was drawn. The other two leave the image unchanged.
 
-The ranges are those of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501), each growing with the magnitude from none:
-rotate 30 degrees, shear 0.3, translate 150/331 of the side, solarize from 256 down to 0, posterize from 8 to 4 bits,
-the factor of a blend 0.9 away from 1. Each operation is Pillow's (ImageOps, ImageEnhance, nearest neighbour), but that
-a blend is rounded where Pillow cuts off.
+The ranges are those of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501). Each grows with the magnitude from no effect
+to: rotate 30 degrees, shear 0.3, translate 150/331 of the side, solarize threshold 0 (from 256), posterize 4 bits (from
+8), blend factor 0.9 away from 1. Operations equal Pillow's (ImageOps, ImageEnhance, nearest neighbour), except that a
+blend is rounded and not truncated.
 
-All arithmetic on pixels and places is in integers, fractions in 65,536 parts, so the pixels are the same on any device.
+Pixels and positions are computed in integers, with fractions in units of 1/65,536, so results are the same on any
+device.
 """
 
 import math
@@ -27,60 +28,60 @@ OPERATIONS = (
     *("identity", "autocontrast", "equalize", "rotate", "solarize", "color", "posterize"),
     *("contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y"),
 )
-"""The paper's 14, in its order."""
+"""The 14 operations of the paper, in its order."""
 LARGEST = 10
 FILL = 128
-"""Gray, outside of a warped image, as in the authors' code."""
+"""The gray that fills pixels outside a warped image, as in the authors' code."""
 
 _ONE = 1 << 16
 _LUMA = (19595, 38470, 7471)
-"""Of red, green and blue: ITU-R 601-2."""
+"""The weights of red, green and blue (ITU-R 601-2)."""
 
 
 class Drawn(NamedTuple):
-    """An operation, and how it is to be done."""
+    """The operation that was drawn, with its direction and magnitude."""
 
     operation: jax.Array
-    """int32[], its place in OPERATIONS."""
+    """int32[], the index in OPERATIONS."""
     sign: jax.Array
-    """int32[], 1 or -1: the direction of a warp; whether a blend goes away from the degenerate image or towards it."""
+    """int32[], 1 or -1: the direction of a warp, or of a blend away from the degenerate image or towards it."""
     share: float
     """The magnitude, 0 to 1."""
 
     def among(self, *names: str) -> list[jax.Array]:
-        """bool[] for each name: whether it was drawn."""
+        """Return bool[] for each name: whether it was drawn."""
         return [self.operation == OPERATIONS.index(name) for name in names]
 
     def signed(self, name: str, amount: float) -> jax.Array:
-        """int32[]: an amount rounded, in the direction drawn; 0 where another operation was drawn."""
+        """Return int32[]: the rounded amount in the drawn direction, or 0 if another operation was drawn."""
         return jnp.where(self.among(name)[0], self.sign * round(amount), 0)
 
 
 @AUGMENTATIONS.add("rand_augment")
 def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """With the config's layers and magnitude; see `rand_augment`."""
+    """Return RandAugment with the config's layers and magnitude; see `rand_augment`."""
     layers, magnitude = settings.rand_augment, settings.rand_magnitude
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
         if image.shape[-1] not in (1, 3):
             raise InputError(
                 Key("data.augment.rand_augment", layers),
-                f": its colours are defined for 1 or 3 channels, and the images have {image.shape[-1]}",
+                f": needs images with 1 or 3 channels, and these have {image.shape[-1]}",
                 advice="give 0",
             )
         if image.dtype == jnp.uint16:
             raise InputError(
                 Key("data.augment.rand_augment", layers),
-                ": takes pixels of 8 bits, and the images have 16",
+                ": needs 8-bit pixels, and the images have 16 bits",
                 advice="give 0",
             )
         if image.dtype != jnp.uint8:
             raise InputError(
-                f"rand_augment takes uint8 pixels, and the images are {image.dtype} here",
+                f"rand_augment needs uint8 pixels, and the images are {image.dtype} after normalization",
                 advice=(
                     "set ",
                     Key("data.augment.rand_augment"),
-                    " in place of naming it in ",
+                    " instead of naming it in ",
                     Key("data.augment.then"),
                 ),
             )
@@ -90,34 +91,34 @@ def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], j
 
 
 def rand_augment(key: jax.Array, image: jax.Array, layers: int, magnitude: float) -> jax.Array:
-    """`layers` operations on uint8[H, W, C], each any of `OPERATIONS` with equal chance, in either direction."""
-    which, direction = jax.random.split(key)
-    operations = jax.random.randint(which, (layers,), 0, len(OPERATIONS), jnp.int32)
-    signs = jax.random.rademacher(direction, (layers,), jnp.int32)
+    """Apply `layers` operations to uint8[H, W, C], each uniform among `OPERATIONS`, in a random direction."""
+    operation_key, sign_key = jax.random.split(key)
+    operations = jax.random.randint(operation_key, (layers,), 0, len(OPERATIONS), jnp.int32)
+    signs = jax.random.rademacher(sign_key, (layers,), jnp.int32)
 
     def layer(image: jax.Array, drawn: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         return operate(image, Drawn(*drawn, magnitude / LARGEST)), None
 
-    # A loop rather than its body several times: the program is compiled as quickly for any number of layers.
+    # A loop, so that the compile time does not grow with the number of layers.
     return jax.lax.scan(layer, image, (operations, signs))[0]
 
 
 def operate(image: jax.Array, drawn: Drawn) -> jax.Array:
-    """One operation on one image, uint8[H, W, C], C of 1 or 3."""
+    """Apply one operation to one image, uint8[H, W, C], C of 1 or 3."""
     return _blend(_look_up(_warp(image, drawn), drawn), drawn)
 
 
 def _warp(image: jax.Array, drawn: Drawn) -> jax.Array:
-    """Each pixel is that on which its centre's source lies.
+    """Warp an image by nearest neighbour: each pixel takes the pixel at the source position of its centre.
 
-    Rotation is about the image's middle, counter-clockwise; shearing moves a row or column by a part of its distance
-    from the top or left border; translation is by whole pixels.
+    Rotation is counter-clockwise about the image's centre. Shear moves a row or column by a fraction of its distance
+    from the top or left border. Translation is by whole pixels.
     """
     height, width, _ = image.shape
     angle, shear = math.radians(30 * drawn.share), _ONE * 0.3 * drawn.share
     cos = jnp.where(drawn.among("rotate")[0], round(_ONE * math.cos(angle)), _ONE)
     sin = drawn.signed("rotate", _ONE * math.sin(angle))
-    # Twice the place of a pixel's centre is a whole number.
+    # Twice the position of a pixel's centre is an integer.
     y, x = 2 * jnp.arange(height, dtype=jnp.int32)[:, None] + 1, 2 * jnp.arange(width, dtype=jnp.int32) + 1
     down, right = y - height, x - width
     row = sin * right + cos * down + drawn.signed("shear_y", shear) * x + _ONE * height
@@ -130,11 +131,11 @@ def _warp(image: jax.Array, drawn: Drawn) -> jax.Array:
 
 
 def _look_up(image: jax.Array, drawn: Drawn) -> jax.Array:
-    """Each value becomes another, by a table for each channel."""
+    """Map each value by a lookup table for each channel."""
     channels = image.shape[-1]
-    # Of one axis, counting and looking up are several times quicker on a CPU than of a channel and a value.
-    places = (image.astype(jnp.int32) + 256 * jnp.arange(channels, dtype=jnp.int32)).reshape(-1)
-    histogram = jnp.zeros(256 * channels, jnp.int32).at[places].add(1, mode="promise_in_bounds")
+    # On a CPU, counting and lookup on one flat axis are several times faster than on a channel and a value axis.
+    indices = (image.astype(jnp.int32) + 256 * jnp.arange(channels, dtype=jnp.int32)).reshape(-1)
+    histogram = jnp.zeros(256 * channels, jnp.int32).at[indices].add(1, mode="promise_in_bounds")
     histogram = histogram.reshape(channels, 256)
     values = jnp.arange(256, dtype=jnp.int32)
     threshold, dropped = round(256 * (1 - drawn.share)), round(4 * drawn.share)
@@ -146,11 +147,14 @@ def _look_up(image: jax.Array, drawn: Drawn) -> jax.Array:
     }
     shaped = [jnp.broadcast_to(table, histogram.shape) for table in tables.values()]
     table = jnp.select(drawn.among(*tables), shaped, values).astype(image.dtype)
-    return table.reshape(-1).at[places].get(mode="promise_in_bounds").reshape(image.shape)
+    return table.reshape(-1).at[indices].get(mode="promise_in_bounds").reshape(image.shape)
 
 
 def _stretched(histogram: jax.Array) -> jax.Array:
-    """Autocontrast, int32[256]: the darkest value becomes 0, the brightest 255; an image of one value stays."""
+    """Return autocontrast's table, int32[256]: the darkest value becomes 0, the brightest 255.
+
+    An image with one value is not changed.
+    """
     values = jnp.arange(256, dtype=jnp.int32)
     low, high = _ends(histogram)
     stretched = (values - low) * 255 // jnp.maximum(high - low, 1)
@@ -158,7 +162,7 @@ def _stretched(histogram: jax.Array) -> jax.Array:
 
 
 def _equalized(histogram: jax.Array) -> jax.Array:
-    """Equalize, int32[256]: each value becomes the number of pixels below it, in 255 steps of equally many."""
+    """Return equalize's table, int32[256]: each value becomes the number of darker pixels, scaled to 255."""
     _, high = _ends(histogram)
     step = (histogram.sum() - histogram[high]) // 255
     below = jnp.cumsum(histogram) - histogram
@@ -167,13 +171,13 @@ def _equalized(histogram: jax.Array) -> jax.Array:
 
 
 def _ends(histogram: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The darkest and the brightest value that occurs."""
+    """Return the darkest and the brightest value that occurs."""
     occurs = histogram > 0
     return jnp.argmax(occurs), 255 - jnp.argmax(occurs[::-1])
 
 
 def _blend(image: jax.Array, drawn: Drawn) -> jax.Array:
-    """degenerate + factor * (image - degenerate): away from an image without colour, contrast, …, or towards it."""
+    """Compute degenerate + factor * (image - degenerate), where degenerate is an image without colour, contrast, …."""
     pixels = image.astype(jnp.int32)
     gray = _gray(pixels)
     count = gray.size
@@ -191,14 +195,14 @@ def _blend(image: jax.Array, drawn: Drawn) -> jax.Array:
 
 
 def _gray(pixels: jax.Array) -> jax.Array:
-    """int32[H, W, 1]: luma."""
+    """Return the luma, int32[H, W, 1]."""
     if pixels.shape[-1] == 1:
         return pixels
     return ((pixels * jnp.array(_LUMA, jnp.int32)).sum(-1, keepdims=True) + _ONE // 2) // _ONE
 
 
 def _smooth(pixels: jax.Array) -> jax.Array:
-    """Each pixel with its eight neighbours, itself counted five times; the outermost stay as they are."""
+    """Average each pixel, with weight 5, with its eight neighbours. Pixels at the border are not changed."""
     rows = pixels[:-2] + pixels[1:-1] + pixels[2:]
     around = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]
     inner = pixels[1:-1, 1:-1]

@@ -1,4 +1,4 @@
-"""Images that are resized on the device, inside of the step: arrays, and what lies on the devices, keep one size."""
+"""Resize images on the device, inside the step. Arrays, and data sets in device memory, keep their size."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,23 +7,23 @@ import jax
 import jax.numpy as jnp
 
 _TOWARDS_HALF = 1 / 32
-"""Levels by which rounding prefers the upper one: far more than the last bits of a sum, far less than can be seen."""
+"""The bias of rounding towards the upper level, in levels: much more than a rounding error, much less than visible."""
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Side:
-    """The side that a batch's images are to have, in pixels: it is known when a program is traced, as a shape is."""
+    """The side to which a batch's images are resized, in pixels. Like a shape, it is static under tracing."""
 
     pixels: int
 
 
 def resized(images: jax.Array, side: Side, dtype: Any) -> jax.Array:
-    """Pixels [B, H, W, C] as pixels of the same dtype [B, side, side, C], computed in a floating-point `dtype`.
+    """Resize pixels [B, H, W, C] to [B, side, side, C] of the same dtype, computed in a floating-point `dtype`.
 
-    Bilinear, and smoothed where an axis shrinks, as `jax.image.resize` does. The mean of a few pixels often lies half
-    way between two levels. There the last bits of a sum, which may be others on another number of devices, would
-    decide; so what is close to it goes up.
+    The resize is bilinear with antialiasing, by `jax.image.resize`. The mean of a few pixels often lies halfway between
+    two levels. There the last bits of a sum, which may depend on the number of devices, would decide the rounding, so
+    values close to halfway are rounded up.
     """
     shape = (len(images), side.pixels, side.pixels, images.shape[-1])
     means = jax.image.resize(images.astype(dtype), shape, "bilinear", antialias=True)

@@ -1,4 +1,4 @@
-"""Test-time augmentation: an image is classified by the mean of its logits over several views."""
+"""Test-time augmentation: average an image's logits over several views."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -10,11 +10,13 @@ from jaxddp.config import Views
 
 
 def mean_logits(classify: Callable[[jax.Array], jax.Array], images: jax.Array, views: Views) -> jax.Array:
-    """float[B, K] of normalized images [B, H, W, C].
+    """Return the mean logits, float[B, K] in float32 or wider, over views of normalized images [B, H, W, C].
 
-    "one" is the image as it is. "mirror" is it and its mirror image, half each. "mirror_translate" (Jordan 2024,
-    arXiv:2404.00498) adds both of each of two copies that are translated by a pixel, one up and left and one down and
-    right, with a border that reflects the image; the copies weigh half of the whole. Means are in float32 at least.
+    Args:
+        classify: a function of images that returns logits.
+        views: "one" is the image alone. "mirror" is the image and its mirror image, with equal weights.
+            "mirror_translate" (Jordan 2024, arXiv:2404.00498) adds both views of two copies that are translated by a
+            pixel with a reflected border, one up and left and one down and right; together these have half the weight.
     """
     if views == "one":
         return classify(images)

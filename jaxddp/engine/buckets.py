@@ -1,14 +1,14 @@
-"""The average of the gradients over the devices, in buckets that travel while later gradients are computed.
+"""Average gradients over the devices in buckets, so that communication overlaps with the backward pass.
 
-XLA computes the gradients of images first and those of kernels where it likes, orders collectives by the use of their
-results, and joins into one kernel what reads the same array. So that communication is hidden, for any network of
-separate layers (a scan over layers has all its gradients at once):
+XLA computes the gradients with respect to activations first and those with respect to kernels in any order. It orders
+collectives by the use of their results, and fuses operations that read the same array. Four rules hide the
+communication in any network of separate layers (a scan over layers produces all its gradients at once):
 
-- a bucket holds gradients that become ready one after the other, as the traced program tells (`order_of_readiness`);
-- the later a bucket, the less is left to hide it behind, and the smaller it is (`cut`);
-- each waits for the mean of the one before, so that they travel in this order (`Averaging.average`);
-- the optimizer reads the parameters behind a barrier (`Averaging.parameters`). Otherwise the update of a kernel and its
-  cast for the gradient of an image become one, and the backward pass waits for an all-reduce.
+- A bucket holds gradients that become ready one after the other in the traced program (`order_of_readiness`).
+- Later buckets are smaller, because less computation is left to hide them behind (`fill_buckets`).
+- Each all-reduce waits for the one before, so the buckets are sent in this order (`Averaging.average`).
+- The optimizer reads the parameters behind a barrier (`Averaging.parameters`). Otherwise XLA fuses the update of a
+  kernel with its cast for an activation's gradient, and the backward pass waits for an all-reduce.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,19 +25,19 @@ from jaxddp.config import Config
 from jaxddp.mesh import AXIS, Topology
 
 AVERAGING = "average_gradients"
-"""The scope of the all-reduces of gradients, by which a profile or a compiled program names them."""
+"""The named scope of the gradients' all-reduces in a profile or a compiled program."""
 
 GPU_BUCKETS = 7
-"""With so many, all of a ResNet-50's communication has computing beside it; see BUILD_NOTES.md."""
+"""This many buckets hide all of a ResNet-50's communication; see benchmarks/RESULTS.md."""
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """How gradients travel between devices, and what is averaged with them.
+    """How gradients are averaged over the devices, and the other values that are averaged with them.
 
     Attributes:
-        buckets: all-reduces at most. Over gloo, and wherever nothing is computed meanwhile, one message is quickest.
-        dtype: of gradients on their way; their own where None.
+        buckets: the largest number of all-reduces. One is fastest where no computation overlaps, as over gloo.
+        dtype: the dtype in which gradients are sent; None keeps the gradients' own dtype.
     """
 
     buckets: int = 1
@@ -45,111 +45,114 @@ class Averaging:
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Averaging":
-        """What a config says; the number of buckets that suits the devices where it says none."""
-        usual = GPU_BUCKETS if topology.platform == "gpu" else 1
-        buckets = config.parallel.buckets or usual
+        """Create an `Averaging` from a config. A config without `parallel.buckets` gets the devices' default."""
+        default = GPU_BUCKETS if topology.platform == "gpu" else 1
+        buckets = config.parallel.buckets or default
         return cls(1 if topology.num_devices == 1 else buckets, config.train.gradient_precision)
 
     def differentiate(self, loss: Callable[[Any], Any], params: Any) -> tuple[Any, Any, Sequence[int]]:
-        """The gradient of `loss`, which returns (loss, more); that `more`; and the order of the gradient's leaves.
+        """Differentiate `loss`, which returns (loss, aux).
 
-        For several buckets the order is that in which they become ready.
+        Returns:
+            The gradient, `aux`, and an order of the gradient's leaves: with several buckets, the order in which they
+            become ready.
         """
         gradient = jax.grad(loss, has_aux=True)
         if self.buckets == 1:
-            grads, more = gradient(params)
-            return grads, more, range(len(jax.tree.leaves(grads)))
+            grads, aux = gradient(params)
+            return grads, aux, range(len(jax.tree.leaves(grads)))
         traced, shapes = jax.make_jaxpr(gradient, return_shape=True)(params)
         results = jaxpr_as_fun(traced)(*jax.tree.leaves(params))
-        grads, more = jax.tree.unflatten(jax.tree.structure(shapes), results)
-        return grads, more, order_of_readiness(traced, len(jax.tree.leaves(grads)))
+        grads, aux = jax.tree.unflatten(jax.tree.structure(shapes), results)
+        return grads, aux, order_of_readiness(traced, len(jax.tree.leaves(grads)))
 
     def average(self, grads: Any, others: Any, order: Sequence[int]) -> tuple[Any, Any]:
-        """Means over the devices of all floating-point leaves; of others (counters) the maximum.
+        """Average all floating-point leaves over the devices, and take the maximum of the others (counters).
 
         Args:
-            others: what is known before any gradient, batch statistics for one. It goes with the first bucket.
-            order: of the leaves of `grads`.
+            others: values that are ready before any gradient, such as batch statistics. They join the first bucket.
+            order: the order in which the leaves of `grads` are sent.
         """
         if lax.axis_size(AXIS) == 1:
-            # Either is what there is, and no collective is compiled.
+            # Mean and maximum are the same on one device, and no collective is compiled.
             return jax.tree.map(lambda leaf: lax.pmax(leaf, AXIS), (grads, others))
         leaves, structure = jax.tree.flatten((grads, others))
-        early = [place for place in range(len(order), len(leaves)) if _is_float(leaves[place])]
-        sizes = [leaves[place].nbytes for place in order]
-        buckets = [[order[i] for i in bucket] for bucket in cut(sizes, self.buckets)]
-        # Only gradients are cast, and a buffer has one dtype.
+        early = [index for index in range(len(order), len(leaves)) if _is_float(leaves[index])]
+        sizes = [leaves[index].nbytes for index in order]
+        buckets = [[order[i] for i in bucket] for bucket in fill_buckets(sizes, self.buckets)]
+        # Only gradients are cast to `dtype`, so the other values need a buffer of their own.
         buckets = [early, *buckets] if self.dtype or not buckets else [early + buckets[0], *buckets[1:]]
-        averaged = {place: lax.pmax(leaf, AXIS) for place, leaf in enumerate(leaves) if not _is_float(leaf)}
-        before = None
+        averaged = {index: lax.pmax(leaf, AXIS) for index, leaf in enumerate(leaves) if not _is_float(leaf)}
+        previous = None
         for bucket in buckets:
-            buffer, unravel = ravel_pytree([leaves[place] for place in bucket])
-            travelling = buffer if bucket is early or self.dtype is None else buffer.astype(self.dtype)
-            if before is not None:
-                travelling = _after(travelling, before)
-            before = lax.pmean(travelling, AXIS)
-            averaged.update(zip(bucket, unravel(before.astype(buffer.dtype)), strict=True))
-        return jax.tree.unflatten(structure, [averaged[place] for place in range(len(leaves))])
+            buffer, unravel = ravel_pytree([leaves[index] for index in bucket])
+            message = buffer if bucket is early or self.dtype is None else buffer.astype(self.dtype)
+            if previous is not None:
+                message = _after(message, previous)
+            previous = lax.pmean(message, AXIS)
+            averaged.update(zip(bucket, unravel(previous.astype(buffer.dtype)), strict=True))
+        return jax.tree.unflatten(structure, [averaged[index] for index in range(len(leaves))])
 
     def parameters(self, params: Any) -> Any:
-        """The parameters as the optimizer reads them."""
+        """Return the parameters for the optimizer, behind a barrier where there are several buckets."""
         return params if self.buckets == 1 else lax.optimization_barrier(params)
 
 
 def stacked_over_devices(values: jax.Array) -> jax.Array:
-    """The values of all devices, [N, ...], the same on each: to be called inside `jax.shard_map`.
+    """Gather the values of all devices as [N, ...], replicated. Call it inside `jax.shard_map`.
 
-    Each device fills its own place, and adds zeros to those of the others, which changes no number. So the replication
-    checker sees that all devices have the same, which it does not of `lax.all_gather`.
+    Each device fills its own slot and contributes zeros to the other slots, so the sum changes no value. Unlike the
+    result of `lax.all_gather`, the replication checker accepts this one as replicated.
     """
-    places = jnp.zeros((lax.axis_size(AXIS), *values.shape), values.dtype)
-    return lax.psum(places.at[lax.axis_index(AXIS)].set(values), AXIS)
+    slots = jnp.zeros((lax.axis_size(AXIS), *values.shape), values.dtype)
+    return lax.psum(slots.at[lax.axis_index(AXIS)].set(values), AXIS)
 
 
-def cut(sizes: Sequence[int], buckets: int) -> list[list[int]]:
-    """The places of `sizes` in at most so many buckets, in order, none empty.
+def fill_buckets(sizes: Sequence[int], buckets: int) -> list[list[int]]:
+    """Divide the indices of `sizes` into at most `buckets` buckets, in order and without empty ones.
 
-    Each bucket takes about half of what the ones before it leave; the last takes the rest.
+    Each bucket takes about half of what the buckets before it left over; the last one takes the rest.
     """
     total, passed = sum(sizes), 0
-    found: list[list[int]] = [[] for _ in range(buckets)]
-    for place, size in enumerate(sizes):
-        # A leaf goes where its middle lies.
+    filled: list[list[int]] = [[] for _ in range(buckets)]
+    for index, size in enumerate(sizes):
+        # The middle of a leaf decides its bucket.
         left = 1 - (passed + size / 2) / total if total else 0.0
         passed += size
-        found[next((i for i in range(buckets - 1) if left >= 0.5 ** (i + 1)), buckets - 1)].append(place)
-    return [bucket for bucket in found if bucket]
+        filled[next((i for i in range(buckets - 1) if left >= 0.5 ** (i + 1)), buckets - 1)].append(index)
+    return [bucket for bucket in filled if bucket]
 
 
 def order_of_readiness(traced: ClosedJaxpr, count: int) -> list[int]:
-    """The first `count` results of a traced program in the order in which it computes them.
+    """Sort the first `count` results of a traced program by the order in which the program computes them.
 
-    A cast or a change of shape counts as part of what it is made from: the casts of all parameters may stand together
-    at one end of the program.
+    A result that is a cast or a change of shape counts as ready when its input is ready, because the program may cast
+    all parameters together at its end.
     """
     equations = traced.jaxpr.eqns
-    maker = {result: place for place, equation in enumerate(equations) for result in equation.outvars}
+    source = {result: index for index, equation in enumerate(equations) for result in equation.outvars}
 
     def ready(result: Any) -> int:
-        place = -1
-        while not isinstance(result, Literal) and result in maker:
-            place = maker[result]
-            inputs = [each for each in equations[place].invars if not isinstance(each, Literal)]
+        index = -1
+        while not isinstance(result, Literal) and result in source:
+            index = source[result]
+            inputs = [operand for operand in equations[index].invars if not isinstance(operand, Literal)]
             if len(inputs) != 1:
-                return place if inputs else -1
+                return index if inputs else -1
             (result,) = inputs
-        return place
+        return index
 
-    places = [ready(result) for result in traced.jaxpr.outvars[:count]]
-    return sorted(range(count), key=places.__getitem__)
+    times = [ready(result) for result in traced.jaxpr.outvars[:count]]
+    return sorted(range(count), key=times.__getitem__)
 
 
-def _after(buffer: jax.Array, before: jax.Array) -> jax.Array:
-    """The buffer, for which what was `before` has to be there: XLA cannot tell that it does not depend on it.
+def _after(buffer: jax.Array, previous: jax.Array) -> jax.Array:
+    """Return the buffer unchanged, but make XLA compute `previous` first.
 
-    A barrier of both would keep a mean's division from becoming one kernel with what reads it.
+    The condition is never true, which XLA cannot know. An optimization barrier would keep XLA from fusing a mean's
+    division with the operation that reads it.
     """
-    return jnp.where(before[:1].sum() > jnp.inf, 0, buffer)
+    return jnp.where(previous[:1].sum() > jnp.inf, 0, buffer)
 
 
 def _is_float(leaf: jax.Array) -> bool:

@@ -1,7 +1,7 @@
-"""XLA's options for a compiled program, each tried on a trivial one before a run relies on it.
+"""XLA options of compiled programs. Each option is tried on a trivial program before a run relies on it.
 
-An unknown option in the variable XLA_FLAGS aborts the process; given to a single program it raises an error, so
-options are given that way here. They belong to no stable interface: they change with the releases of jaxlib.
+An unknown option in the variable XLA_FLAGS aborts the process. An unknown option of a single program raises an error,
+so this module sets options per program. They are not a stable interface and change between releases of jaxlib.
 """
 
 import functools
@@ -20,21 +20,25 @@ from jaxddp.mesh import Topology
 KEY = "parallel.xla_options"
 _PREFIX = "xla_"
 _OVERLAP = {"xla_gpu_enable_latency_hiding_scheduler": "True"}
-"""What moves computing between the start of an all-reduce and the wait for it. jaxlib 0.10.2 does so in any case."""
+"""Schedules computation between the start of an all-reduce and its end. jaxlib 0.10.2 does so without the option."""
 _DETERMINISTIC = {"xla_gpu_deterministic_ops": "True"}
-"""Without it XLA chooses between algorithms for GPUs by timing them, and some of them add in no fixed order."""
+"""Without it XLA chooses GPU algorithms by timing them, and some of them add in no fixed order."""
 _ONE_CALL = {"xla_backend_optimization_level": "1"}
 _HASTE = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"}
 _NO_EMITTERS = ("xla_cpu_use_fusion_emitters", "False")
-"""Of jaxlib 0.10. From 0.11 on there is no choice, and nothing is lost."""
+"""An option of jaxlib 0.10. Releases from 0.11 on do not have it and do not need it."""
 _BOOLEANS = {"true": "True", "false": "False"}
 
 
 def compiler_options(words: Sequence[str]) -> dict[str, str]:
-    """`("NAME=VALUE", ...)` as `jax.jit` takes them in `compiler_options`, each one tried on JAX's default platform.
+    """Parse `("NAME=VALUE", ...)` into the `compiler_options` of `jax.jit`.
 
-    Only the form is tried: an option of another platform does nothing. Raises: InputError; not NAME=VALUE,
-    a name that XLA does not know or that is there twice, a value of another type.
+    Each option is tried on JAX's default platform. This checks its name and type only: an option of another platform
+    is accepted and has no effect.
+
+    Raises:
+        InputError: a word is not NAME=VALUE, XLA does not know the name, the name appears twice, or the value has the
+            wrong type.
     """
     options: dict[str, str] = {}
     for word in words:
@@ -48,44 +52,48 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
             raise InputError(Key(KEY), f": {name} is given twice, as {twice}", advice="give one")
         reason = _refusal(name, value)
         if reason is not None:
-            told = f": this jaxlib refuses {show(word)} ({reason})"
-            raise InputError(Key(KEY), told, advice="correct it, or leave it out")
+            raise InputError(
+                Key(KEY), f": this jaxlib rejects {show(word)} ({reason})", advice="correct it, or leave it out"
+            )
         options[name] = value
     return options
 
 
 def step_options(config: Config, topology: Topology) -> dict[str, str]:
-    """For the training step: what gradients need on GPUs, in buckets or reproducible, if it is taken; then those of the
-    config.
+    """Return the options of the training step.
+
+    On GPUs these are the options that reproducible or bucketed gradients need, where this jaxlib accepts them. The
+    config's own options are added and take precedence.
 
     Raises: as `compiler_options`.
     """
-    own: dict[str, str] = {}
+    options: dict[str, str] = {}
     if topology.platform == "gpu" and config.parallel.reproducible:
-        own = _taken(_DETERMINISTIC, "parallel.reproducible may not give the same bits twice on GPUs")
+        options = _accepted(_DETERMINISTIC, "parallel.reproducible may not give the same bits twice on GPUs")
     elif topology.platform == "gpu" and Averaging.of(config, topology).buckets > 1:
-        own = _taken(_OVERLAP, "buckets may not be averaged while the next are computed")
-    return own | compiler_options(config.parallel.xla_options)
+        options = _accepted(_OVERLAP, "gradients may not be averaged while the next ones are computed")
+    return options | compiler_options(config.parallel.xla_options)
 
 
 def options_of_one_call(platform: str) -> dict[str, str]:
-    """For a program that is called once: on a CPU level 1 of optimization, which halves compiling, if it is taken."""
-    return _taken(_ONE_CALL, "starts take longer to compile") if platform == "cpu" else {}
+    """Return the options of a program that runs once: on a CPU, optimization level 1, which halves compile time."""
+    return _accepted(_ONE_CALL, "programs take longer to compile at the start of a run") if platform == "cpu" else {}
 
 
 def options_in_haste(platform: str) -> dict[str, str]:
-    """For a program that runs once on a few numbers: on a CPU nothing is optimized, a fifth of the time to compile.
+    """Return the options of a program that runs once on little data.
 
-    Those that are taken: they differ between releases of jaxlib.
+    On a CPU they switch optimization off, which takes a fifth of the compile time. Options that this jaxlib rejects
+    are left out.
     """
     if platform != "cpu":
         return {}
     emitters = {} if _refusal(*_NO_EMITTERS) else dict([_NO_EMITTERS])
-    return _taken(_HASTE, "the self-test takes longer to compile") | emitters
+    return _accepted(_HASTE, "the self-test takes longer to compile") | emitters
 
 
-def _taken(options: Mapping[str, str], lost: str) -> dict[str, str]:
-    """Those that this jaxlib takes; a line says what is lost without another."""
+def _accepted(options: Mapping[str, str], lost: str) -> dict[str, str]:
+    """Return the options that this jaxlib accepts. A log line tells what is lost without the others."""
     for name, value in options.items():
         if _refusal(name, value) is not None:
             private_names.say_lost("jaxlib", f"option {name}={value}", lost)
@@ -94,7 +102,7 @@ def _taken(options: Mapping[str, str], lost: str) -> dict[str, str]:
 
 @functools.cache
 def _refusal(name: str, value: str) -> str | None:
-    """Why a program cannot be compiled with an option; None where it can."""
+    """Return why a program cannot be compiled with an option, or None if it can."""
     try:
         jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
     except jax.errors.JaxRuntimeError as error:

@@ -1,4 +1,7 @@
-"""Any accepted loss as a value and a weight for each example, so that masks, devices and batches never change it."""
+"""Turn any accepted loss into a value and a weight for each example.
+
+So neither padding nor the division of a batch among devices changes the loss.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,33 +15,35 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 
 Loss = Callable[[jax.Array, jax.Array], Any]
-"""(logits float[B, K], labels int32[B]) -> the losses of the examples, float[B]; or their mean, float[]; or a pair
-(sum, weight) whose quotient over the global batch is minimized, as of a loss that is normalized by class weights. Of
-data whose examples may have several labels, these are float[B, K], 1 for each class of an example."""
+"""(logits float[B, K], labels int32[B]) -> the loss of each example, float[B]; or their mean, float[]; or a pair
+(sum, weight). The quotient of such a pair over the global batch is minimized, as for a loss that is normalized by
+class weights. If examples may have several labels, labels are float[B, K], with 1 for each class of an example."""
 
-Form = Literal["examples", "mean", "weighted"]
-"""Which of the three a loss returns: the losses of the examples, their mean, or (sum, weight)."""
+LossForm = Literal["examples", "mean", "weighted"]
+"""The form of a loss: the losses of the examples, their mean, or (sum, weight)."""
 
 _ACCEPTED = "return one loss per example (float[B]), their mean (float[]), or (sum, weight)"
 _ACCEPTED_METRIC = "return one number for each example, float[B]"
-# The smallest batch that a loss is tried on, and the largest; an odd one, so that it is seldom the number of classes.
+# The smallest and the largest batch that a loss is tried on. Odd sizes seldom equal the number of classes.
 _FEWEST, _MOST = 9, 255
 
 
 @dataclass(frozen=True)
 class ExampleLoss:
-    """A loss taken apart: the global batch's loss is the sum of `values` over the sum of `weights`.
+    """A loss as values and weights: the loss of the global batch is sum(values) / sum(weights).
 
-    `function` is as it was given; `form` is what it returns: each example's loss, their mean, or a sum with its weight.
+    Attributes:
+        function: the user's loss function.
+        form: what `function` returns: the loss of each example, their mean, or a sum with its weight.
+        labels: the kind of labels that `function` takes.
     """
 
     function: Loss
-    form: Form
+    form: LossForm
     labels: LabelKind
-    """Where an example may have several, they are float[B, K], 1 for each of its classes."""
 
     def __call__(self, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """(values, weights), float[B] each."""
+        """Return (values, weights), float[B] each."""
         if self.form == "weighted":
             return jax.vmap(lambda one, label: _scalars(self.function(one[None], label[None])))(logits, labels)
         if self.form == "mean":
@@ -49,16 +54,17 @@ class ExampleLoss:
 
 
 def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
-    """Tell a loss's form, and see that it is what it seems: tried on random logits, with every class among the labels.
+    """Find the form of a loss, and check it on random logits with every class among the labels.
 
     Raises:
-        InputError: it returns something else, or the loss of a batch does not follow from the losses of its examples,
-            so that the value would depend on how a batch is divided among devices.
+        InputError: the loss returns anything else, or the loss of a batch does not follow from the losses of its
+            examples, so its value would depend on how a batch is divided among devices.
     """
     name = f"loss {getattr(loss, '__qualname__', type(loss).__name__)}"
     if not callable(loss):
-        given = f"an object of type {type(loss).__name__}"
-        raise InputError(f"loss: {given} was given; give a function of (logits, labels)")
+        raise InputError(
+            f"loss: an object of type {type(loss).__name__} was given; give a function of (logits, labels)"
+        )
     form, dtype = _form(loss, name, labels, _ACCEPTED)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise InputError(f"{name}: returned {dtype}, which has no gradient; {_ACCEPTED}")
@@ -76,71 +82,71 @@ def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
         of_weight = jax.grad(lambda logits: _scalars(loss(logits, labels))[1].astype(jnp.float32))(logits)
         return jnp.stack(_scalars(whole)), jnp.stack([values.sum(), weights.sum()]), jnp.abs(of_weight).max()
 
-    for logits, own in random_batches(labels):
-        whole, singly, of_weight = jax.device_get(both(logits, own))
+    for logits, batch_labels in random_batches(labels):
+        whole, singly, of_weight = jax.device_get(both(logits, batch_labels))
         if not np.isfinite(whole).all():
-            # A loss may want probabilities, of a model that ends with a softmax.
-            whole, singly, of_weight = jax.device_get(both(jax.nn.softmax(logits), own))
+            # The loss may expect probabilities from a model that ends with a softmax.
+            whole, singly, of_weight = jax.device_get(both(jax.nn.softmax(logits), batch_labels))
         if not np.allclose(whole, singly, rtol=_tolerance(whole), atol=_tolerance(whole), equal_nan=False):
             raise InputError(f"{name}: {_difference(form, np.asarray(whole), np.asarray(singly))}; {_ACCEPTED}")
         if of_weight > 0:
-            raise InputError(f"{name}: its weight depends on the logits; let it follow from the labels alone")
+            raise InputError(f"{name}: its weight depends on the logits; compute it from the labels alone")
         if form == "weighted" and not whole[1] > 0:
             raise InputError(f"{name}: its weight over a batch of all classes is {whole[1]:.6g}; give positive weights")
     return taken_apart
 
 
 def check_metric(metric: Loss, name: str, labels: LabelKind) -> None:
-    """Raises `InputError` where a metric is not one number for each example, independent of the others of its batch."""
+    """Raise `InputError` if a metric is not one number for each example, independent of the rest of the batch."""
     if not callable(metric):
         raise InputError(f"{name}: an object of type {type(metric).__name__} was given; give a function")
     form, _ = _form(metric, name, labels, _ACCEPTED_METRIC)
     if form != "examples":
         raise InputError(f"{name}: returned one number for a batch; return one for each example, float[B]")
-    for logits, own in random_batches(labels):
-        whole = np.asarray(jax.jit(metric)(logits, own), np.float64)
+    for logits, batch_labels in random_batches(labels):
+        whole = np.asarray(jax.jit(metric)(logits, batch_labels), np.float64)
         one_by_one = jax.jit(jax.vmap(lambda one, label: metric(one[None], label[None])[0]))
-        singly = np.asarray(one_by_one(logits, own), np.float64)
+        singly = np.asarray(one_by_one(logits, batch_labels), np.float64)
         if not np.allclose(whole, singly, rtol=1e-4, atol=1e-4, equal_nan=True):
             raise InputError(
-                f"{name}: {_difference('examples', whole, singly, 'value')}; let it follow from the example alone"
+                f"{name}: {_difference('examples', whole, singly, 'value')}; compute it from the example alone"
             )
 
 
 def random_batches(labels: LabelKind) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Of logits float32[B, K] and labels, to try a loss or a metric on: every class is some example's label."""
+    """Yield batches of logits float32[B, K] and labels to try a loss or a metric on. Every class occurs as a label."""
     rng, classes = np.random.default_rng(0), labels.num_classes
     rows = min(max(classes, _FEWEST), _MOST)
     every = np.resize(rng.permutation(classes), -(-max(classes, rows) // rows) * rows)
     for part in every.reshape(-1, rows):
         logits = 2 * rng.standard_normal((rows, classes), np.float32)
         if labels.several:
-            own, others = np.arange(classes) == part[:, None], rng.random(logits.shape) < 0.2
-            yield logits, (own | others).astype(np.float32)
+            one_hot, more = np.arange(classes) == part[:, None], rng.random(logits.shape) < 0.2
+            yield logits, (one_hot | more).astype(np.float32)
         else:
             yield logits, part.astype(np.int32)
 
 
-def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[Form, Any]:
-    """The form of a loss or a metric, and the dtype of what it returns first. Raises: InputError; it has none."""
+def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[LossForm, Any]:
+    """Return the form of a loss or a metric and the dtype of its first result. Raises: InputError; it has no form."""
     classes = labels.num_classes
     rows = _FEWEST if classes != _FEWEST else _FEWEST + 2
     logits = jax.ShapeDtypeStruct((rows, classes), jnp.float32)
     shapes = logits, logits if labels.several else jax.ShapeDtypeStruct((rows,), jnp.int32)
     of_labels = f"float32[{rows}, {classes}], several of an image" if labels.several else f"int32[{rows}]"
-    given = f"logits float32[{rows}, {classes}] and labels {of_labels}"
+    arguments = f"logits float32[{rows}, {classes}] and labels {of_labels}"
     try:
-        found = jax.eval_shape(loss, *shapes)
+        result = jax.eval_shape(loss, *shapes)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{name}: fails for {given}: {type(error).__name__}: {reason}") from error
-    parts = found if isinstance(found, tuple | list) else (found,)
+        raise InputError(f"{name}: fails for {arguments}: {type(error).__name__}: {reason}") from error
+    parts = result if isinstance(result, tuple | list) else (result,)
     floats = all(hasattr(part, "dtype") and not jnp.issubdtype(part.dtype, jnp.complexfloating) for part in parts)
-    kinds: dict[Any, Form] = {((rows,),): "examples", ((),): "mean", ((), ()): "weighted"}
+    kinds: dict[Any, LossForm] = {((rows,),): "examples", ((),): "mean", ((), ()): "weighted"}
     shape = tuple(part.shape for part in parts) if floats else None
-    if shape not in kinds or (isinstance(found, tuple | list) and len(parts) == 1):
-        what = ", ".join(f"{part.dtype}{list(part.shape)}" if hasattr(part, "dtype") else str(part) for part in parts)
-        raise InputError(f"{name}: returned {what or 'nothing'} for {given}; {accepted}")
+    if shape not in kinds or (isinstance(result, tuple | list) and len(parts) == 1):
+        types = ", ".join(f"{part.dtype}{list(part.shape)}" if hasattr(part, "dtype") else str(part) for part in parts)
+        raise InputError(f"{name}: returned {types or 'nothing'} for {arguments}; {accepted}")
     return kinds[shape], parts[0].dtype
 
 
@@ -150,15 +156,15 @@ def _scalars(pair: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _tolerance(values: Any) -> float:
-    """Of sums in another order, in the precision that the loss returns."""
+    """Return the tolerance for sums in another order, in the precision of the loss."""
     dtype = np.asarray(values).dtype
     return max(1e-5, 4 * float(jnp.finfo(dtype).eps)) if jnp.issubdtype(dtype, jnp.floating) else 1e-5
 
 
-def _difference(form: str, whole: np.ndarray, singly: np.ndarray, what: str = "loss") -> str:
+def _difference(form: str, whole: np.ndarray, singly: np.ndarray, noun: str = "loss") -> str:
     if form == "examples":
         at = int(np.nanargmax(np.abs(whole - singly))) if np.isfinite(whole - singly).any() else 0
-        return f"an example's {what} is {whole[at]:.6g} in a batch and {singly[at]:.6g} alone"
+        return f"an example's {noun} is {whole[at]:.6g} in a batch and {singly[at]:.6g} alone"
     if form == "mean":
         return f"the loss of a batch is {whole:.6g}, and the mean of its examples' losses {singly:.6g}"
     return (

@@ -1,4 +1,4 @@
-"""What an optimizer is given beside the gradients, where it asks: optax's `GradientTransformationExtraArgs`."""
+"""Pass the extra arguments `value` and `grad` to optimizers that take them (`GradientTransformationExtraArgs`)."""
 
 import re
 from collections.abc import Callable
@@ -23,48 +23,48 @@ def updated(
     value: Callable[[], jax.Array],
     grad: Any,
 ) -> tuple[Any, Any]:
-    """The updates of an optimizer and its next state.
+    """Call an optimizer's `update`, and return the updates and its next state.
 
-    One that is an `optax.GradientTransformationExtraArgs` is also given two arguments by keyword; what it does not look
-    at is not in the program.
+    An `optax.GradientTransformationExtraArgs` also gets `value` and `grad` by keyword. The program computes the loss
+    only if the optimizer uses it.
 
     Args:
-        value: gives the mean loss over the global batch, float[], the same on every device.
-        grad: the averaged gradient, as it was before any part of the step changed it.
+        value: a function that returns the mean loss over the global batch, float[], the same on every device.
+        grad: the averaged gradient before any part of the step changed it.
 
     Raises:
-        InputError: the optimizer asks for more, such as a line search for `value_fn`.
+        InputError: the optimizer needs another argument, such as the `value_fn` of a line search.
     """
     try:
         if not isinstance(optimizer, optax.GradientTransformationExtraArgs):
             return _pair(optimizer.update(grads, opt_state, params))
         shape = jax.eval_shape(value)
-        # What nobody looks at, in place of the computation of a loss: JAX keeps what has no use in what it traces.
+        # A placeholder for an unused loss: JAX would trace and keep the computation of the real one.
         loss: Any = np.full(shape.shape, np.nan, shape.dtype)
-        if _looks_at(optimizer, shape, grads, opt_state, params, grad):
+        if _uses_loss(optimizer, shape, grads, opt_state, params, grad):
             loss = value()
         return _pair(optimizer.update(grads, opt_state, params, value=loss, grad=grad))
     except TypeError as error:
         if not _MISSING.search(str(error)):
             raise
         raise InputError(
-            f"optimizer: {error}; a step gives an optax.GradientTransformationExtraArgs value, the mean loss, and "
-            "grad, its gradient, and no more; choose one that needs no other"
+            f"optimizer: {error}; the step passes only value (the mean loss) and grad (its gradient) to an "
+            "optax.GradientTransformationExtraArgs; choose an optimizer that needs no other argument"
         ) from error
 
 
-def _pair(made: Any) -> tuple[Any, Any]:
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise InputError(f"optimizer: its update returned {kind_of(made)}; return a pair (updates, state)")
-    return made
+def _pair(result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise InputError(f"optimizer: its update returned {kind_of(result)}; return a pair (updates, state)")
+    return result
 
 
-def _looks_at(optimizer: Any, value: Any, grads: Any, opt_state: Any, params: Any, grad: Any) -> bool:
-    """Whether a loss has any use in an optimizer's program. Most take it, as `optax.chain` does, and drop it."""
+def _uses_loss(optimizer: Any, value: Any, grads: Any, opt_state: Any, params: Any, grad: Any) -> bool:
+    """Tell whether an optimizer's update depends on the loss. Most accept it, as `optax.chain` does, and ignore it."""
 
     def update(loss: jax.Array, grads: Any, opt_state: Any, params: Any, grad: Any) -> Any:
         return optimizer.update(grads, opt_state, params, value=loss, grad=grad)
 
     traced = jax.make_jaxpr(update)(value, grads, opt_state, params, grad).jaxpr
     loss = traced.invars[0]
-    return any(used is loss for used in [*traced.outvars, *(each for eqn in traced.eqns for each in eqn.invars)])
+    return any(used is loss for used in [*traced.outvars, *(operand for eqn in traced.eqns for operand in eqn.invars)])

@@ -1,4 +1,4 @@
-"""How a step comes by the gradient of the global batch: in parts on each device, and then averaged over all."""
+"""Compute the gradient of the global batch: each device differentiates its slice, then all devices average."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -26,31 +26,33 @@ StepLoss = Callable[..., tuple[jax.Array, tuple[MetricSums, Any]]]
 """(params, model_state, part of a batch, random key) -> (sum of the losses, (sums of metrics, next model state))."""
 
 
-class Share(NamedTuple):
-    """What a part of the global batch contributes."""
+class Contribution(NamedTuple):
+    """The contribution of one part of the global batch."""
 
     grads: Any
-    """Of the sum of its losses."""
+    """The gradient of the sum of the part's losses."""
     model_state: Any
     sums: MetricSums
     undivided: Any = None
-    """Of `Gradients.of_batch`: the gradients before their division. They are as finite, and asking them costs less: XLA
-    writes down what has two uses."""
+    """The gradients before `Gradients.of_batch` divides them by the weight. A check for finite values gives the same
+    answer on these and is cheaper: XLA writes an array to memory if it is used twice."""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The way to the gradient, which changes a network's numbers only where it looks at more than one image.
+    """How the gradient is computed.
+
+    The choices affect a network's values only where the network combines images, as batch norm does.
 
     Attributes:
-        averaging: how gradients travel between the devices.
-        accumulate: in how many microbatches a device computes its slice; with local batch norm each is normalized by
-            itself, and running statistics take the mean of theirs, as they do over devices.
+        averaging: how gradients are averaged over the devices.
+        accumulate: the number of microbatches into which a device divides its slice. Local batch norm normalizes each
+            microbatch by itself, and running statistics take the mean over microbatches, as they do over devices.
         reproducible: compute 8 fixed shards and sum them in a fixed order; see `jaxddp.engine.reproducible`.
-        for_cpu: the program is for XLA's CPU compiler: see `jaxddp.engine.microbatches` and, of walls, the module named
-            above.
-        frozen: layers whose parameters are not differentiated: None stands for their gradients.
-        kept: layers whose part of the model's state stays as it is.
+        for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.microbatches` and
+            `jaxddp.engine.reproducible.walled`.
+        frozen: layers whose parameters are not differentiated; their gradients are None.
+        kept: layers whose model state does not change.
     """
 
     averaging: Averaging = field(default_factory=Averaging)
@@ -62,7 +64,7 @@ class Gradients:
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Gradients":
-        """What a config says. Raises: InputError; its keys, or the devices, contradict each other."""
+        """Create `Gradients` from a config. Raises: InputError; keys conflict, or do not fit the devices."""
         reproducible = config.parallel.reproducible
         if reproducible:
             _check_reproducible(config, topology)
@@ -76,15 +78,15 @@ class Gradients:
         )
 
     def shares(self, topology: Topology) -> int:
-        """How many equal shares of the global batch the mean is taken over."""
+        """Return the number of equal shares of the global batch that the mean is taken over."""
         return SHARDS if self.reproducible else topology.num_devices
 
     def parts(self, topology: Topology) -> int:
-        """How many equal parts of the global batch are computed by themselves."""
+        """Return the number of equal parts of the global batch that are computed separately."""
         return self.shares(topology) * self.accumulate
 
     def check_batch_size(self, batch_size: int, topology: Topology) -> None:
-        """Raises `InputError` where a batch cannot be divided into the parts; says which can."""
+        """Raise `InputError` if a batch cannot be divided into equal parts. The message names batch sizes that can."""
         parts = self.parts(topology)
         if parts == topology.num_devices:
             topology.check_batch_size(batch_size)
@@ -93,11 +95,11 @@ class Gradients:
             near = " or ".join(str(size) for size in (below, below + parts) if size > 0)
             devices = f"{topology.num_devices} device{'s' * (topology.num_devices > 1)}"
             shares = (f"the {SHARDS} shards of ", Key("parallel.reproducible")) if self.reproducible else devices
-            each = (" with ", Key("train.accumulate", self.accumulate), " microbatches each")
+            microbatches = (" with ", Key("train.accumulate", self.accumulate), " microbatches each")
             raise InputError(
                 Key("train.batch_size", batch_size),
                 " cannot be divided among ",
-                *(shares, each if self.accumulate > 1 else ""),
+                *(shares, microbatches if self.accumulate > 1 else ""),
                 advice=f"{near} would do",
             )
 
@@ -111,18 +113,18 @@ class Gradients:
         train: bool,
         image_key: jax.Array | None = None,
         scale: Any = 1,
-    ) -> Share:
-        """Of the mean loss over all examples of the global batch that count: to be called inside `jax.shard_map`.
+    ) -> Contribution:
+        """Compute the gradient of the mean loss over all unmasked examples of the global batch.
 
-        The model's state and the sums are means over the shares. `scale` multiplies the loss while it is
-        differentiated, and divides the gradient.
+        Call it inside `jax.shard_map`. The returned model state and sums are means over the shares.
 
         Args:
-            state: of which parameters and the model's state are read.
+            state: its parameters and model state are read.
             batch: this device's slice.
-            key: of the step; each share has its own fold of it.
+            key: the random key of the step; each share folds in its own number.
+            scale: multiplies the loss before it is differentiated; the gradient is divided by it again.
         """
-        # The gradient of replicated parameters comes out summed over the devices, N times too large: cast first.
+        # The gradient of replicated parameters would be summed over the devices, N times too large: cast first.
         all_params = lax.pcast(state.params, AXIS, to="varying")
 
         def total_loss(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
@@ -133,37 +135,37 @@ class Gradients:
         params = trained(all_params, self.frozen)
         grads, model_state, means, _ = self.mean(total_loss, params, state.model_state, batch, key)
         model_state = kept(state.model_state, model_state, self.kept)
-        # Sums of gradients were averaged, so one division by the average weight gives the mean over all examples that
-        # count, however unevenly padding fell on the devices. Below what is normal, XLA takes it for 0.
+        # `grads` is an average of sums. Dividing it by the average weight gives the mean over all unmasked examples,
+        # however the padding is spread over the devices. XLA treats numbers below the smallest normal one as 0.
         weight = jnp.maximum(means.values[0, 1] * scale, jnp.finfo(means.values.dtype).tiny)
-        return Share(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, grads)
+        return Contribution(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, grads)
 
-    def mean(self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Share:
-        """The mean over the shares of the global batch: to be called inside `jax.shard_map`, with varying `params`.
+    def mean(self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Contribution:
+        """Average the gradients and the other results over the shares of the global batch.
 
-        The key of a share is that of the step, folded with its number.
+        Call it inside `jax.shard_map`, with varying `params`. Each share folds its number into the step's key.
         """
         if self.reproducible:
 
-            def shard(arrays: tuple[Any, Any], part: Batch, number: jax.Array) -> Share:
+            def shard(arrays: tuple[Any, Any], part: Batch, number: jax.Array) -> Contribution:
                 return self._share(loss, *arrays, part, jax.random.fold_in(key, number))[0]
 
             return mean_of_shards(shard, (params, varying(model_state)), batch, for_cpu=self.for_cpu)
-        own = jax.random.fold_in(key, lax.axis_index(AXIS))
-        (grads, *others, _), order = self._share(loss, params, model_state, batch, own)
+        device_key = jax.random.fold_in(key, lax.axis_index(AXIS))
+        (grads, *others, _), order = self._share(loss, params, model_state, batch, device_key)
         with jax.named_scope(AVERAGING):
             grads, others = self.averaging.average(grads, others, order)
-        return Share(grads, *others)
+        return Contribution(grads, *others)
 
     def _share(
         self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array
-    ) -> tuple[Share, Sequence[int]]:
-        """A device's slice, or a shard of it; and the order of its gradients, see `Averaging`."""
+    ) -> tuple[Contribution, Sequence[int]]:
+        """Differentiate a device's slice, or a shard of it. Also return the order of its gradients; see `Averaging`."""
 
-        def differentiated(part: Batch, key: jax.Array) -> tuple[Share, Sequence[int]]:
-            own_loss = functools.partial(loss, model_state=model_state, batch=part, key=key)
-            grads, (sums, state), order = self.averaging.differentiate(own_loss, params)
-            return Share(grads, state, sums), order
+        def differentiated(part: Batch, key: jax.Array) -> tuple[Contribution, Sequence[int]]:
+            part_loss = functools.partial(loss, model_state=model_state, batch=part, key=key)
+            grads, (sums, state), order = self.averaging.differentiate(part_loss, params)
+            return Contribution(grads, state, sums), order
 
         if self.accumulate == 1:
             return differentiated(batch, key)
@@ -174,7 +176,7 @@ class Gradients:
 
         zeros = varying(jax.tree.map(jnp.zeros_like, params))
         grads, (states, sums) = in_parts(add, zeros, batch, self.accumulate, unrolled=self.for_cpu)
-        share = Share(grads, merged(states), jax.tree.map(lambda values: values.sum(0), sums))
+        share = Contribution(grads, merged(states), jax.tree.map(lambda values: values.sum(0), sums))
         return share, range(len(jax.tree.leaves(grads)))
 
 
@@ -183,14 +185,14 @@ def _check_reproducible(config: Config, topology: Topology) -> None:
     if SHARDS % topology.num_devices:
         raise InputError(
             key,
-            f": {topology.num_devices} devices cannot share {SHARDS} shards evenly",
+            f": {SHARDS} shards cannot be divided evenly among {topology.num_devices} devices",
             advice=f"use 1, 2, 4 or {SHARDS} devices",
         )
     if config.model.batch_norm == "sync":
         raise InputError(
             *(key, ": "),
             Key.plain("model.batch_norm", "sync"),
-            f" normalizes over devices, and each of {SHARDS} shards is normalized by itself",
+            f" normalizes over devices, but each of the {SHARDS} shards is normalized separately",
             advice="set it to local or ghost:K",
         )
     for name, value in (
@@ -198,5 +200,5 @@ def _check_reproducible(config: Config, topology: Topology) -> None:
         ("parallel.buckets", config.parallel.buckets),
     ):
         if value is not None:
-            told = (": ", Key.plain(name, value), " has no place in a sum of fixed order")
-            raise InputError(key, told, advice="leave it out")
+            conflict = (": ", Key.plain(name, value), " does not apply to a sum in fixed order")
+            raise InputError(key, conflict, advice="leave it out")

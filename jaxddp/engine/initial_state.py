@@ -1,4 +1,4 @@
-"""The state at step 0: fresh parameters, or given ones, and what optimizer and parts make of them."""
+"""Create the training state at step 0, with fresh parameters or given weights."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +18,8 @@ from jaxddp.models.interface import Model
 from jaxddp.models.variables import PARAMS, path_of
 
 Transform = Callable[..., tuple[Any, Any]]
-"""(params, model_state) -> (params, model_state) of the same names, shapes and dtypes. One that also has an argument
-`peers` is given the job's `jaxddp.core.peers.Peers`."""
+"""(params, model_state) -> (params, model_state) with the same names, shapes and dtypes. A function with an argument
+`peers` also gets the job's `jaxddp.core.peers.Peers`."""
 
 
 def create_state(
@@ -32,7 +32,7 @@ def create_state(
     parts: Sequence[Part] = (),
     transform: Transform | None = None,
 ) -> TrainState:
-    """Initialize a replicated state; every process must give the same seed. See `make_init`."""
+    """Initialize a replicated state. Every process must pass the same seed. See `make_init`."""
     return make_init(model, optimizer, image_shape, topology, parts=parts, transform=transform)(jax.random.key(seed))
 
 
@@ -45,21 +45,20 @@ def make_init(
     parts: Sequence[Part] = (),
     transform: Transform | None = None,
 ) -> Callable[..., TrainState]:
-    """Compile (on first use) the initialization of a replicated state from the key of a seed, and from weights.
+    """Compile (on first use) the initialization of a replicated state.
 
-    The result takes the key and, by path, arrays of "params/…" and of the model's state in place of the fresh ones.
-
-    It is one program, so that a deep network starts in seconds.
+    The result is a function of a random key and, optionally, of weights: arrays by path ("params/…", or the path in
+    the model's state) that replace the fresh ones. It is one program, so a deep network starts in seconds.
 
     Args:
-        image_shape: (H, W, C) of the images that the network will see.
-        transform: of the fresh parameters, before weights replace them and before optimizer and parts see them: an
-            initialization from data. Traced by JAX; it must give every process the same, and keep names, shapes and
-            dtypes.
+        image_shape: (H, W, C) of the images.
+        transform: changes the fresh parameters before weights replace them and before the optimizer and the parts are
+            initialized, for example to initialize from data. JAX traces it. It must return the same values on every
+            process, and keep names, shapes and dtypes.
 
     Raises:
-        InputError: when it is first used; `transform` changes one, and the first is named; or two parts keep
-            parameters for evaluation.
+        InputError: on first use; `transform` changed a name, shape or dtype (the message names the first), or two
+            parts keep parameters for evaluation.
     """
     takes_peers = transform is not None and _takes_peers(transform)
 
@@ -67,25 +66,25 @@ def make_init(
         params, model_state = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
         if transform is not None:
             fresh = {"params": params, "model_state": model_state}
-            made = transform(params, model_state, **({"peers": topology.peers} if takes_peers else {}))
-            if not isinstance(made, tuple) or len(made) != 2:
-                raise InputError(f"initialize: it returned {kind_of(made)}; return a pair (params, model_state)")
-            params, model_state = made
-            if differs := first_difference(fresh, {"params": params, "model_state": model_state}):
-                name, wanted, found = differs
+            result = transform(params, model_state, **({"peers": topology.peers} if takes_peers else {}))
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise InputError(f"initialize: it returned {kind_of(result)}; return a pair (params, model_state)")
+            params, model_state = result
+            if difference := first_difference(fresh, {"params": params, "model_state": model_state}):
+                name, expected, actual = difference
                 raise InputError(
-                    f"initialize: {name} is {found}, and the network's is {wanted}; keep names, shapes and dtypes"
+                    f"initialize: {name} is {actual}, and the network's is {expected}; keep names, shapes and dtypes"
                 )
         params, model_state = with_weights(params, model_state, weights or {})
         arrays_of = {part.name: part.init(params, model_state) for part in parts}
-        own = {name: arrays for name, arrays in arrays_of.items() if arrays is not None}
-        if len(keepers := [name for name, arrays in own.items() if EVAL_PARAMS in arrays]) > 1:
+        part_arrays = {name: arrays for name, arrays in arrays_of.items() if arrays is not None}
+        if len(keepers := [name for name, arrays in part_arrays.items() if EVAL_PARAMS in arrays]) > 1:
             raise InputError(
                 f"the parts {keepers[0]!r} and {keepers[1]!r} both keep parameters for evaluation; leave one out"
             )
-        return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params), own)
+        return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params), part_arrays)
 
-    # Every parameter has random numbers of its own to compile: half of a cold start.
+    # Random initializers, one for each parameter, take half of the compile time of a cold start.
     options = options_of_one_call(topology.platform)
     return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)
 
@@ -94,16 +93,16 @@ def _takes_peers(transform: Transform) -> bool:
     try:
         return "peers" in inspect.signature(transform).parameters
     except (TypeError, ValueError):
-        return False  # Some built-in ones show none.
+        return False  # Some built-in functions have no signature.
 
 
 def with_weights(params: Any, model_state: Any, weights: Mapping[str, jax.Array]) -> tuple[Any, Any]:
-    """The same with these arrays, given by path: "params/…", or the path of a model's state."""
+    """Replace arrays by weights, given by path: "params/…", or the path in the model's state."""
 
-    def given(tree: Any, begin: str) -> Any:
-        def of(path: Any, leaf: jax.Array) -> jax.Array:
-            return weights.get(begin + path_of(path), leaf).astype(leaf.dtype)
+    def replaced(tree: Any, prefix: str) -> Any:
+        def weight(path: Any, leaf: jax.Array) -> jax.Array:
+            return weights.get(prefix + path_of(path), leaf).astype(leaf.dtype)
 
-        return jax.tree_util.tree_map_with_path(of, tree)
+        return jax.tree_util.tree_map_with_path(weight, tree)
 
-    return (given(params, PARAMS), given(model_state, "")) if weights else (params, model_state)
+    return (replaced(params, PARAMS), replaced(model_state, "")) if weights else (params, model_state)

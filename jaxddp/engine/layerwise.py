@@ -19,26 +19,30 @@ from jaxddp.sections.layers import Layers
 
 
 class Thawing(NamedTuple):
-    """The state of an optimizer that trains some parameters later."""
+    """The state of `thawing`."""
 
     updates: jax.Array
-    """int32[], how many updates there were."""
+    """int32[], the number of updates so far."""
     inner: Any
+    """The state of the wrapped optimizer."""
 
 
 def only_trained(optimizer: optax.GradientTransformation, frozen: Layers) -> optax.GradientTransformation:
-    """Keeps nothing for frozen parameters, and has None for their updates."""
+    """Wrap an optimizer so that it keeps no state for frozen parameters and returns None for their updates."""
     inner = optax.with_extra_args_support(optimizer)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        own = {"grad": trained(extra["grad"], frozen)} if "grad" in extra else {}
-        return inner.update(trained(updates, frozen), state, trained(params, frozen), **{**extra, **own})
+        grad = {"grad": trained(extra["grad"], frozen)} if "grad" in extra else {}
+        return inner.update(trained(updates, frozen), state, trained(params, frozen), **{**extra, **grad})
 
     return optax.GradientTransformationExtraArgs(lambda params: inner.init(trained(params, frozen)), update)
 
 
 def with_factors(optimizer: optax.GradientTransformation, factors: Mapping[str, float]) -> optax.GradientTransformation:
-    """Multiplies updates by factors, given by path: the learning rate of these parameters, with their weight decay."""
+    """Wrap an optimizer so that updates are multiplied by factors, given by path.
+
+    A factor scales both the learning rate of a parameter and its weight decay.
+    """
     inner = optax.with_extra_args_support(optimizer)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
@@ -49,11 +53,11 @@ def with_factors(optimizer: optax.GradientTransformation, factors: Mapping[str, 
 
 
 def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) -> optax.GradientTransformation:
-    """Trains parameters, given by path, from a step on; until then they keep their bits.
+    """Wrap an optimizer so that some parameters, given by path, train only from a step on.
 
-    The optimizer sees their gradients from the start: Adam's moments of zeros, long after their correction for it is
-    spent, would make the first updates several times too large. The steps are those that the optimizer was asked for,
-    as those of its learning rate are.
+    Before that step their values do not change, bit for bit. The optimizer sees their gradients from the start. With
+    moments still at zero, and Adam's bias correction long over, the first updates would be several times too large.
+    Steps are counted by calls of `update`, as for the learning rate.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
@@ -67,7 +71,7 @@ def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) 
 
         def begun(path: Any, leaf: jax.Array) -> jax.Array:
             step = begins.get(path_of(path), 0)
-            # Minus zero: x + -0 has the bits of x, and -0 + 0 has not those of -0.
+            # Minus zero, because x + -0 keeps the bits of x, while -0 + 0 is 0.
             return leaf if not step else jnp.where(state.updates < step, jnp.asarray(-0.0, leaf.dtype), leaf)
 
         updates, inner = optimizer.update(updates, state.inner, params, **extra)

@@ -1,8 +1,7 @@
-"""A device's slice of the batch computed in equal parts, one after the other, so that one part's activations are held.
+"""Compute a batch in equal parts, one after the other, so that only one part's activations are in memory.
 
-A loop does it, except on CPUs: there XLA's convolutions are slow inside of loops
-(https://github.com/jax-ml/jax/issues/12868), so the parts stand one after the other in the program, which grows with
-their number.
+A loop does this, except on CPUs. There XLA's convolutions are slow inside loops
+(https://github.com/jax-ml/jax/issues/12868), so the loop is unrolled and the program grows with the number of parts.
 """
 
 import functools
@@ -26,7 +25,7 @@ def in_parts(
     *,
     unrolled: bool,
 ) -> tuple[Carry, Any]:
-    """Call `take` with the last carry, each of `count` equal parts of a batch, and its number; see `in_turn`."""
+    """Call `take(carry, part, number)` for `count` equal parts of a batch; see `in_turn`."""
     parts = jax.tree.map(lambda column: column.reshape(count, -1, *column.shape[1:]), batch)
 
     def take_part(carry: Carry, number: jax.Array | int) -> tuple[Carry, Any]:
@@ -39,9 +38,9 @@ def in_parts(
 def in_turn(
     take: Callable[[Carry, jax.Array | int], tuple[Carry, Any]], carry: Carry, count: int, *, unrolled: bool = False
 ) -> tuple[Carry, Any]:
-    """Call `take` with the last carry and 0, 1, … `count` - 1; results are stacked.
+    """Call `take(carry, number)` for the numbers 0 to `count` - 1; return the last carry and the stacked results.
 
-    A loop does it, except where it would turn once, or is to be `unrolled`.
+    This is `lax.scan`, except for a single call or where the loop is `unrolled`.
     """
     if count == 1:
         carry, result = take(carry, 0)
@@ -56,16 +55,16 @@ def in_turn(
 
 
 def merged(states: Any) -> Any:
-    """One model state of those of several parts, [parts, ...]: the mean, as over devices; of counters the maximum."""
+    """Merge the model states of several parts, [parts, ...]: their mean, as over devices; for counters the maximum."""
     floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.inexact)  # noqa: E731
     return jax.tree.map(lambda leaf: leaf.mean(0) if floating(leaf) else leaf.max(0), states)
 
 
 def zero_after(tree: Any) -> jax.Array:
-    """int32[], 0, but XLA cannot tell, and so computes the tree first.
+    """Return 0, int32[], that depends on a tree, so that XLA computes the tree first.
 
-    XLA's CPU compiler orders by the use of results alone, and drops barriers before: it would compute all forward
-    passes first, and hold the activations of all parts.
+    XLA's CPU compiler removes barriers and orders operations by the use of their results alone. It would compute all
+    forward passes first and keep the activations of all parts.
     """
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.size]
     return functools.reduce(jnp.add, [(leaf.ravel()[0] > jnp.inf).astype(jnp.int32) for leaf in leaves], jnp.int32(0))

@@ -1,10 +1,10 @@
-"""Compiled programs are kept from run to run, so that a second start compiles nothing.
+"""Keep compiled programs between runs, with JAX's persistent compilation cache.
 
-JAX's key of a program covers its code and options, the versions of jaxlib and XLA, and the devices, of a CPU down to
-its instruction set. So machines of any kind may share a home directory: none loads what was compiled for another.
+JAX's cache key covers a program's code and options, the versions of jaxlib and XLA, and the devices, including a CPU's
+instruction set. So machines of different kinds may share a home directory.
 
-In a job of several processes on GPUs, process 0 alone writes, and every process that sees its files reads them. On CPUs
-a program belongs to the process for whose devices it was compiled: every process keeps its own.
+In a job of several processes on GPUs, only process 0 writes programs, and every process that sees the files reads
+them. On CPUs a program can be used only by the process for whose devices it was compiled, so every process writes.
 """
 
 import functools
@@ -24,14 +24,14 @@ from jaxddp.core.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.core.peers import ALONE, Peers
 
 PROGRAMS = "programs"
-"""The folder of the compiled programs, in the cache folder."""
+"""The folder of compiled programs within the cache folder."""
 MOST_BYTES = 1 << 30
-"""How much may lie there when a run starts: some hundred runs' programs."""
+"""The largest size of that folder when a run starts: the programs of some hundred runs."""
 
-# JAX's defaults, which leave out what compiles within a second, and the values that replace them.
+# By setting, JAX's default, which leaves out programs that compile within a second, and the value that replaces it.
 _KEPT_FROM = "jax_persistent_cache_min_compile_time_secs"
 _KEEP_ALL = {_KEPT_FROM: (1.0, 0.0), "jax_persistent_cache_min_entry_size_bytes": (0, -1)}
-# Of JAX's private functions that write a program: what is read of their arguments, in whatever order.
+# The arguments that are read of JAX's private functions that write a program, in any order.
 _WRITTEN = ("cache_key", "compile_time_secs", "module_name", "backend", "executable")
 _PUT = ("cache_key", "module_name", "executable", "backend", "compile_time")
 _log = logging.getLogger("jaxddp.parallel")
@@ -40,34 +40,35 @@ _warn_once = functools.cache(_log.warning)
 
 
 def keep_compiled_programs(peers: Peers = ALONE) -> None:
-    """Switch JAX's persistent compilation cache on, in a folder of its own below the cache folder.
+    """Switch on JAX's persistent compilation cache, in the folder `programs` of the cache folder.
 
-    Call it once the job is joined and before the first compilation; it starts no backend. JAX's own settings that the
-    user has changed stay: `JAX_COMPILATION_CACHE_DIR` names another folder, which is never thinned out, and
-    `JAX_ENABLE_COMPILATION_CACHE=false` switches the cache off. Where the folder cannot be used, the log says so.
+    Call it after the job is joined and before the first compilation. It starts no backend. JAX settings that the user
+    has changed keep their values: `JAX_COMPILATION_CACHE_DIR` names another folder, from which nothing is ever
+    removed, and `JAX_ENABLE_COMPILATION_CACHE=false` switches the cache off. A warning is logged if the folder cannot
+    be used.
     """
     if not _setting("jax_enable_compilation_cache"):
         return
-    for name, (default, wanted) in _KEEP_ALL.items():
+    for name, (default, value) in _KEEP_ALL.items():
         if name.upper() not in os.environ and _setting(name) == default:
-            jax.config.update(name, wanted)
+            jax.config.update(name, value)
     _keep_those_of_every_cpu(peers)
     if _setting("jax_compilation_cache_dir") is not None:
         return
     try:
         folder = _own_folder(peers)
     except (OSError, RuntimeError) as error:
-        # The other processes of a job would say the same.
+        # The other processes of a job would log the same line.
         if peers.is_first:
-            _warn_once(f"compiled programs are not kept ({error}); name a place for them in {CACHE_VARIABLE}")
+            _warn_once(f"compiled programs are not kept ({error}); set {CACHE_VARIABLE} to a folder for them")
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def _keep_those_of_every_cpu(peers: Peers) -> None:
-    """On CPUs, have every process write its programs, which no other process can use; in JAX only process 0 writes.
+    """Make every process on CPUs write its programs, which no other process can use. In JAX only process 0 writes.
 
-    There is no setting for it. Where JAX's function is another one, a line says what is lost.
+    JAX has no setting for this, so a private function is replaced. If the function has changed, a warning is logged.
     """
     if peers.is_first:
         return
@@ -78,22 +79,22 @@ def _keep_those_of_every_cpu(peers: Peers) -> None:
     replaced = private_names.function(compiler, "_cache_write", _WRITTEN, ["host_callbacks"])
     put = private_names.function(compilation_cache, "put_executable_and_time", _PUT)
     if compiler is None or replaced is None or put is None:
-        lost = "on CPUs, this process will compile its programs anew at each start"
+        lost = "on CPUs, this process compiles its programs again at each start"
         private_names.say_lost("jax", "jax._src.compiler._cache_write", lost)
         return
     order = inspect.signature(replaced)
 
     @functools.wraps(replaced)
     def write_own(*arguments: Any, **named: Any) -> None:
-        given = order.bind(*arguments, **named).arguments
-        backend, seconds = given["backend"], given["compile_time_secs"]
-        if backend.platform != "cpu" or given.get("host_callbacks") or seconds < _setting(_KEPT_FROM):
+        bound = order.bind(*arguments, **named).arguments
+        backend, seconds = bound["backend"], bound["compile_time_secs"]
+        if backend.platform != "cpu" or bound.get("host_callbacks") or seconds < _setting(_KEPT_FROM):
             return
         try:
-            put(given["cache_key"], given["module_name"], given["executable"], backend, int(seconds))
-        except Exception as error:  # As in JAX: training goes on.
+            put(bound["cache_key"], bound["module_name"], bound["executable"], backend, int(seconds))
+        except Exception as error:  # Training continues, as in JAX.
             reason = getattr(error, "strerror", None) or type(error).__name__
-            _warn_once(f"a compiled program is not kept ({reason}) and will be compiled anew at the next start")
+            _warn_once(f"a compiled program is not kept ({reason}) and will be compiled again at the next start")
 
     compiler._cache_write = write_own
 
@@ -103,14 +104,14 @@ def _setting(name: str) -> Any:
 
 
 def _own_folder(peers: Peers) -> Path:
-    """The folder, made where it is missing, checked, and thinned out."""
+    """Create the folder if it is missing, check it, and remove old programs from it."""
     folder = cache_folder() / PROGRAMS
-    # A program in this folder runs with this user's permissions.
+    # Programs in this folder run with this user's permissions.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{folder}: others may write there")
-    # Permissions do not show a full disk, or a file system that is mounted read-only.
+        raise PermissionError(f"{folder}: other users may write to it")
+    # Permissions do not reveal a full disk or a read-only file system.
     with tempfile.TemporaryFile(dir=folder):
         pass
     if peers.is_first and _setting("jax_compilation_cache_max_size") == -1:
@@ -119,16 +120,19 @@ def _own_folder(peers: Peers) -> Path:
 
 
 def _thin_out(folder: Path, most_bytes: int) -> None:
-    """Remove the least recently used. JAX's own limit would list the folder for each program: 0.2 s among 2,000."""
-    found = []
+    """Remove the least recently used programs beyond a size.
+
+    JAX's own limit lists the folder for each program, which takes 0.2 s with 2,000 files.
+    """
+    entries = []
     for path in folder.iterdir():
-        # Another run may thin out at the same time.
+        # Another run may remove files at the same time.
         with suppress(FileNotFoundError):
             status = path.lstat()
             if stat.S_ISREG(status.st_mode):
-                found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
+                entries.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    total = sum(size for _, size, _ in entries)
+    for _, size, path in sorted(entries):
         if total <= most_bytes:
             break
         path.unlink(missing_ok=True)

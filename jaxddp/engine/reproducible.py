@@ -1,10 +1,10 @@
-"""The same bits on any number of devices: 8 shards of the global batch, each computed by itself, summed in one order.
+"""Compute the same bits on any number of devices: 8 shards of the global batch, summed in one order.
 
-Each device computes as many shards as fall on it. Sums of floating-point numbers depend on their order, so the shards'
-sums are added as a tree of pairs, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), in which the shards of a device are a
-branch, whether there are 1, 2, 4 or 8. They depend on the compiler, too: where it joins a product with the sum that
-follows, or computes once what two shards have in common, the last bits differ. So every shard is one program between
-walls that the compiler does not see through, and the program is the same on any number of devices.
+Each device computes its share of the shards, one after the other. Sums of floating-point numbers depend on their
+order. So the shards' sums are added as a tree of pairs, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), in which the shards
+of one device form a branch, for 1, 2, 4 or 8 devices. Sums also depend on the compiler: their last bits change where it
+fuses a product with the following sum, or computes once what two shards have in common. So every shard is one program
+between barriers, and that program is the same on any number of devices.
 """
 
 import functools
@@ -34,15 +34,15 @@ T = TypeVar("T")
 def mean_of_shards(
     take: Callable[[Any, Batch, jax.Array], T], arrays: Any, batch: Batch, *, for_cpu: bool = False
 ) -> T:
-    """The mean of what `take` makes of all shards: to be called inside `jax.shard_map` on a device's slice of a batch.
+    """Average the results of `take` over all shards. Call it inside `jax.shard_map` with a device's slice of a batch.
 
     Args:
-        take: a function of arrays, a shard, and its number in the global batch.
-        arrays: all those that are in use beside the batch; the parameters for one.
-        for_cpu: for XLA's CPU compiler, which takes higher walls; see `walled`.
+        take: a function of arrays, a shard, and the shard's number in the global batch.
+        arrays: all arrays that `take` uses beside the batch, such as the parameters.
+        for_cpu: whether XLA's CPU compiler compiles the program, which needs stronger barriers; see `walled`.
 
     Raises:
-        InputError: `take` asks other devices.
+        InputError: `take` contains a collective.
     """
     count = SHARDS // lax.axis_size(AXIS)
     parts = jax.tree.map(lambda column: column.reshape(count, -1, *column.shape[1:]), batch)
@@ -58,18 +58,18 @@ def mean_of_shards(
 
 
 def _traced(take: Callable[..., T], *like: Any) -> Callable[..., T]:
-    """The same function, traced once for all shards. Raises: InputError; it has a collective."""
+    """Trace a function once for all shards. Raises: InputError; it contains a collective."""
     traced, shapes = jax.make_jaxpr(take, return_shape=True)(*like)
     if not _sees_collectives():
-        lost = "parallel.reproducible cannot tell whether the network asks other devices, and would take it"
+        lost = "parallel.reproducible cannot detect, and so accepts, a network that communicates between devices"
         private_names.say_lost("jax", "jaxpr (axes of a collective)", lost)
     for operation in operations_in(traced):
         if _is_collective(operation):
             raise InputError(
                 Key("parallel.reproducible"),
-                f": the network or the loss asks other devices ({operation.primitive.name}), and "
-                f"each of {SHARDS} shards is computed by itself",
-                advice="take it out, such as a batch norm with axis_name",
+                f": the network or the loss communicates between devices ({operation.primitive.name}), but "
+                f"each of the {SHARDS} shards is computed separately",
+                advice="remove it, for example a batch norm with axis_name",
             )
     evaluate = jaxpr_as_fun(traced)
     return lambda *arrays: jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*jax.tree.leaves(arrays)))
@@ -82,16 +82,16 @@ def _is_collective(operation: Any) -> bool:
 
 @functools.cache
 def _sees_collectives() -> bool:
-    """Whether a plain sum over the devices is known for one: JAX promises the names of no operation's parameters."""
+    """Tell whether `_is_collective` recognizes a sum over devices. JAX guarantees no names of operation parameters."""
     traced = jax.make_jaxpr(lambda x: lax.psum(x, AXIS), axis_env=[(AXIS, 1)])(jnp.float32(0))
     return any(map(_is_collective, operations_in(traced)))
 
 
 def walled(tree: T, zero: jax.Array, for_cpu: bool) -> T:
-    """The same arrays, of which XLA computes nothing together with what comes before or after; and `zero` before them.
+    """Return the arrays behind a barrier: XLA fuses nothing across it, and computes `zero` before the arrays.
 
-    It is a barrier, which XLA's CPU compiler drops before it decides what to compute together. For that one the arrays
-    pass through a loop that never turns, as it cannot know of a `zero` that is computed; they are copied for it.
+    XLA's CPU compiler removes barriers before it fuses operations. There the arrays pass through a loop that never
+    runs, because its condition depends on the computed `zero`. That costs a copy.
     """
     if not for_cpu:
         return lax.optimization_barrier((tree, zero))[0]
@@ -106,10 +106,10 @@ def walled(tree: T, zero: jax.Array, for_cpu: bool) -> T:
 
 
 def mean_in_order(shards: T) -> T:
-    """The means of all floating-point leaves over the shards of all devices; of others (counters) the maximum.
+    """Average all floating-point leaves over the shards of all devices; take the maximum of the others (counters).
 
     Args:
-        shards: a tree of the results of this device's shards, [shards of a device, ...] each.
+        shards: the stacked results of this device's shards; each leaf is [shards of a device, ...].
     """
     leaves, structure = jax.tree.flatten(shards)
     floating = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
@@ -117,24 +117,24 @@ def mean_in_order(shards: T) -> T:
     _, unravel = ravel_pytree([leaf[0] for leaf in chosen])
     rows = jax.vmap(lambda row: ravel_pytree(row)[0])(chosen)
     total = _over_devices(_tree_sum(rows))
-    # The sum of two zeros has a sign that depends on how many were added; a comparison takes no notice of it.
+    # The sign of a sum of zeros depends on how many were added, so every zero becomes positive.
     means = iter(unravel(jnp.where(total == 0, 0, total / SHARDS)))
-    found = [
+    merged = [
         next(means) if is_float else lax.pmax(leaf.max(0), AXIS)
         for leaf, is_float in zip(leaves, floating, strict=True)
     ]
-    return jax.tree.unflatten(structure, found)
+    return jax.tree.unflatten(structure, merged)
 
 
 def _tree_sum(rows: jax.Array) -> jax.Array:
-    """Of a power of two of rows [n, ...], neighbours first."""
+    """Sum the rows of [n, ...], n a power of two, neighbours first."""
     while len(rows) > 1:
         rows = rows[0::2] + rows[1::2]
     return rows[0]
 
 
 def _over_devices(branch: jax.Array) -> jax.Array:
-    """The tree's sum of a branch [P] from each device: each device sums a part, and all parts are put together."""
+    """Sum the devices' branches, [P] each: every device sums a part of the elements, and the parts are gathered."""
     devices = lax.axis_size(AXIS)
     if devices == 1:
         return lax.psum(branch, AXIS)

@@ -1,4 +1,4 @@
-"""Sets that lie on the devices: several batches in one dispatch, each of which gathers its images there."""
+"""Steps on a data set in device memory: one dispatch runs several steps, and each gathers its images on the device."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -15,25 +15,25 @@ from jaxddp.engine.step import EvalStep, TrainStep, make_eval_step, make_train_s
 from jaxddp.engine.step_objective import MetricSums, Objective
 from jaxddp.mesh import AXIS, Topology
 
-Images = jax.Array | tuple[jax.Array, jax.Array]
-"""All images of a source, [N, H, W, C], replicated; where there is a second, unlabelled one, a pair."""
+ResidentImages = jax.Array | tuple[jax.Array, jax.Array]
+"""All images of a source, [N, H, W, C], replicated. With a second, unlabelled source it is a pair."""
 _FEED = P(), P(AXIS)
-"""How images and columns are sharded."""
+"""The sharding of images and of columns."""
 
 
 def make_resident_steps(
     local_step: TrainStep, topology: Topology, *, compiler_options: Mapping[str, str] | None = None
 ) -> Callable[..., tuple[TrainState, MetricSums]]:
-    """Compile (on first use, for each number of steps) optimizer steps, of `make_local_step`, as one program.
+    """Compile several optimizer steps of `make_local_step` as one program, on first use for each number of steps.
 
-    The result takes a replicated state, which it consumes; the images of `place_images`, of each source; the columns of
-    `jaxddp.data.columns.stacked_columns`, placed; and the run's key. It takes as many steps as there are columns: their
-    number is a shape, so that XLA knows how often its loop turns. Of one step there is no loop. It returns the next
-    state and the sums of each step, [steps, metrics, 2].
+    The result takes a replicated state, which it consumes; the images from `place_images` of each source; the placed
+    columns from `jaxddp.data.columns.stacked_columns`; and the run's key. It runs as many steps as there are columns.
+    That number is a shape, so XLA knows the length of the loop; a single step has no loop. It returns the next state
+    and the sums of each step, [steps, metrics, 2].
     """
 
     def local_steps(
-        state: TrainState, images: Images, columns: Batch, key: jax.Array | None = None
+        state: TrainState, images: ResidentImages, columns: Batch, key: jax.Array | None = None
     ) -> tuple[TrainState, MetricSums]:
         def take_step(state: TrainState, number: jax.Array | int) -> tuple[TrainState, MetricSums]:
             return local_step(state, gathered(images, columns, number), key)
@@ -44,9 +44,9 @@ def make_resident_steps(
 
 
 def make_resident_eval(local_step: EvalStep, topology: Topology) -> EvalStep:
-    """Compile (on first use, for each number of batches) measurements, of `make_local_eval_step`, as one program.
+    """Compile several evaluation steps of `make_local_eval_step` as one program, on first use for each number.
 
-    The result takes a state, images and columns as `make_resident_steps` does, and returns the sums of each batch,
+    The result takes a state, images and columns as in `make_resident_steps`. It returns the sums of each batch,
     [batches, metrics, 2].
     """
 
@@ -59,26 +59,26 @@ def make_resident_eval(local_step: EvalStep, topology: Topology) -> EvalStep:
     return make_eval_step(local_batches, topology, _FEED)
 
 
-def steps_in(images: Images, columns: Batch, key: jax.Array | None = None) -> int:
-    """How many batches there are columns of."""
+def steps_in(images: ResidentImages, columns: Batch, key: jax.Array | None = None) -> int:
+    """Return the number of batches that the columns hold."""
     return columns.row.shape[1]
 
 
-def gathered(images: Images, columns: Batch, number: jax.Array | int) -> Batch:
-    """A device's slice of one batch: its columns, and its images from among all."""
+def gathered(images: ResidentImages, columns: Batch, number: jax.Array | int) -> Batch:
+    """Return a device's slice of one batch: its columns, and its images gathered from all images."""
     if isinstance(images, tuple):
         images, others = images[0], gathered(images[1], columns.unlabelled, number)
         return gathered(images, columns._replace(unlabelled=None), number)._replace(unlabelled=others)
-    own = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, 1, keepdims=False), columns)
-    # Rows come from the order and are never out of bounds.
-    return own._replace(image=images.at[own.row].get(mode="promise_in_bounds"))
+    part = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, 1, keepdims=False), columns)
+    # Rows come from the sample order and are never out of bounds.
+    return part._replace(image=images.at[part.row].get(mode="promise_in_bounds"))
 
 
 def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[int, ...], topology: Topology) -> bool:
-    """Whether a step takes longer inside of a loop than by itself.
+    """Tell whether a step takes longer inside a loop than outside.
 
-    XLA's CPU compiler brings convolutions into the form that its fast kernels want only outside of loops
-    (https://github.com/jax-ml/jax/issues/12868); inside, the gradient of a convolution takes a hundred times as long.
+    XLA's CPU compiler uses its fast kernels for convolutions only outside loops
+    (https://github.com/jax-ml/jax/issues/12868). Inside, the gradient of a convolution takes a hundred times as long.
     """
     if topology.platform != "cpu":
         return False
@@ -97,10 +97,12 @@ def place_images(
     topology: Topology,
     dtype: np.dtype | type = np.uint8,
 ) -> jax.Array:
-    """All images on every device: [num_rows, H, W, C] of a dtype, replicated.
+    """Place all images on every device: [num_rows, H, W, C], replicated.
 
-    Each process brings its slice of each batch in order, [b, H, W, C] of that dtype, and sends it to the others
-    through the devices: no host holds the set.
+    No host holds the whole set. The devices exchange the slices of the processes.
+
+    Args:
+        batches: this process's slice of each batch in order, [b, H, W, C] of the dtype.
     """
 
     def empty() -> jax.Array:
@@ -115,7 +117,7 @@ def place_images(
     start = 0
     for batch in batches:
         placed = topology.place(batch)
-        # Waiting keeps the batches that are on their way to the device to one.
+        # Waiting limits the batches in transfer to one.
         images = jax.block_until_ready(write(images, placed, topology.replicate(np.int32(start))))
         start += len(placed)
     return images

@@ -1,6 +1,7 @@
-"""Numbers of a whole set that are no means over its examples, such as the area under a curve: for evaluation alone.
+"""Metrics over a whole set that are not means over examples, such as the area under a curve. For evaluation only.
 
-Each batch contributes arrays, which all devices and batches bring together; the host makes numbers of them, once a set.
+Each batch contributes arrays, which are combined over devices and batches. The host computes the numbers from them,
+once a set.
 """
 
 import functools
@@ -20,29 +21,31 @@ from jaxddp.mesh import AXIS
 
 
 class SumsMetric(Protocol):
-    """A metric of sums over the examples, such as counts by class."""
+    """A metric that is computed from sums over the examples, such as counts by class."""
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        """Arrays that add up over the parts of a set: of float[B, K], labels and float[B], 0 where padded.
+        """Return arrays that add up over the batches of a set.
 
-        A padded example's logits are finite, and must not count.
+        Args:
+            logits: float[B, K], finite also for padded examples.
+            mask: float[B], 0 for padded examples, which must not count.
         """
         ...
 
     def finish(self, found: Any) -> Mapping[str, float]:
-        """Numbers by name, of the sums over the set, NumPy arrays."""
+        """Return numbers by name, from the sums over the set, as NumPy arrays."""
         ...
 
 
 class ExamplesMetric(Protocol):
-    """A metric that needs all examples at once. What it keeps of them is held in the host's memory."""
+    """A metric that needs all examples at once. The arrays that it keeps of them are held in host memory."""
 
     def examples(self, logits: jax.Array, labels: jax.Array) -> Any:
-        """Arrays [B, …] of numbers, of float[B, K] and labels."""
+        """Return arrays of numbers, [B, …], from logits float[B, K] and labels."""
         ...
 
     def finish(self, found: Any) -> Mapping[str, float]:
-        """Numbers by name, of the arrays [N, …] of the whole set, in its order, NumPy arrays."""
+        """Return numbers by name, from the arrays of the whole set, [N, …], as NumPy arrays in the set's order."""
         ...
 
 
@@ -51,32 +54,32 @@ SetMetric = SumsMetric | ExamplesMetric
 
 
 class Kept(NamedTuple):
-    """What an `ExamplesMetric` keeps of the examples of one batch."""
+    """The arrays that an `ExamplesMetric` keeps of one batch, and the batch's mask."""
 
     arrays: Any
     mask: jax.Array
 
 
 def is_set_metric(metric: Any) -> bool:
-    """Whether it has the methods of one."""
+    """Tell whether an object is a metric over a set, by its methods."""
     return callable(getattr(metric, "finish", None))
 
 
 def measured(metrics: Mapping[str, Any], logits: jax.Array, labels: jax.Array, mask: jax.Array) -> dict[str, Any]:
-    """What a slice of a batch contributes to each metric over the set; others among the metrics are left out."""
+    """Return the contribution of a slice of a batch to each metric over the set. Other metrics are ignored."""
 
     of_set = {name: metric for name, metric in metrics.items() if is_set_metric(metric)}
     if not of_set:
         return {}
-    # Of padding a network may make anything.
+    # The logits of padding may be anything, also NaN.
     real = jnp.where(mask[:, None] > 0, logits, 0)
     return {name: _of_slice(metric, real, labels, mask) for name, metric in of_set.items()}
 
 
 def over_devices(contributions: Mapping[str, Any]) -> dict[str, Any]:
-    """The contributions of all devices, the same on each: to be called inside `jax.shard_map`.
+    """Combine the contributions of all devices, replicated. Call it inside `jax.shard_map`.
 
-    Sums are added up; what is kept of examples stands in the order of the batch.
+    Sums are added. Arrays of examples are concatenated in the order of the batch.
     """
 
     def beside(values: jax.Array) -> jax.Array:
@@ -91,7 +94,7 @@ def over_devices(contributions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def finished(metrics: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of all metrics over the set, of what the whole set contributed."""
+    """Compute the numbers of all metrics over the set from the contributions of the whole set."""
     numbers: dict[str, float] = {}
     for name in (name for name in metrics if name in found):
         numbers |= {key: float(value) for key, value in metrics[name].finish(found[name]).items()}
@@ -99,29 +102,27 @@ def finished(metrics: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, 
 
 
 def check_set_metric(metric: Any, name: str, labels: LabelKind) -> tuple[str, ...]:
-    """The names of a metric's numbers. It is tried on random logits, with every class among the labels.
+    """Try a metric on random logits with every class among the labels, and return the names of its numbers.
 
     Raises:
-        InputError: it fails, returns something else, or what it makes of a batch depends on how that is divided.
+        InputError: the metric fails, returns something else, or gives other numbers if a batch is divided.
     """
     if callable(getattr(metric, "sums", None)) is callable(getattr(metric, "examples", None)):
         raise InputError(f"{name}: a metric over a set has the method sums or examples beside finish; give one of them")
-    logits, own = next(random_batches(labels))
+    logits, batch_labels = next(random_batches(labels))
     cut = len(logits) // 2
     try:
-        whole = _tried(metric, [(logits, own)])
-        parts = _tried(metric, [(logits[:cut], own[:cut]), (logits[cut:], own[cut:])])
+        whole = _tried(metric, [(logits, batch_labels)])
+        parts = _tried(metric, [(logits[:cut], batch_labels[:cut]), (logits[cut:], batch_labels[cut:])])
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise InputError(
-            f"{name}: fails for logits float32{list(logits.shape)} and labels {own.dtype}{list(own.shape)}: "
-            f"{type(error).__name__}: {reason}"
-        ) from error
+        types = f"logits float32{list(logits.shape)} and labels {batch_labels.dtype}{list(batch_labels.shape)}"
+        raise InputError(f"{name}: fails for {types}: {type(error).__name__}: {reason}") from error
     for key, value in whole.items():
         if not np.allclose(value, parts[key], rtol=1e-4, atol=1e-4, equal_nan=True):
             raise InputError(
-                f"{name}: {key} is {value:.6g} of a batch and {parts[key]:.6g} of its halves; return sums over the "
-                "examples whose mask is 1, or arrays of one value for each example"
+                f"{name}: {key} is {value:.6g} for a batch and {parts[key]:.6g} for its halves; return sums over the "
+                "examples whose mask is 1, or arrays with one value for each example"
             )
     return tuple(whole)
 
@@ -133,17 +134,17 @@ def _of_slice(metric: Any, logits: jax.Array, labels: jax.Array, mask: jax.Array
 
 
 def _tried(metric: Any, parts: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
-    """What a metric makes of a set of parts, each padded by an example."""
-    found: list[Any] = []
+    """Return a metric's numbers for a set that consists of these batches, each padded by one example."""
+    batches: list[Any] = []
     for logits, labels in parts:
-        padded, mask = (np.concatenate([each, each[:1]]) for each in (logits, labels)), np.ones(len(logits) + 1)
+        padded, mask = (np.concatenate([array, array[:1]]) for array in (logits, labels)), np.ones(len(logits) + 1)
         mask[-1] = 0
-        found.append(jax.device_get(jax.jit(functools.partial(_of_slice, metric))(*padded, mask)))
-    if isinstance(found[0], Kept):
-        chosen = [jax.tree.map(lambda values, mask=each.mask: values[mask > 0], each.arrays) for each in found]
-        whole = jax.tree.map(lambda *values: np.concatenate(values), *chosen)
+        batches.append(jax.device_get(jax.jit(functools.partial(_of_slice, metric))(*padded, mask)))
+    if isinstance(batches[0], Kept):
+        unpadded = [jax.tree.map(lambda values, mask=kept.mask: values[mask > 0], kept.arrays) for kept in batches]
+        whole = jax.tree.map(lambda *values: np.concatenate(values), *unpadded)
     else:
-        whole = jax.tree.map(lambda *values: sum(values[1:], values[0]), *found)
+        whole = jax.tree.map(lambda *values: sum(values[1:], values[0]), *batches)
     return finished({"": metric}, {"": whole})
 
 

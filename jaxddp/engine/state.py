@@ -1,4 +1,4 @@
-"""What training carries from step to step: arrays only, the same on every device."""
+"""The training state: arrays only, replicated on every device."""
 
 from typing import Any
 
@@ -11,27 +11,30 @@ from jaxddp.core.wording import counted, show
 from jaxddp.models.variables import path_of
 
 EVAL_PARAMS = "eval_params"
-"""The key under which a part's own arrays hold parameters that predict, export and serve in place of the trained ones,
-and that evaluation measures: in place of them, or beside them. One part of a run may have them."""
+"""The key of evaluation parameters among a part's arrays. They replace the trained parameters in prediction, export and
+serving, and are evaluated in place of them or beside them. At most one part of a run has them."""
 SMALL_LEAF = 1 << 20
-"""Arrays of fewer elements are copied together before they are reduced: each reduction is a kernel, and takes 20 ms to
+"""Arrays with fewer elements are concatenated before they are reduced. Each reduction is a kernel, which takes 20 ms to
 compile."""
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """The whole of a run between two steps: with the order, a function of `step`, it decides all that follows."""
+    """The state of a run between two steps.
+
+    Together with the sample order, which is a function of `step`, it determines the rest of the run.
+    """
 
     step: jax.Array
-    """int32[], how many steps were taken."""
+    """int32[], the number of steps taken."""
     params: Any
     model_state: Any
-    """What the model updates itself: batch statistics, for one."""
+    """Variables that the model updates itself, such as batch statistics."""
     opt_state: Any
     parts: dict[str, Any] = flax.struct.field(default_factory=dict)
     """The arrays of the step's optional parts, by name; see `jaxddp.engine.parts.part.Part`."""
 
     def __repr__(self) -> str:
-        """Also of shapes and of what JAX traces, where the step is not known."""
+        """Describe the state. It may also consist of shapes or of traced values, without a known step."""
         try:
             step = f"step {int(self.step):,}, "
         except (TypeError, RuntimeError):
@@ -42,32 +45,35 @@ class TrainState(flax.struct.PyTreeNode):
 
     @property
     def eval_params(self) -> Any:
-        """The parameters that predict, export and serve: those that a part keeps for it, else `params`."""
-        return next((own[EVAL_PARAMS] for own in self.parts.values() if EVAL_PARAMS in own), self.params)
+        """Return the parameters for prediction, export and serving: those of a part that keeps them, else `params`."""
+        return next((arrays[EVAL_PARAMS] for arrays in self.parts.values() if EVAL_PARAMS in arrays), self.params)
 
     def measuring(self, params: Any) -> "TrainState":
-        """The same state with these parameters, and with them as those that evaluation measures.
+        """Return this state with other parameters, also as its evaluation parameters.
 
-        Its tree is that of this state, so that what is compiled for the one serves the other.
+        The tree structure stays the same, so no program is compiled again.
         """
-        parts = {name: {**own, EVAL_PARAMS: params} if EVAL_PARAMS in own else own for name, own in self.parts.items()}
+        parts = {
+            name: {**arrays, EVAL_PARAMS: params} if EVAL_PARAMS in arrays else arrays
+            for name, arrays in self.parts.items()
+        }
         return self.replace(params=params, parts=parts)
 
 
 @jax.jit
 def all_finite(tree: Any) -> jax.Array:
-    """bool[]: no floating-point leaf holds a NaN or an infinity."""
+    """Return bool[]: whether no floating-point leaf holds a NaN or an infinity."""
     leaves = [leaf.ravel() for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     small = [leaf for leaf in leaves if leaf.size < SMALL_LEAF]
     large = [leaf for leaf in leaves if leaf.size >= SMALL_LEAF]
     together = [jnp.concatenate(small)] if small else []
-    return jnp.stack([jnp.isfinite(each).all() for each in [*together, *large]] or [jnp.array(True)]).all()
+    return jnp.stack([jnp.isfinite(array).all() for array in [*together, *large]] or [jnp.array(True)]).all()
 
 
 def is_sound(state: TrainState) -> jax.Array:
-    """bool[]: the state holds no NaN and no infinity, but that single numbers of the optimizer's may be infinite.
+    """Return bool[]: whether the state holds no NaN and no infinity, except infinite scalars of the optimizer.
 
-    `optax.contrib.reduce_on_plateau`, for one, begins with infinity as the least loss so far.
+    `optax.contrib.reduce_on_plateau`, for example, starts with infinity as the best loss.
     """
 
     def known(leaf: jax.Array) -> jax.Array:
@@ -79,51 +85,56 @@ def is_sound(state: TrainState) -> jax.Array:
 
 
 def array_types(tree: Any) -> dict[str, str]:
-    """Each array's path and type, {"params/fc/kernel": "float32[512, 10]"}: alike for a saved tree and a live one."""
+    """Return each array's type by path, such as {"params/fc/kernel": "float32[512, 10]"}.
+
+    The result is the same for a tree in memory and for a saved one.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
     return {path_of(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves if hasattr(leaf, "shape")}
 
 
 def in_dtypes_of(before: Any, after: Any) -> Any:
-    """`after` with the floats' dtypes of `before`, where their structure is the same.
+    """Cast the floats of `after` to the dtypes of `before`, if both have the same structure.
 
-    Flax's `BatchNorm` begins its statistics in float32 and makes float64 of them under x64; a run could not be resumed.
+    Flax's `BatchNorm` creates its statistics in float32 and updates them to float64 under x64, so that the run could
+    not be resumed.
     """
     if jax.tree.structure(before) != jax.tree.structure(after):
         return after
 
-    def kept(was: Any, now: Any) -> Any:
-        are_floats = all(jnp.issubdtype(each.dtype, jnp.floating) for each in (was, now))
-        return now.astype(was.dtype) if are_floats else now
+    def kept(old: Any, new: Any) -> Any:
+        are_floats = all(jnp.issubdtype(array.dtype, jnp.floating) for array in (old, new))
+        return new.astype(old.dtype) if are_floats else new
 
     return jax.tree.map(kept, before, after)
 
 
 def kept_types(before: TrainState, after: TrainState, by: str | None = None) -> TrainState:
-    """`after`, which takes the place of `before` in a run: their arrays are of the same names, shapes and dtypes.
+    """Return `after` if its arrays have the same names, shapes and dtypes as those of `before`.
 
     Args:
-        by: what made it of a state that was alike; the optimizer and the model where absent.
+        by: what changed the state, for the message; by default the optimizer or the model.
 
-    Raises: InputError; they are not, so that no checkpoint could be resumed. Names the first array that differs.
+    Raises:
+        InputError: an array differs, so that no checkpoint could be resumed. The message names the first one.
     """
     for name in ("model_state", "opt_state", "params", "parts"):
-        was, now = getattr(before, name), getattr(after, name)
-        differs = first_difference(was, now)
-        if differs is None and (structure := jax.tree.structure(was)) != (other := jax.tree.structure(now)):
-            differs = "", show(structure), show(other)
-        if differs is not None:
-            path, there, here = differs
+        old, new = getattr(before, name), getattr(after, name)
+        difference = first_difference(old, new)
+        if difference is None and (structure := jax.tree.structure(old)) != (other := jax.tree.structure(new)):
+            difference = "", show(structure), show(other)
+        if difference is not None:
+            path, type_before, type_after = difference
             owner = by or ("model" if name == "model_state" else "optimizer")
             raise InputError(
-                f"{owner}: {f'{name}/{path}'.rstrip('/')} is {there} before a step and {here} after it; keep names, "
-                "shapes and dtypes, or the run cannot be resumed"
+                f"{owner}: {f'{name}/{path}'.rstrip('/')} is {type_before} before a step and {type_after} after it; "
+                "keep names, shapes and dtypes, or the run cannot be resumed"
             )
     return after
 
 
 def first_difference(one: Any, other: Any) -> tuple[str, str, str] | None:
-    """The first array that differs between two trees: its path, and what it is in each; None where none does."""
+    """Return the path of the first array that differs between two trees, and its type in each; None if none does."""
     ours, theirs = array_types(one), array_types(other)
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):

@@ -1,6 +1,6 @@
-"""The data-parallel step: every device holds a replica, takes its slice of the batch, and all average their gradients.
+"""The data-parallel step: every device holds a replica, computes on its slice of the batch, and gradients are averaged.
 
-What leaves the step is the same on every device: `shard_map`'s replication checker proves it when the step is traced.
+`shard_map`'s replication checker proves, when the step is traced, that its results are the same on every device.
 """
 
 import functools
@@ -27,7 +27,7 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.frozen import trained, whole
 
 TrainStep = Callable[..., tuple[TrainState, MetricSums]]
-"""(state, batch, key of the run's seed, of seed 0 where there is none) -> the next state and the sums of this step."""
+"""(state, batch, random key of the run, by default of seed 0) -> the next state and the sums of this step."""
 EvalStep = Callable[..., MetricSums]
 """(state, batch) -> the sums over the batch."""
 
@@ -42,13 +42,13 @@ def make_train_step(
     *,
     compiler_options: Mapping[str, str] | None = None,
 ) -> TrainStep:
-    """Compile (on first use) one optimizer step, of `make_local_step`, over the global batch.
+    """Compile (on first use) an optimizer step of `make_local_step` over the global batch.
 
-    The result takes a replicated state, which it consumes (its memory is donated to the new one), a batch placed by
-    `topology.place`, and the run's key; it returns the new state and that step's sums over the global batch.
+    The result takes a replicated state, which it consumes (its memory is donated), a batch placed by `topology.place`,
+    and the run's key. It returns the new state and the step's sums over the global batch.
 
     Args:
-        feed: how the arguments between state and key are sharded.
+        feed: the shardings of the arguments between state and key.
     """
     sharded = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), *feed, P()), out_specs=P())
 
@@ -69,45 +69,46 @@ def make_local_step(
     parts: Sequence[Part] = (),
     gradients: Gradients = _AT_ONCE,
 ) -> TrainStep:
-    """One optimizer step as each device takes it, on its slice of the batch: to be called inside `jax.shard_map`.
+    """Return the optimizer step of one device on its slice of the batch. Call it inside `jax.shard_map`.
 
     Args:
-        schedule: multiplies the optimizer's updates, 0 for the first step; for optimizers that have no schedule.
-        parts: optional pieces, in this order; their arrays are in the state.
+        schedule: a function of the step (0 first) that multiplies the updates of an optimizer without a schedule.
+        parts: optional parts of the step, called in this order; their arrays are in the state.
         gradients: how the gradient of the batch is computed on the devices.
 
     Raises:
-        InputError: when it is traced; the optimizer, the model or a part would change what its state consists of.
+        InputError: when the step is traced; the optimizer, the model or a part changes the names, shapes or dtypes of
+            the state.
     """
 
     def local_step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, MetricSums]:
-        # An argument and no constant, so that runs of several seeds are one program.
+        # The key is an argument and not a constant, so that runs with different seeds share one program.
         run_key = jax.random.key(0) if key is None else key
         dropout = jax.random.fold_in(jax.random.fold_in(run_key, _DROPOUT), state.step)
-        # None of a part that has no place in the state.
-        own = {part.name: state.parts.get(part.name) for part in parts}
-        scale = math.prod(part.loss_scale(own[part.name]) for part in parts)
+        # None for a part without arrays in the state.
+        arrays = {part.name: state.parts.get(part.name) for part in parts}
+        scale = math.prod(part.loss_scale(arrays[part.name]) for part in parts)
         averaged, model_state, means, undivided = gradients.of_batch(
             objective, state, batch, dropout, train=True, image_key=run_key, scale=scale
         )
         grads = averaged
         for part in parts:
-            grads = part.gradients(own[part.name], grads)
+            grads = part.gradients(arrays[part.name], grads)
         params = gradients.averaging.parameters(state.params)
         moving = trained(params, gradients.frozen)
         updates, opt_state = updated(optimizer, grads, state.opt_state, moving, value=means.first, grad=averaged)
         rates = [] if schedule is None else [schedule(state.step)]
-        rates += [rate for part in parts if (rate := part.rate_factor(own[part.name])) is not None]
+        rates += [rate for part in parts if (rate := part.rate_factor(arrays[part.name])) is not None]
         if rates:
             rate = functools.reduce(jnp.multiply, rates)
             updates, opt_state = multiplied(updates, state.opt_state, opt_state, lambda path: rate)
         params = whole(optax.apply_updates(moving, updates), params)
         model_state = in_dtypes_of(state.model_state, model_state)
-        made = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
-        new = kept_types(state, made)
+        updated_state = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
+        new = kept_types(state, updated_state)
         sums = means.replace(values=means.values * gradients.shares(topology))
         for part in parts:
-            following, new = part.update(own[part.name], state, new, grads)
+            following, new = part.update(arrays[part.name], state, new, grads)
             if part.judges:
                 following, new = part.judge(following, state, new, all_finite(undivided))
             if part.name in state.parts:
@@ -120,13 +121,14 @@ def make_local_step(
 
 
 class Program:
-    """A jitted step, or several in one, compiled for each feed of other shapes when one is first needed.
+    """A jitted program of one or several steps, compiled on first use for each set of argument shapes.
 
-    It takes the state, which is donated as `function` does, and what a chunk feeds it with; `steps_in` tells of this
-    feed how many steps it is for.
+    Args:
+        function: a jitted function of the state and a feed (the arguments after the state).
+        steps_in: a function of the feed that returns its number of steps.
 
     Attributes:
-        cost: of one step of the feed that was taken, or prepared for, last; None before the first.
+        cost: the cost of one step for the feed of the last call or preparation; None before the first.
     """
 
     def __init__(self, function: Any, steps_in: Callable[..., int] = lambda *feed: 1):
@@ -138,18 +140,18 @@ class Program:
         return self.prepare(state, *feed)(state, *feed)
 
     def check(self, state: TrainState, *feed: Any) -> None:
-        """Trace what takes a feed of these shapes; to compile it traces no more. Raises: as `make_local_step`."""
+        """Trace the program for a feed; compiling does not trace again. Raises: as `make_local_step`."""
         self.function.eval_shape(state, *feed)
 
     def prepare(self, state: TrainState, *feed: Any) -> Any:
-        """What takes a feed of these shapes, compiled unless one was needed before. A feed may be shapes alone."""
+        """Return the executable for a feed, compiling it on first use. The feed may consist of shapes alone."""
         if not self.is_ready(*feed):
             return self._compile(state, *feed)
         compiled, self.cost = self._compiled[_shapes_of(feed)]
         return compiled
 
     def is_ready(self, *feed: Any) -> bool:
-        """Whether what takes a feed of these shapes was compiled."""
+        """Tell whether the executable for a feed is compiled."""
         return _shapes_of(feed) in self._compiled
 
     def _compile(self, state: TrainState, *feed: Any) -> Any:
@@ -160,7 +162,7 @@ class Program:
 
 
 def _shapes_of(feed: Any) -> Any:
-    """By which one feed is known from another: its structure, shapes and dtypes."""
+    """Return the cache key of a feed: its structure, shapes and dtypes."""
     leaves, structure = jax.tree.flatten(feed)
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
@@ -168,13 +170,15 @@ def _shapes_of(feed: Any) -> Any:
 def make_eval_step(
     local_step: Callable[..., MetricSums], topology: Topology, feed: tuple[P, ...] = (P(AXIS),)
 ) -> EvalStep:
-    """Compile (on first use) the measurement of one batch, of `make_local_eval_step`: sums over its unmasked examples,
-    over all devices. `feed` is as in `make_train_step`."""
+    """Compile (on first use) an evaluation step of `make_local_eval_step`. See `make_train_step` for `feed`.
+
+    The result takes a replicated state and a placed batch, and returns sums over the unmasked examples of all devices.
+    """
     return jax.jit(jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), *feed), out_specs=P()))
 
 
 def make_local_eval_step(objective: Objective) -> EvalStep:
-    """The measurement of one batch as each device makes it, on its slice: to be called inside `jax.shard_map`."""
+    """Return the evaluation step of one device on its slice of the batch. Call it inside `jax.shard_map`."""
 
     def local_step(state: TrainState, batch: Batch) -> MetricSums:
         sums, _ = objective(state.eval_params, state.model_state, batch, train=False)
@@ -184,7 +188,7 @@ def make_local_eval_step(objective: Objective) -> EvalStep:
 
 
 def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], jax.Array]:
-    """Compile (on first use) the logits of one batch, float[B, K], sharded as the batch is."""
+    """Compile (on first use) the computation of one batch's logits, float[B, K], sharded like the batch."""
 
     def local_predict(state: TrainState, batch: Batch) -> jax.Array:
         images = objective.preprocess(batch, train=False).images
@@ -194,17 +198,18 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
 
 
 def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
-    """Compile (on first use) the classification of one batch, the same on every device.
+    """Compile (on first use) the classification of one batch, replicated.
 
-    It gives the probabilities of the classes, float32[B, K], NaN where a logit is not finite, and the batch's
-    `substituted`. Where the loss is of several labels an image, each class has a probability of its own.
+    The result returns the probabilities of the classes, float32[B, K], and the batch's `substituted`. Probabilities
+    are NaN for an image with a logit that is not finite. They are a sigmoid of each logit if images may have several
+    labels, and a softmax otherwise.
     """
     predict = make_predict(objective, topology)
     probabilities_of = jax.nn.sigmoid if objective.loss.labels.several else jax.nn.softmax
 
     def classify(state: TrainState, batch: Batch) -> tuple[jax.Array, Any]:
         logits = predict(state, batch).astype(jnp.float32)
-        # Of logits that are not finite XLA may make any probabilities.
+        # XLA may compute any probabilities from logits that are not finite.
         finite = jnp.isfinite(logits).all(-1, keepdims=True)
         return jnp.where(finite, probabilities_of(logits), jnp.nan), batch.substituted
 

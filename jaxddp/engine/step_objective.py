@@ -1,4 +1,4 @@
-"""What is minimized and what is measured, as sums and weights: division happens once, over the global batch."""
+"""The training objective: loss and metrics as sums and weights, which are divided once, over the global batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,17 +23,20 @@ Metric = Callable[[jax.Array, jax.Array], jax.Array]
 """(logits float[B, K], labels int32[B], or float[B, K] where there may be several) -> float[B]."""
 
 SUBSTITUTED = "substituted"
-"""The share of images that were substituted by others; measured where the batch says which."""
+"""The name of the share of substituted images. It is measured if the batch marks them."""
 
 _EXAMPLES = 0x657861
 
 
 class MetricSums(flax.struct.PyTreeNode):
-    """Sums of per-example metrics: `values[i]` is (sum, weight) of `names[i]`, and the last row (examples, 1).
+    """Sums of per-example metrics.
 
-    Two of them add up by adding `values`. The weight of a metric is the number of examples; of a loss that weighs its
-    examples the sum of their weights; of a scalar that belongs to a step, 1. `sets` is what the examples contribute to
-    metrics over a whole set, by name; see `jaxddp.engine.set_metrics`.
+    Attributes:
+        values: float[metrics + 1, 2]. Row i is (sum, weight) of `names[i]`, and the last row is (examples, 1). The
+            weight is the number of examples for a metric, the sum of the examples' weights for a weighted loss, and 1
+            for a scalar of a step. The sums of two batches add up by adding `values`.
+        names: the name of each row but the last.
+        sets: the examples' contributions to metrics over a whole set, by name; see `jaxddp.engine.set_metrics`.
     """
 
     values: jax.Array
@@ -41,21 +44,21 @@ class MetricSums(flax.struct.PyTreeNode):
     sets: Mapping[str, Any] = flax.struct.field(default_factory=dict)
 
     def means(self) -> dict[str, float]:
-        """Each metric's mean over the examples that were counted, in float64; NaN where none was."""
+        """Return each metric's mean over the counted examples, in float64. It is NaN if there are none."""
         values = jax.device_get(self.values).astype("float64")
         return means_of(self.names, values)
 
     def first(self) -> jax.Array:
-        """The first metric's mean, the loss of an objective, on the devices: float[], and 0 where nothing counts."""
+        """Return the mean of the first metric, which is the loss, on the devices: float[], 0 if nothing is counted."""
         total, weight = self.values[0]
         return total / jnp.maximum(weight, jnp.finfo(weight.dtype).tiny)
 
     def count(self) -> int:
-        """How many examples the sums are over."""
+        """Return the number of counted examples."""
         return int(jax.device_get(self.values)[-1, 0])
 
     def with_scalars(self, scalars: Mapping[str, jax.Array]) -> "MetricSums":
-        """The same with the scalars of one step beside the metrics."""
+        """Return these sums with additional scalars of one step."""
         if not scalars:
             return self
         rows = [
@@ -66,7 +69,7 @@ class MetricSums(flax.struct.PyTreeNode):
 
 
 def means_of(names: tuple[str, ...], values: Any) -> dict[str, float]:
-    """The means that float64[names + 1, 2] sums stand for."""
+    """Compute the means from sums, float64[names + 1, 2]."""
     return {
         name: float(total) / float(weight) if weight else float("nan")
         for name, (total, weight) in zip(names, values[:-1], strict=True)
@@ -74,10 +77,10 @@ def means_of(names: tuple[str, ...], values: Any) -> dict[str, float]:
 
 
 class TrainObjective(Protocol):
-    """What a step minimizes: the first of its sums, over their weight.
+    """The function that a training step minimizes: its first sum divided by the sum's weight.
 
-    It sums over whatever slice of the batch it is given; averaging over devices is the step's business. It may draw
-    from several sources and ask several networks, and is called as `Objective` is.
+    It sums over the slice of the batch that it gets; the step averages over devices. It may use several data sources
+    and several networks. Its arguments are those of `Objective`.
     """
 
     def __call__(
@@ -94,11 +97,10 @@ class TrainObjective(Protocol):
 
 @dataclass(frozen=True)
 class Objective:
-    """A model, its input and its loss as one function of the parameters.
+    """A model, its preprocessing and its loss as one function of the parameters.
 
-    Calling it sums over whatever slice of the batch it is given; averaging over devices is the step's business. The
-    loss is the first of the sums' names. Evaluation classifies an image by its `views`, and alone measures those of the
-    metrics that are of a whole set.
+    A call sums over the slice of the batch that it gets; the step averages over devices. The loss is the first of the
+    sums. Evaluation classifies an image by its `views`. Metrics over a whole set are measured in evaluation only.
     """
 
     model: Model
@@ -117,10 +119,12 @@ class Objective:
         key: jax.Array | None = None,
         image_key: jax.Array | None = None,
     ) -> tuple[MetricSums, Any]:
-        """Sums over this device's slice of the batch, and the new model state.
+        """Return the sums over this device's slice of the batch and the new model state.
 
-        `key` is the model's, for this step on this device; `image_key` the run's, of which augmentation (`Preprocess`)
-        and the keys of examples (`Model.apply`) are made.
+        Args:
+            key: the model's random key, for this step on this device.
+            image_key: the run's random key, from which the keys of augmentation (`Preprocess`) and of examples
+                (`Model.apply`) are derived.
         """
         images, mixing = self.preprocess(batch, train=train, key=image_key)
         keys = {"key": key, "image_key": image_key}
@@ -141,25 +145,25 @@ class Objective:
         key: jax.Array | None,
         image_key: jax.Array | None,
     ) -> tuple[jax.Array, Any]:
-        """float[B, K], in float32 or wider, of a batch's images as `preprocess` made them, and the new model state."""
+        """Return the logits, float[B, K] in float32 or wider, of preprocessed images, and the new model state."""
         if train:
-            # Others are traced as if there were no such keys.
-            own = {"example_keys": example_keys(batch, image_key)} if takes_example_keys(self.model) else {}
-            logits, model_state = self.model.apply(params, model_state, images, train=True, key=key, **own)
+            # For other models the keys do not appear in the program.
+            keys = {"example_keys": example_keys(batch, image_key)} if takes_example_keys(self.model) else {}
+            logits, model_state = self.model.apply(params, model_state, images, train=True, key=key, **keys)
         else:
             logits = self.predict(params, model_state, images)
         return wide_logits(logits, (len(images), self.loss.labels.num_classes)), model_state
 
     def columns(self, logits: jax.Array, batch: Batch, mixing: Mixing | None) -> list[tuple[jax.Array, jax.Array]]:
-        """The loss, then each metric, as the value and the weight of each example, float[B] each."""
+        """Return the value and the weight of each example, float[B] each, for the loss and then for each metric."""
         columns = self._columns(logits, batch.label)
         if mixing is not None:
             others, share = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
-            columns = jax.tree.map(lambda own, other: share * own + (1 - share) * other, columns, others)
+            columns = jax.tree.map(lambda one, other: share * one + (1 - share) * other, columns, others)
         return columns
 
     def sums(self, columns: Sequence[tuple[jax.Array, jax.Array]], batch: Batch) -> MetricSums:
-        """Over a batch's unmasked examples, of what `columns` gives."""
+        """Sum the result of `columns` over a batch's unmasked examples."""
         dtype = columns[0][0].dtype
         names, ones = ("loss", *self._of_examples), jnp.ones(batch.mask.shape, dtype)
         if batch.substituted is not None:
@@ -167,14 +171,14 @@ class Objective:
         columns = [*columns, (ones, ones)]
 
         def total(column: jax.Array) -> jax.Array:
-            # A padded example may hold anything, so it is selected away: 0 * NaN would still be NaN.
+            # A padded example may hold any value. It is selected away, because 0 * NaN is NaN.
             return jnp.where(batch.mask > 0, column * batch.mask, 0).sum()
 
         rows = [jnp.stack([total(values), total(weights)]) for values, weights in columns]
         return MetricSums(jnp.stack(rows), names)
 
     def predict(self, params: Any, model_state: Any, images: jax.Array) -> jax.Array:
-        """The logits of evaluation, float[B, K], of normalized images [B, H, W, C]."""
+        """Return the logits, float[B, K], of normalized images [B, H, W, C] in evaluation."""
 
         def classify(view: jax.Array) -> jax.Array:
             return self.model.apply(params, model_state, view, train=False, key=None)[0]
@@ -186,7 +190,7 @@ class Objective:
         return {name: metric for name, metric in self.metrics.items() if not is_set_metric(metric)}
 
     def _columns(self, logits: jax.Array, labels: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
-        """The value and the weight of each example, float[B] each, loss first."""
+        """Return the value and the weight of each example, float[B] each, with the loss first."""
         labels = targets(labels, logits)
         values, weights = self.loss(logits, labels)
         ones = jnp.ones(labels.shape[:1], logits.dtype)
@@ -195,28 +199,30 @@ class Objective:
 
 
 def supervised(objective: Objective) -> TrainObjective:
-    """The usual objective: the loss of the labels alone."""
+    """Return the objective unchanged: supervised learning minimizes the loss of the labels."""
     return objective
 
 
 def example_keys(batch: Batch, key: jax.Array | None) -> jax.Array:
-    """Random keys [B], as those of augmentation a function of (seed, epoch, row); of seed 0 where there is no key."""
+    """Return random keys [B]. Like those of augmentation, they depend on seed, epoch and row only.
+
+    Without a `key` the seed is 0.
+    """
     stream = jax.random.fold_in(jax.random.key(0) if key is None else key, _EXAMPLES)
     fold = jax.vmap(lambda epoch, row: jax.random.fold_in(jax.random.fold_in(stream, epoch), row))
     return fold(batch.epoch, batch.row)
 
 
 def targets(labels: jax.Array, logits: jax.Array) -> jax.Array:
-    """Labels as losses and metrics take them: int32[B], or of the logits' dtype, [B, K]."""
+    """Return labels as losses and metrics take them: int32[B], or [B, K] in the dtype of the logits."""
     return labels if labels.ndim == 1 else labels.astype(logits.dtype)
 
 
 def wide_logits(logits: Any, shape: tuple[int, int]) -> jax.Array:
-    """What a model returned, in float32 or wider. Raises: InputError; it is something else than logits of a shape."""
+    """Return a model's logits in float32 or wider. Raises: InputError; they are not logits of the expected shape."""
     if getattr(logits, "shape", None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
-        other = f"an object of type {type(logits).__name__}"
-        found = shaped(logits) if hasattr(logits, "shape") else other
+        result = shaped(logits) if hasattr(logits, "shape") else f"an object of type {type(logits).__name__}"
         raise InputError(
-            f"the model returned {found} for {counted(shape[0], 'image')}; return logits, float{list(shape)}"
+            f"the model returned {result} for {counted(shape[0], 'image')}; return logits, float{list(shape)}"
         )
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

@@ -1,4 +1,4 @@
-"""Binary cross-entropy: each class is a question of its own, and an example may be of several."""
+"""Binary cross-entropy: each class is a separate binary decision, so an example may have several labels."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,16 +13,18 @@ from jaxddp.registry import LOSSES
 def binary_cross_entropy(
     label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """The loss of each example, the mean over its classes: (logits float[B, K], labels) -> float[B].
+    """Return a loss (logits float[B, K], labels) -> float[B]: each example's mean over the classes.
 
-    Labels are int32[B], one class each, or multi-hot, [B, K]. A mean over classes, and no sum, is what timm takes,
-    in the recipes of "ResNet strikes back" (arXiv:2110.00476) too. It is linear in the targets, so that of mixed images
-    the mix of the losses is the loss of the mixed targets; timm's `target_threshold` would not be, and is not here.
+    Labels are int32[B], one class each, or multi-hot, [B, K]. timm also takes the mean over classes, not the sum, as in
+    the recipes of "ResNet strikes back" (arXiv:2110.00476). The loss is linear in the targets, so for mixed images the
+    mix of the losses is the loss of the mixed targets. timm's `target_threshold` is not supported, because it is not
+    linear.
 
     Args:
-        label_smoothing: of one label, the share that all classes divide, as timm has it; multi-hot targets move by half
-            of it towards one half, as in Keras.
-        class_weights: K numbers that multiply the terms of their classes, PyTorch's `weight`: nothing divides by them.
+        label_smoothing: with one label, the share that is spread over all classes, as in timm; multi-hot targets move
+            towards one half by this share, as in Keras.
+        class_weights: K numbers that multiply the terms of their classes, without normalization, like PyTorch's
+            `weight`.
     """
 
     def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -38,10 +40,10 @@ def binary_cross_entropy(
 
 
 sigmoid_cross_entropy = binary_cross_entropy()
-"""The usual loss where an image may have several labels: (logits float[B, K], labels float[B, K]) -> float[B]."""
+"""The default loss if an image may have several labels: (logits float[B, K], labels float[B, K]) -> float[B]."""
 
 
 @LOSSES.add("bce")
 def bce_of(config: Config, class_weights: Sequence[float] | None = None) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """By `train.label_smoothing`."""
+    """Create the loss with `train.label_smoothing`."""
     return binary_cross_entropy(config.train.label_smoothing, class_weights)

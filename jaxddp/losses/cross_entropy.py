@@ -1,4 +1,4 @@
-"""Softmax cross-entropy of integer labels."""
+"""Softmax cross-entropy with integer labels."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,10 +14,13 @@ from jaxddp.registry import LOSSES
 def cross_entropy(
     label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
 ) -> Callable[[jax.Array, jax.Array], Any]:
-    """The loss of each example, (logits float[B, K], labels int32[B]) -> float[B].
+    """Return a loss (logits float[B, K], labels int32[B]) -> float[B].
 
-    All classes divide a share of each label (Szegedy et al. 2016, arXiv:1512.00567, section 7). With K weights of
-    classes it is a pair of sums instead; see `negative_log_likelihood`.
+    Args:
+        label_smoothing: the share of each label that is spread over all classes (Szegedy et al. 2016,
+            arXiv:1512.00567, section 7).
+        class_weights: K weights of the classes. With them the loss returns a pair of sums; see
+            `negative_log_likelihood`.
     """
     weighted = negative_log_likelihood(label_smoothing, class_weights)
 
@@ -33,12 +36,12 @@ def cross_entropy(
 
 
 softmax_cross_entropy = cross_entropy()
-"""The usual loss: (logits float[B, K], labels int32[B]) -> float[B]."""
+"""The default loss: (logits float[B, K], labels int32[B]) -> float[B]."""
 
 
 @LOSSES.add("cross_entropy")
 def cross_entropy_of(
     config: Config, class_weights: Sequence[float] | None = None
 ) -> Callable[[jax.Array, jax.Array], Any]:
-    """By `train.label_smoothing`."""
+    """Create the loss with `train.label_smoothing`."""
     return cross_entropy(config.train.label_smoothing, class_weights)

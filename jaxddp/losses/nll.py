@@ -1,4 +1,4 @@
-"""The negative log-likelihood of log-probabilities, which the network returns in place of logits."""
+"""Negative log-likelihood, for networks that return log-probabilities instead of logits."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,13 +13,13 @@ from jaxddp.registry import LOSSES
 def negative_log_likelihood(
     label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
 ) -> Callable[[jax.Array, jax.Array], Any]:
-    """Of log-probabilities float[B, K] and labels int32[B], the loss of each example, float[B].
+    """Return a loss (log-probabilities float[B, K], labels int32[B]) -> float[B].
 
     Args:
-        label_smoothing: what all classes share of each label; see `jaxddp.losses.cross_entropy`.
-        class_weights: K numbers above 0. The loss is then a pair: the sum of the weighted losses, in which a smoothed
-            label's shares have their own classes' weights, and the sum of the labels' weights. Their quotient is
-            PyTorch's `cross_entropy` with `weight` and `label_smoothing`.
+        label_smoothing: the share of each label that is spread over all classes; see `jaxddp.losses.cross_entropy`.
+        class_weights: K numbers above 0. With them the loss returns a pair: the sum of the weighted losses, where each
+            class's share of a smoothed label has the weight of that class, and the sum of the labels' weights. Their
+            quotient is PyTorch's `cross_entropy` with `weight` and `label_smoothing`.
     """
 
     def loss(log_probabilities: jax.Array, labels: jax.Array) -> Any:
@@ -33,11 +33,11 @@ def negative_log_likelihood(
 
 
 def _terms(log_probabilities: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
-    own = -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
-    return (1 - smoothing) * own - smoothing * log_probabilities.mean(-1) if smoothing else own
+    of_label = -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
+    return (1 - smoothing) * of_label - smoothing * log_probabilities.mean(-1) if smoothing else of_label
 
 
 @LOSSES.add("nll")
 def nll_of(config: Config, class_weights: Sequence[float] | None = None) -> Callable[[jax.Array, jax.Array], Any]:
-    """By `train.label_smoothing`."""
+    """Create the loss with `train.label_smoothing`."""
     return negative_log_likelihood(config.train.label_smoothing, class_weights)

@@ -1,4 +1,4 @@
-"""What a compiled program costs: its floating-point operations, and the memory that a device needs for it."""
+"""The cost of a compiled program: its floating-point operations and the memory that it needs on a device."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -14,33 +14,35 @@ _BYTES = [f"{part}_size_in_bytes" for part in ("argument", "output", "alias", "t
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run of a program."""
+    """The cost of one execution of a program."""
 
     flops_of: Mapping[str, int]
     """Floating-point operations by dtype, over all devices of all processes; see `count_flops`."""
     memory: Any
-    """Bytes on each device, XLA's `CompiledMemoryStats`; None where the backend does not say."""
+    """XLA's `CompiledMemoryStats`, in bytes on each device; None if the backend does not report them."""
 
     @property
     def flops(self) -> int:
-        """Floating-point operations over all devices."""
+        """Return the floating-point operations over all devices."""
         return sum(self.flops_of.values())
 
     @property
     def needed_bytes(self) -> int | None:
-        """Of each device's memory; what of the output takes the place of arguments (a donated state) counts once."""
-        if (found := self.memory) is None:
+        """Return the bytes needed on each device. Outputs that reuse an argument's memory count once."""
+        if (stats := self.memory) is None:
             return None
-        output = found.output_size_in_bytes - found.alias_size_in_bytes
-        return found.argument_size_in_bytes + output + found.temp_size_in_bytes
+        output = stats.output_size_in_bytes - stats.alias_size_in_bytes
+        return stats.argument_size_in_bytes + output + stats.temp_size_in_bytes
 
     def of_one(self, steps: int) -> "Cost":
-        """Of one of the steps that the program takes; all of them share its memory."""
+        """Return the cost of one of the program's `steps` steps, which share its memory."""
         return replace(self, flops_of={dtype: flops // steps for dtype, flops in self.flops_of.items()})
 
     def utilization(self, seconds: float, num_devices: int, device_kind: str) -> float | None:
-        """Model FLOP utilization (Chowdhery et al. 2022, arXiv:2204.02311, appendix B): the share of a time in which
-        devices at their peak would have done the same; None where a peak is not known, or nothing was counted.
+        """Return the model FLOP utilization (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
+
+        It is the time that the devices would need at their peak rate, divided by the time they took. It is None if a
+        peak rate is unknown or no operations were counted.
         """
         at_peak = 0.0
         for dtype, flops in self.flops_of.items():
@@ -51,25 +53,25 @@ class Cost:
         return at_peak / (num_devices * seconds) if at_peak else None
 
 
-class Work:
-    """What the steps cost that were taken, where they need not all cost the same."""
+class MeanCost:
+    """Accumulates the cost of steps, which may differ from step to step."""
 
     def __init__(self) -> None:
         self._steps, self._flops_of, self._memory = 0, Counter[str](), None
 
     def add(self, steps: int, cost: Cost | None) -> None:
-        """Steps that cost so much each; nothing is added where that is unknown."""
+        """Add steps with this cost each. An unknown cost (None) is ignored."""
         if cost is not None:
             self._steps, self._memory = self._steps + steps, cost.memory
             self._flops_of.update({dtype: steps * flops for dtype, flops in cost.flops_of.items()})
 
     def mean(self) -> Cost | None:
-        """The cost of one, with the memory of the last; None where no step's is known."""
+        """Return the mean cost of a step, with the memory of the last; None if no cost is known."""
         return Cost(self._flops_of, self._memory).of_one(self._steps) if self._steps else None
 
 
 def compile_with_cost(function: Any, *arguments: Any) -> tuple[Any, Cost]:
-    """Compile a jitted function for arguments, or for their shapes; the executable does what the function does."""
+    """Compile a jitted function for arguments, or for their shapes; return the executable and its cost."""
     traced = function.trace(*arguments)
     compiled = traced.lower().compile()
     flops = dict(count_flops(traced.jaxpr)) if reads_jaxprs() else {}
@@ -77,10 +79,10 @@ def compile_with_cost(function: Any, *arguments: Any) -> tuple[Any, Cost]:
 
 
 def _memory_of(compiled: Any) -> Any:
-    """XLA's `CompiledMemoryStats`; None where there are none, or of a form that is not known."""
-    found = compiled.memory_analysis()
-    if found is None or all(hasattr(found, name) for name in _BYTES):
-        return found
-    lost = "what memory a step needs is not known, and not compared with what there is"
+    """Return XLA's `CompiledMemoryStats`; None if there are none, or if expected fields are missing."""
+    stats = compiled.memory_analysis()
+    if stats is None or all(hasattr(stats, name) for name in _BYTES):
+        return stats
+    lost = "the memory that a step needs is unknown, and not compared with the available memory"
     private_names.say_lost("jax", "Compiled.memory_analysis()", lost)
     return None

@@ -1,11 +1,12 @@
-"""The peak rates of NVIDIA's data sheets.
+"""Peak rates from NVIDIA's data sheets.
 
-Those of the tensor cores, without sparsity (most sheets print twice that, with a star). float32 is TF32 on Ampere and
-later, which JAX's default precision uses there, and before plain FP32. The tensor cores of Volta and Turing do not
-multiply bfloat16, so these have no such peak.
+The rates are those of the tensor cores without sparsity (most sheets print twice that, with a star). float32 is TF32 on
+Ampere and later, which is JAX's default precision there, and plain FP32 on older GPUs. The tensor cores of Volta and
+Turing do not multiply bfloat16, so these GPUs have no peak for it.
 
-The sheets, by NVIDIA: "V100 GPU Accelerator" and "V100S", "T4", "A10", "A10G" (for AWS), "L4", "L40S", "A100 80GB",
-"H100" (SXM and NVL; PCIe in the edition of 2022), "H200" (SXM and NVL), and "HGX B200", an eighth of its eight GPUs.
+The data sheets are NVIDIA's "V100 GPU Accelerator" and "V100S", "T4", "A10", "A10G" (for AWS), "L4", "L40S",
+"A100 80GB", "H100" (SXM and NVL; PCIe in the edition of 2022), "H200" (SXM and NVL), and "HGX B200" (an eighth of its
+eight GPUs).
 """
 
 import re
@@ -29,17 +30,18 @@ _PEAKS: dict[str, dict[str, float]] = {
     "H200": {"float32": 494.5, "float16": 989.5, "bfloat16": 989.5},
     "B200": {"float32": 1125, "float16": 2250, "bfloat16": 2250},
 }
-"""Teraflops a second, by words that a device's kind holds all of; where two entries match, the first is meant."""
+"""10^12 operations a second. An entry matches if the device kind contains all its words; the first match counts."""
 
 
 def peak(device_kind: str, dtype: str) -> float | None:
-    """The most floating-point operations a second of one device, multiplying numbers of a dtype; None where unknown.
+    """Return the peak floating-point operations a second of one device for a dtype; None if unknown.
 
-    A `device_kind` is as JAX names it: "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3".
+    Args:
+        device_kind: JAX's name, such as "NVIDIA H200", "NVIDIA A100-SXM4-80GB" or "NVIDIA H100 80GB HBM3".
     """
     words = set(re.split(r"[\s-]+", device_kind.upper()))
-    # A slice of a GPU has its name, and a part of its speed.
+    # A MIG slice has the name of its GPU, but only a part of its speed.
     if "MIG" in words:
         return None
-    known = next((peaks for kind, peaks in _PEAKS.items() if words.issuperset(kind.split())), {})
-    return known[dtype] * _TERA if dtype in known else None
+    rates = next((peaks for kind, peaks in _PEAKS.items() if words.issuperset(kind.split())), {})
+    return rates[dtype] * _TERA if dtype in rates else None

@@ -1,9 +1,9 @@
-"""The floating-point operations of a program, counted in its jaxpr, and so the same on any device.
+"""Count the floating-point operations of a program in its jaxpr, with the same result on any device.
 
-XLA's own count, `cost_analysis()`, leaves out the calls of cuDNN and cuBLAS that most convolutions and products become
-on a GPU (https://github.com/jax-ml/jax/issues/16008, https://github.com/jax-ml/jax/issues/22249).
+XLA's own count, `cost_analysis()`, omits the calls of cuDNN and cuBLAS that compute most convolutions and products on a
+GPU (https://github.com/jax-ml/jax/issues/16008, https://github.com/jax-ml/jax/issues/22249).
 
-JAX promises neither the names of operations nor those of their parameters: `reads_jaxprs` tries them.
+JAX guarantees neither the names of operations nor those of their parameters. `reads_jaxprs` tests them.
 """
 
 import functools
@@ -21,33 +21,33 @@ from jax import lax
 import jaxddp.core.private_names as private_names
 
 Flops = Counter[str]
-"""Floating-point operations by the dtype of what is multiplied: {"bfloat16": 24_000_000_000}."""
+"""Floating-point operations by the dtype of the operands, such as {"bfloat16": 24_000_000_000}."""
 
 
 def count_flops(jaxpr: Any) -> Flops:
-    """The operations of all matrix products and convolutions of a jaxpr, over all devices of a `shard_map`.
+    """Count the operations of all matrix products and convolutions of a jaxpr, over all devices of a `shard_map`.
 
-    A multiplication with an addition is two. As in XLA, products with padding or the gaps of a dilated input are not
-    counted; nor is elementwise work, which is bound by memory. A `scan` counts each of its turns, a loop of unknown
-    length one turn. Of branches the cheapest counts: those of `lax.platform_dependent` compute the same. A
-    `lax.composite` with an attribute `multiplications` counts as so many. What is computed twice to save memory
-    (`jax.checkpoint`) is counted twice.
+    A multiplication with an addition counts as two. As in XLA, products with padding or with the gaps of a dilated
+    input do not count. Neither does elementwise work, which is limited by memory bandwidth. A `scan` counts every
+    iteration, and a loop of unknown length counts one. Of several branches the cheapest counts, because the branches of
+    `lax.platform_dependent` compute the same. A `lax.composite` with an attribute `multiplications` counts as that
+    number. Recomputation (`jax.checkpoint`) counts twice.
     """
-    found: Flops = Counter()
+    flops: Flops = Counter()
     for equation in jaxpr.eqns:
         multiplications = _multiplications(equation)
         if multiplications is None:
-            found += _inside(equation)
+            flops += _inside(equation)
             continue
         dtype = jnp.result_type(*(operand.aval.dtype for operand in equation.invars))
         if jnp.issubdtype(dtype, jnp.inexact):
-            found[dtype.name] += 2 * multiplications
-    return found
+            flops[dtype.name] += 2 * multiplications
+    return flops
 
 
 @functools.cache
 def reads_jaxprs() -> bool:
-    """Whether a product in a loop and a convolution of this JAX count as by hand; where they do not, a line says so."""
+    """Test the count on a product in a loop and a convolution. A warning is logged if this JAX gives another result."""
 
     def known(image: Any, kernel: Any, matrix: Any) -> Any:
         turned, _ = lax.scan(lambda carry, _: (carry @ matrix, None), matrix, length=3)
@@ -56,17 +56,17 @@ def reads_jaxprs() -> bool:
     shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((1, 2, 3, 3), (5, 2, 3, 3), (4, 4))]
     # On 3x3 pixels 49 of the 81 taps of a 3x3 kernel meet a pixel.
     expected = {"float32": 2 * (49 * 2 * 5 + 3 * 4**3)}
-    # What another JAX says of itself may raise anything.
+    # With another JAX, reading a jaxpr may raise any exception.
     with suppress(Exception):
         if count_flops(jax.make_jaxpr(known)(*shapes).jaxpr) == expected:
             return True
-    lost = "what a step computes is not counted, and MFU not known"
+    lost = "the operations of a step are not counted, and MFU is unknown"
     private_names.say_lost("jax", "jaxpr (names of operations and their parameters)", lost)
     return False
 
 
 def _multiplications(equation: Any) -> int | None:
-    """Of one operation; None of one that is made of others."""
+    """Return the multiplications of one operation; None for one that contains other operations or has none."""
     match equation.primitive.name:
         case "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
@@ -75,24 +75,24 @@ def _multiplications(equation: Any) -> int | None:
         case "conv_general_dilated":
             return _convolution(equation)
         case "composite":
-            # An attribute is kept as a flattened tree, here of one leaf.
-            told = {name: leaves for name, leaves, *_ in equation.params["attributes"]}
-            return int(told["multiplications"][0]) if "multiplications" in told else None
+            # JAX stores an attribute as a flattened tree, here with one leaf.
+            attributes = {name: leaves for name, leaves, *_ in equation.params["attributes"]}
+            return int(attributes["multiplications"][0]) if "multiplications" in attributes else None
     return None
 
 
 def _inside(equation: Any) -> Flops:
-    """What an operation does that is made of others."""
+    """Count the operations inside an operation that contains jaxprs."""
     bodies = [count_flops(getattr(body, "jaxpr", body)) for body in jaxprs_in(equation.params.values())]
     if equation.primitive.name == "cond":
         return min(bodies, key=lambda body: body.total())
-    times = {"scan": lambda given: given["length"], "shard_map": lambda given: given["mesh"].size}
-    turns = times.get(equation.primitive.name, lambda given: 1)(equation.params)
-    return Counter({dtype: turns * flops for dtype, flops in sum(bodies, Counter()).items()})
+    times = {"scan": lambda params: params["length"], "shard_map": lambda params: params["mesh"].size}
+    repeats = times.get(equation.primitive.name, lambda params: 1)(equation.params)
+    return Counter({dtype: repeats * flops for dtype, flops in sum(bodies, Counter()).items()})
 
 
 def jaxprs_in(values: Iterable[Any]) -> Iterator[Any]:
-    """The jaxprs among the parameters of an operation, closed or not, alone or several in a tuple."""
+    """Yield the jaxprs among the parameters of an operation, closed or open, also those in tuples and lists."""
     for value in values:
         if isinstance(value, tuple | list):
             yield from jaxprs_in(value)
@@ -101,7 +101,7 @@ def jaxprs_in(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def operations_in(jaxpr: Any) -> Iterator[Any]:
-    """All equations of a jaxpr, closed or not, and of those in it."""
+    """Yield all equations of a jaxpr, closed or open, including those of nested jaxprs."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield equation
         for inner in jaxprs_in(equation.params.values()):
@@ -109,17 +109,17 @@ def operations_in(jaxpr: Any) -> Iterator[Any]:
 
 
 def _convolution(equation: Any) -> int:
-    """Multiplications of `conv_general_dilated`."""
-    given, numbers = equation.params, equation.params["dimension_numbers"]
+    """Return the multiplications of `conv_general_dilated`."""
+    params, numbers = equation.params, equation.params["dimension_numbers"]
     image, kernel = (operand.aval.shape for operand in equation.invars)
     out = equation.outvars[0].aval.shape
     total = out[numbers.out_spec[0]] * out[numbers.out_spec[1]] * kernel[numbers.rhs_spec[1]]
     for axis, (stride, (low, _), spread, holes) in enumerate(
-        zip(given["window_strides"], given["padding"], given["lhs_dilation"], given["rhs_dilation"], strict=True), 2
+        zip(params["window_strides"], params["padding"], params["lhs_dilation"], params["rhs_dilation"], strict=True), 2
     ):
         inputs, taps = image[numbers.lhs_spec[axis]], kernel[numbers.rhs_spec[axis]]
         outputs = np.arange(out[numbers.out_spec[axis]])[:, None]
-        # Where a tap meets the input of an output: with its padding and the holes of its dilation, from 0.
+        # The input positions that the kernel's taps read, in the dilated input without padding.
         at = stride * outputs + holes * np.arange(taps) - low
         total *= int(((at >= 0) & (at <= (inputs - 1) * spread) & (at % spread == 0)).sum())
     return total

@@ -1,4 +1,4 @@
-"""The memory that this machine has, and what of it this process may use, as Linux tells."""
+"""Read from Linux how much memory this machine has and how much this process may use."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,21 +6,25 @@ from typing import NamedTuple
 
 
 class HostMemory(NamedTuple):
-    """Bytes, swap included: more is there for nobody."""
+    """The memory of a machine in bytes, including swap."""
 
     machine: str
-    """Tells machines apart: it is made when one starts."""
+    """Identifies the machine. Linux creates it at boot."""
     installed: int
-    """For all processes of the machine."""
+    """The memory for all processes of the machine."""
     allowed: int
-    """For this process and those of its control groups; at most what is installed."""
+    """The memory for this process and the others in its control groups; at most `installed`."""
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory | None:
-    """None where the system does not say; `root` is the folder that holds /proc and /sys."""
+    """Read the memory of this machine; None if the system does not report it.
+
+    Args:
+        root: the folder that contains /proc and /sys.
+    """
     try:
-        told = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
-        installed, swap = (1024 * int(told[key].split()[0]) for key in ("MemTotal", "SwapTotal"))
+        entries = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+        installed, swap = (1024 * int(entries[key].split()[0]) for key in ("MemTotal", "SwapTotal"))
         machine = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
         allowed = min([installed, *_limits(root)])
     except (OSError, KeyError, ValueError):
@@ -29,7 +33,7 @@ def host_memory(root: Path = Path("/")) -> HostMemory | None:
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """Of the control groups that this process is in and of those around them, in both versions of their files."""
+    """Yield the memory limits of this process's control groups and their ancestors, for cgroup versions 1 and 2."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -37,7 +41,7 @@ def _limits(root: Path) -> Iterator[int]:
         top = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
         name = "memory.limit_in_bytes" if controllers else "memory.max"
         inner = Path(path.strip("/"))
-        # In a container the groups around its own do not show, whatever their path says.
+        # In a container the ancestor groups are not visible, even if the path names them.
         for folder in (top / inner, *(top / above for above in inner.parents)):
             limit = folder / name
             text = limit.read_text().strip() if limit.is_file() else ""

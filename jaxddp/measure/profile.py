@@ -1,4 +1,4 @@
-"""A trace of a few steps, for TensorBoard's profiler: `tensorboard --logdir WORKDIR`, with its plugin (xprof)."""
+"""Trace a few steps for TensorBoard's profiler: `tensorboard --logdir WORKDIR`, with the plugin xprof."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,21 +12,21 @@ from jaxddp.core.errors import InputError, noted_on
 from jaxddp.core.message import Key
 
 FOLDER = "profile"
-"""In a work directory; JAX writes `plugins/profile/TIME/HOST.xplane.pb` there."""
+"""The folder of the trace in a work directory. JAX writes `plugins/profile/TIME/HOST.xplane.pb` in it."""
 STEP_NAME = "train"
-"""What each traced step is called; its number is `step_num`."""
+"""The name of each traced step. `step_num` is its number."""
 
 
 class Profile:
     """Traces some steps of a run, on the host and on the devices.
 
-    The device is idle where the trace begins and where it ends, so that its steps are whole and no others are in it.
+    The devices are idle when the trace starts and stops, so it contains complete steps and no others.
 
     Args:
-        directory: what TensorBoard is shown; None traces nothing.
-        steps: their numbers, from 1. Steps that are dispatched together are one annotation, numbered as the first of
-            them; such a chunk must lie within the steps, or outside.
-        pause: entered while the profiler starts and writes, which does not count as training time.
+        directory: the log directory for TensorBoard; None disables tracing.
+        steps: the numbers of the traced steps, from 1. Steps that are dispatched together are one annotation with the
+            number of the first. Such a chunk must be completely inside or outside the range.
+        pause: a context for starting the profiler and writing the trace, which do not count as training time.
     """
 
     def __init__(self, directory: Path | None, steps: range, pause: Callable[[], AbstractContextManager[None]]):
@@ -35,7 +35,7 @@ class Profile:
 
     @contextmanager
     def step(self, number: int, state: Any) -> Iterator[None]:
-        """Annotates the block, which makes a step or a chunk that begins with it, if that is to be traced."""
+        """Annotate a block that runs a step, or a chunk that starts with it, if the step is traced."""
         if self._directory is None or number not in self._steps:
             yield
             return
@@ -48,14 +48,14 @@ class Profile:
             yield
 
     def done(self, number: int, state: Any) -> None:
-        """Writes the trace, if this was the last step of it. Raises: as `stop`."""
+        """Write the trace after its last step. Raises: as `stop`."""
         if self._tracing and number >= self._steps[-1]:
             jax.block_until_ready(state)
             with self._pause():
                 self.stop()
 
     def stop(self) -> None:
-        """Writes the trace so far, if there is one. Raises: InputError; it cannot be written."""
+        """Stop tracing and write the trace, if there is one. Raises: InputError; the trace cannot be written."""
         if not self._tracing:
             return
         self._tracing = False

@@ -13,16 +13,16 @@ from jaxddp.registry import METRICS
 
 @dataclass(frozen=True)
 class CalibrationError:
-    """How far the largest probability is from being right as often as it says (Guo et al. 2017, arXiv:1706.04599).
+    """Expected calibration error (Guo et al. 2017, arXiv:1706.04599).
 
-    The probabilities of the predicted classes fall into `bins` of equal width, ((m - 1) / bins, m / bins]. Of each bin
-    the mean probability and the share of right predictions differ; the mean of that over all examples is the error.
+    The probabilities of the predicted classes are divided into `bins` of equal width, ((m - 1) / bins, m / bins]. The
+    error is the mean, over all examples, of the difference between mean probability and accuracy in their bin.
     """
 
     bins: int = 15
 
     def examples(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-        """The probability of each prediction and whether it is right, float32[B] each; see `ExamplesMetric`."""
+        """Return each prediction's probability and whether it is right, float32[B] each; see `ExamplesMetric`."""
         return {"confidence": jax.nn.softmax(logits).max(-1), "right": TopK(1)(logits, labels)}
 
     def finish(self, found: Any) -> Mapping[str, float]:

@@ -1,4 +1,4 @@
-"""The confusion matrix of a validation, which makes no number but can be written down."""
+"""The confusion matrix of a validation. It gives no number, but can be written to a file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,13 @@ from jaxddp.registry import METRICS
 
 
 class ConfusionMatrix:
-    """How many examples of each class were taken for each class; one with a logit that is not finite has no part."""
+    """Counts of examples by label and by prediction. An example with a logit that is not finite is excluded."""
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-        """int32[K, K]: labels in rows, the largest logits in columns; of equal ones the first. See `SumsMetric`."""
+        """Return int32[K, K]: labels in rows, predictions in columns; see `SumsMetric`.
+
+        The prediction is the class of the largest logit, and the first of equal ones.
+        """
         classes = logits.shape[-1]
         counts = (mask > 0) & jnp.isfinite(logits).all(-1)
         return jnp.zeros((classes, classes), jnp.int32).at[labels, logits.argmax(-1)].add(counts.astype(jnp.int32))

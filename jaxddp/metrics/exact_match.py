@@ -1,4 +1,4 @@
-"""The share of examples all of whose labels are right."""
+"""The share of examples with all labels right."""
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +7,9 @@ from jaxddp.registry import METRICS
 
 
 class ExactMatch:
-    """1 where the classes with positive logits are just those of the example, else 0: accuracy of several labels.
+    """Accuracy for several labels: 1 if the classes with positive logits are exactly the example's labels, else 0.
 
-    Called with (logits float[B, K], labels float[B, K]), it returns float32[B].
+    A call takes logits float[B, K] and labels float[B, K], and returns float32[B].
     """
 
     takes_one, takes_several = False, True

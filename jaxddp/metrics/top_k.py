@@ -10,22 +10,23 @@ from jaxddp.registry import METRICS
 
 @dataclass(frozen=True)
 class TopK:
-    """1 where the label is among the k largest logits, else 0. Of equal logits the first counts as the larger.
+    """Top-k accuracy: 1 if the label is among the k largest logits, else 0.
 
-    A NaN is never right. Called with (logits float[B, K], labels int32[B]), it returns float32[B].
+    The first of equal logits counts as the largest. NaN is never right. A call takes logits float[B, K] and labels
+    int32[B], and returns float32[B].
     """
 
     k: int
 
     @property
     def min_classes(self) -> int:
-        """With fewer classes than this the metric is 1 for every model, and says nothing; top-1 is always measured."""
+        """Return the least number of classes for this metric. With fewer it is always 1. Top-1 is always measured."""
         return 1 if self.k == 1 else self.k + 1
 
     def __call__(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        own = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+        of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)
         earlier = jnp.arange(logits.shape[-1]) < labels[:, None]
-        ahead = jnp.where(earlier, ~(logits < own), ~(logits <= own))
+        ahead = jnp.where(earlier, ~(logits < of_label), ~(logits <= of_label))
         return (ahead.sum(-1) < self.k).astype(jnp.float32)
 
 

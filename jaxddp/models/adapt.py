@@ -1,4 +1,4 @@
-"""Every kind of network becomes a `Model`: Linen modules, NNX modules and pairs of functions."""
+"""Adapt networks to the `Model` interface: Linen modules, NNX modules and pairs of functions."""
 
 import contextlib
 import sys
@@ -20,15 +20,17 @@ ACCEPTED = "a Linen module, an NNX module, a pair of functions (init, apply), or
 
 
 def adapt(model: Any) -> Model:
-    """Makes a `Model` of a network, which is never changed; a `Model` is returned as it is.
+    """Adapt a network to `Model`. The network itself is not changed, and a `Model` is returned unchanged.
 
-    The `__call__(images)` of a module may also take its mode by any name in `MODE_ARGUMENTS`, and that of a Linen
-    module `example_keys`, see `Model.apply`. Raises: InputError; it is not `ACCEPTED`, or a function has another
-    signature.
+    A module's `__call__(images)` may also take its mode under any name in `MODE_ARGUMENTS`. A Linen module's may take
+    `example_keys`; see `Model.apply`.
+
+    Raises:
+        InputError: the object is none of those that `ACCEPTED` lists, or a function has another signature.
     """
     if isinstance(model, nn.Module):
         return LinenModel(model)
-    # Importing NNX takes as long as all the rest of Flax; a user who has such a module has imported it.
+    # Importing NNX takes as long as the rest of Flax. A user who has an NNX module has already imported it.
     if (nnx := sys.modules.get("flax.nnx")) and isinstance(model, nnx.Module):
         return NNXModel.of(model)
     if isinstance(model, tuple | list) and len(model) == 2 and all(map(callable, model)):
@@ -37,20 +39,22 @@ def adapt(model: Any) -> Model:
         require(model.init, 2, (), "init(key, example)")
         require(model.apply, 3, ("train", "key"), "apply(params, model_state, images, *, train, key)")
         return model
-    what = f"the class {name_of(model)}" if isinstance(model, type) else f"of type {name_of(type(model))}"
-    raise InputError(f"model is {what}; give {ACCEPTED}")
+    kind = f"the class {name_of(model)}" if isinstance(model, type) else f"of type {name_of(type(model))}"
+    raise InputError(f"model is {kind}; give {ACCEPTED}")
 
 
 @dataclass(frozen=True, eq=False)
 class LinenModel:
-    """A Linen module: `params` are its collection of that name, `model_state` every other collection that `init` makes.
+    """A Linen module as a `Model`.
 
-    Random streams: "dropout" gets `key`; "params", and with it a stream of any other name, a key folded from it.
+    `params` is the module's collection "params", and `model_state` every other collection that `init` creates. The
+    random stream "dropout" gets `key`. The stream "params", and so a stream of any other name, gets a key folded from
+    `key`.
     """
 
     module: nn.Module
     settled: Layers = NO_LAYERS
-    """Whose batch norms use and keep their running statistics in training, too."""
+    """Layers whose batch norms use and keep their running statistics also in training."""
 
     @property
     def takes_example_keys(self) -> bool:
@@ -85,18 +89,20 @@ class LinenModel:
 
 
 def _linen_streams(key: jax.Array | None) -> dict[str, jax.Array]:
-    # Linen draws a stream that it was not given from "params", with a count of its own for each draw.
+    # Linen draws from "params" for a stream that has no key of its own, and counts the draws of each stream.
     return {} if key is None else {"params": jax.random.fold_in(key, 0), "dropout": key}
 
 
 @dataclass(frozen=True, eq=False)
 class FunctionModel:
-    """A pair of functions, in one of two forms, which differ in how many arguments `apply` takes by position:
+    """A pair of functions as a `Model`.
+
+    There are two forms, told apart by the number of positional arguments of `apply`:
 
     - without state: `init(key, example) -> params`, `apply(params, images) -> logits`;
     - with state: `init(key, example) -> (params, state)`, `apply(params, state, images) -> (logits, state)`.
 
-    `apply` may also take `key`, `example_keys`, and its mode by any name in `MODE_ARGUMENTS`; whatever else it takes
+    `apply` may also take `key`, `example_keys`, and its mode under any name in `MODE_ARGUMENTS`. Any other argument
     needs a default.
     """
 
@@ -111,15 +117,17 @@ class FunctionModel:
         require(init, 2, (), "init(key, example)")
         parameters = signature(apply).parameters.values()
         by_keyword = {p.name for p in parameters} & {"key", "example_keys", *MODE_ARGUMENTS}
-        wanted = [p for p in parameters if p.kind in BY_POSITION and p.default is p.empty and p.name not in by_keyword]
-        has_state = len(wanted) >= 3
+        required = [
+            p for p in parameters if p.kind in BY_POSITION and p.default is p.empty and p.name not in by_keyword
+        ]
+        has_state = len(required) >= 3
         shapes = "apply(params, images) or apply(params, state, images), either with train and key by keyword"
         require(apply, 3 if has_state else 2, by_keyword, shapes)
         return cls(init, apply, has_state, "key" in by_keyword, "example_keys" in by_keyword)
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
-        made = self.init_function(key, example)
-        return made if self.has_state else (made, {})
+        variables = self.init_function(key, example)
+        return variables if self.has_state else (variables, {})
 
     def apply(
         self,
@@ -140,18 +148,18 @@ class FunctionModel:
 
 
 def with_settled_norms(model: Model, layers: Layers) -> Model:
-    """The model with the batch norms of these layers using and keeping their running statistics in training, too.
+    """Make the batch norms of these layers use and keep their running statistics also in training.
 
-    Of Linen and NNX modules; what a pair of functions does with its state is its own affair.
+    This applies to Linen and NNX modules. A pair of functions is returned unchanged.
     """
     return replace(model, settled=layers) if layers and isinstance(model, LinenModel | NNXModel) else model
 
 
 def for_platform(model: Any, platform: str) -> Any:
-    """The model as it is quickest on a platform ("cpu", "gpu"), where that is more than the library's operations.
+    """Return the fastest form of a model, adapted or not, on a platform ("cpu", "gpu").
 
-    On CPUs a network `with_convolution(convolution)`, as `jaxddp.models.resnet.ResNet`, adapted or not, gets its
-    convolutions computed by `jaxddp.models.ops.cpu_convolution`. Any other model comes back as it is.
+    On CPUs a network with a method `with_convolution(convolution)`, such as `jaxddp.models.resnet.ResNet`, gets the
+    convolution of `jaxddp.models.ops.cpu_convolution`. Any other model is returned unchanged.
     """
     if platform != "cpu":
         return model

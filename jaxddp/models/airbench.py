@@ -1,8 +1,8 @@
 """The small convolutional network of the CIFAR-10 speedruns, in Flax Linen.
 
-Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), section 3; without the residual
-connections and the second pooling of its larger variants. Its first convolution is not trained: it is to be initialized
-from images, by `jaxddp.models.ops.whitening`.
+Source: Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), section 3, without the
+residual connections and the second pooling of the larger variants. The first convolution is not trained. Initialize it
+from images with `jaxddp.models.ops.whitening`.
 """
 
 import functools
@@ -29,33 +29,39 @@ WHITENING = "whiten"
 """The name of the first convolution: `kernel` [2, 2, C, 8 C] and `bias` [8 C]."""
 _STATISTICS_MOMENTUM = 0.6
 _LEAST_SIDE = 9
-# The form by tanh: in JAX 0.12 the gradient of erf fails inside of `shard_map`.
+# The tanh approximation: in JAX 0.12 the gradient of erf fails inside `shard_map`.
 _gelu = functools.partial(nn.gelu, approximate=True)
 
 
 def parameter_groups(params: Any) -> Any:
-    """What a parameter is, for optimizers that treat them apart: a tree of "convolution", "norm", "head", "whitening"
-    (the fixed kernel) and "whitening bias". Raises: InputError; a parameter of another network."""
+    """Label each parameter for `optax.partition`.
+
+    Returns:
+        A tree of "convolution", "norm", "head", "whitening" (the fixed kernel) and "whitening bias".
+
+    Raises:
+        InputError: a parameter belongs to another network.
+    """
 
     def group(path: Any, _: Any) -> str:
         module, kind = (key.key for key in path[:2])
         if module == WHITENING:
             return "whitening" if kind == "kernel" else "whitening bias"
-        found = {"conv": "convolution", "norm": "norm", "head": "head"}.get(module.rstrip("_0123456789"))
-        if found is None:
+        label = {"conv": "convolution", "norm": "norm", "head": "head"}.get(module.rstrip("_0123456789"))
+        if label is None:
             raise InputError(
-                f"{module}/{kind} is no parameter of the network airbench",
+                f"{module}/{kind} is not a parameter of the network airbench",
                 advice=("set ", Key("model.name"), " to airbench"),
             )
-        return found
+        return label
 
     return jax.tree_util.tree_map_with_path(group, params)
 
 
 def identity_like(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """A kernel [k, k, C, F], k odd, whose first min(C, F) features are the inputs; the others are PyTorch's default.
+    """Initialize a kernel [k, k, C, F], k odd, whose first min(C, F) features copy the inputs.
 
-    That is uniform, of variance 1 / (3 fan-in).
+    The other features have PyTorch's default initialization, uniform with variance 1 / (3 fan-in).
     """
     kernel = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")(key, shape, dtype)
     center, same = shape[0] // 2, jnp.arange(min(shape[2:]))
@@ -63,15 +69,15 @@ def identity_like(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp
 
 
 def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Of variance 1."""
+    """Draw from the uniform distribution with mean 0 and variance 1."""
     return jax.random.uniform(key, shape, dtype, -(3**0.5), 3**0.5)
 
 
 class Airbench(nn.Module):
-    """Whitening, three groups of two 3x3 convolutions that halve the image each, the maximum over what is left, a head.
+    """Whitening, three groups of two 3x3 convolutions that each halve the image, a global maximum, and a head.
 
     Attributes:
-        width: features of the first group; the others have four times as many.
+        width: the features of the first group; the other groups have four times as many.
         axis_name, group, dtype, param_dtype, convolution: as in `jaxddp.models.resnet.ResNet`.
     """
 
@@ -84,16 +90,17 @@ class Airbench(nn.Module):
     convolution: Operation | None = None
 
     def with_convolution(self, convolution: Operation) -> "Airbench":
-        """The same network with its 3x3 convolutions computed so; one that has an operation already keeps it."""
+        """Return the network with this operation for its 3x3 convolutions, unless it already has one."""
         return self.clone(convolution=convolution) if self.convolution is None else self
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
-        """Normalized images [B, H, W, C], H and W from 9, -> logits [B, num_classes], in float32 at least."""
+        """Map normalized images [B, H, W, C], H and W at least 9, to logits [B, num_classes] in float32 or wider."""
         if min(images.shape[1:3]) < _LEAST_SIDE:
             size = "x".join(map(str, images.shape[1:3]))
             raise InputError(
-                f"airbench: images of {size} pixels", advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more")
+                f"airbench: images of {size} pixels are too small",
+                advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more"),
             )
         x = _gelu(self.whitened(images.astype(self.dtype)))
         for group, features in enumerate((self.width, 4 * self.width, 4 * self.width), start=1):
@@ -108,7 +115,7 @@ class Airbench(nn.Module):
         return head(x) / x.shape[-1]
 
     def whitened(self, images: jax.Array) -> jax.Array:
-        """A 2x2 convolution without padding, whose kernel has no gradient."""
+        """Apply a 2x2 convolution without padding, whose kernel has no gradient."""
         channels = images.shape[-1]
         conv = nn.Conv(
             8 * channels,
@@ -136,15 +143,15 @@ class Airbench(nn.Module):
         )
 
     def norm(self, train: bool, name: str) -> nn.Module:
-        """Batch norm with a bias and no scale; its running statistics follow soon, as a run is short.
+        """Return a batch norm with a bias and no scale. Its running statistics adapt quickly, because runs are short.
 
-        Epsilon is Flax's 1e-5, where the source has 1e-12: a fast variance is exact to no more than that.
+        Epsilon is Flax's 1e-5, while the source has 1e-12: Flax's fast variance is not more precise than 1e-5.
         """
         settings: dict[str, Any] = {"momentum": _STATISTICS_MOMENTUM, "dtype": self.dtype, "name": name}
         settings |= {"use_running_average": not train, "param_dtype": self.param_dtype}
         if self.group is None:
             return nn.BatchNorm(use_scale=False, axis_name=self.axis_name, **settings)
-        # Flax's has no groups.
+        # Flax's batch norm has no groups.
         return BatchNorm(scale_init=None, group=self.group, by_hand=self.convolution is None, **settings)
 
 
@@ -154,7 +161,7 @@ def _of_fixed_kernel(images: jax.Array, kernel: jax.Array, *settings: Any, **mor
 
 @dataclass(frozen=True)
 class AirbenchSettings:
-    """Of `model`."""
+    """The keys of the config section `model` that this network reads."""
 
     width: Width = 64
     batch_norm: str = "local"

@@ -1,7 +1,7 @@
-"""ConvNeXt-T and S for image classification, in Flax Linen.
+"""ConvNeXt-T and ConvNeXt-S for image classification, in Flax Linen.
 
-Source: Liu et al. 2022, "A ConvNet for the 2020s" (arXiv:2201.03545). The parameters, their initial distributions and
-the logits are those of torchvision's `convnext_tiny` and `convnext_small`; timm's give the same logits.
+Source: Liu et al. 2022, "A ConvNet for the 2020s" (arXiv:2201.03545). Parameters, initial distributions and logits
+equal those of torchvision's `convnext_tiny` and `convnext_small`. timm's versions give the same logits.
 """
 
 import functools
@@ -26,7 +26,7 @@ from jaxddp.models.resnet import Operation, for_flax
 from jaxddp.registry import MODELS
 
 STAGE_SIZES = {"convnext_tiny": (3, 3, 9, 3), "convnext_small": (3, 3, 27, 3)}
-"""Blocks in each of the four stages."""
+"""The number of blocks in each of the four stages."""
 
 _LEAST_SIDE = 32
 _STAGES = range(4)
@@ -70,7 +70,7 @@ class ConvNeXtBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: jax.Array | None) -> jax.Array:
-        """`factors`, [B], multiply what is added; see `branch_factors`."""
+        """Apply the block. `factors`, [B], multiply the branch; see `branch_factors`."""
         features = x.shape[-1]
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         weights = {"kernel_init": _kernel_init, **dtypes}
@@ -83,7 +83,7 @@ class ConvNeXtBlock(nn.Module):
 
 
 class Downsample(nn.Module):
-    """A convolution whose kernel is its stride, with a norm before or, in the stem, after it."""
+    """A convolution whose kernel size is its stride, with a norm before it or, in the stem, after it."""
 
     features: int
     stride: int
@@ -100,15 +100,15 @@ class Downsample(nn.Module):
 
 
 class ConvNeXt(nn.Module):
-    """Four stages of blocks, each of which but the first halves height and width and doubles the features.
+    """A ConvNeXt: four stages of blocks. Each stage after the first halves height and width and doubles the features.
 
     Attributes:
         stage_sizes: the number of blocks in each stage.
-        width: features of the first stage.
-        drop_path: the probability that an example leaves out the last block, in training.
-        dtype: of the computation. The mean over pixels, the last norm and the head stay in float32 at least.
-        param_dtype: of parameters (float64 for proofs, under x64).
-        convolution: what computes the convolutions; None leaves them to the library.
+        width: the features of the first stage.
+        drop_path: the probability that an example skips the last block, in training.
+        dtype: the dtype of the computation. The mean over pixels, the last norm and the head use float32 or wider.
+        param_dtype: the dtype of parameters (float64 for proofs, under x64).
+        convolution: the operation that computes the convolutions; None for the library's.
     """
 
     stage_sizes: tuple[int, ...]
@@ -120,22 +120,23 @@ class ConvNeXt(nn.Module):
     convolution: Operation | None = None
 
     def with_convolution(self, convolution: Operation) -> "ConvNeXt":
-        """The same network with its convolutions computed so; one that has an operation already keeps it."""
+        """Return the network with this operation for its convolutions, unless it already has one."""
         return self.clone(convolution=convolution) if self.convolution is None else self
 
     def published_names(self) -> tuple[Naming, ...]:
-        """See `jaxddp.models.published`."""
+        """Return the namings of torchvision and timm; see `jaxddp.models.published`."""
         return TORCHVISION, TIMM
 
     @property
     def depth(self) -> int:
-        """Of the layers that `depth_of` tells apart: the stem, each block, the head with the norm before it."""
+        """Return the number of layers for `depth_of`: the stem, each block, and the head with the norm before it."""
         return sum(self.stage_sizes) + 2
 
     def depth_of(self, path: str) -> int:
-        """See `jaxddp.models.published`; what downsamples belongs to the block that follows it.
+        """Return the depth of an array; see `jaxddp.models.published`.
 
-        The source groups three blocks of the third stage to a layer instead.
+        A downsampling layer belongs to the block that follows it. The source groups three blocks of the third stage
+        into one layer instead.
         """
         blocks = [
             (f"stage{stage}_{block}", f"downsample{stage}") if block == 0 else (f"stage{stage}_{block}",)
@@ -146,14 +147,19 @@ class ConvNeXt(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False, example_keys: jax.Array | None = None) -> jax.Array:
-        """Normalized images [B, H, W, C], H and W from 32 -> logits [B, num_classes], in float32 at least.
+        """Map normalized images [B, H, W, C], H and W at least 32, to logits [B, num_classes] in float32 or wider.
 
-        `example_keys`, random keys [B], are needed in training with `drop_path`. Raises: InputError.
+        Args:
+            example_keys: random keys [B], required in training with `drop_path`.
+
+        Raises:
+            InputError: the images are too small, or the keys are missing.
         """
         if min(images.shape[1:3]) < _LEAST_SIDE:
             size = "x".join(map(str, images.shape[1:3]))
             raise InputError(
-                f"convnext: images of {size} pixels", advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more")
+                f"convnext: images of {size} pixels are too small",
+                advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more"),
             )
         factors = None
         if train and self.drop_path:
@@ -166,8 +172,8 @@ class ConvNeXt(nn.Module):
             if stage:
                 x = Downsample(self.width * 2**stage, 2, norm_first=True, name=f"downsample{stage}", **settings)(x)
             for block in range(size):
-                own = None if factors is None else factors[:, done, 0]
-                x = ConvNeXtBlock(name=f"stage{stage}_{block}", **settings)(x, own)
+                block_factors = None if factors is None else factors[:, done, 0]
+                x = ConvNeXtBlock(name=f"stage{stage}_{block}", **settings)(x, block_factors)
                 done += 1
         head_dtype = jnp.promote_types(self.dtype, jnp.float32)
         wide: dict[str, Any] = {"dtype": head_dtype, "param_dtype": self.param_dtype}
@@ -192,14 +198,14 @@ def _conv(
 
 @dataclass(frozen=True)
 class ConvNeXtSettings:
-    """Of `model`."""
+    """The keys of the config section `model` that this network reads."""
 
     drop_path: Decay = 0.0
 
 
 def _of(name: str, config: Config, num_classes: int) -> ConvNeXt:
-    own, precision = settings_of(config.model, ConvNeXtSettings), config.train.precision or jnp.float32
-    return ConvNeXt(STAGE_SIZES[name], num_classes, drop_path=own.drop_path, dtype=precision)
+    settings, precision = settings_of(config.model, ConvNeXtSettings), config.train.precision or jnp.float32
+    return ConvNeXt(STAGE_SIZES[name], num_classes, drop_path=settings.drop_path, dtype=precision)
 
 
 for name in STAGE_SIZES:

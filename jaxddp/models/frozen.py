@@ -1,7 +1,7 @@
-"""Parameters and statistics that training leaves as they are.
+"""Frozen parameters and statistics, which training does not change.
 
-In a tree of what is trained the others are None, which for JAX is a place without an array: they have no gradient, and
-an optimizer keeps nothing for them.
+In a tree of trained parameters, None replaces the frozen ones. JAX treats None as an empty subtree, so they have no
+gradient and no optimizer state.
 """
 
 import dataclasses
@@ -20,19 +20,20 @@ _MODE = "use_running_average"
 
 
 def trained(params: Tree, frozen: Layers) -> Tree:
-    """The parameters with None in place of the frozen ones."""
+    """Replace the frozen parameters by None."""
     return _chosen(params, lambda path: path not in frozen) if frozen else params
 
 
 def whole(part: Tree, params: Tree) -> Tree:
-    """What `trained` made, or what came of it, with `params` in place of None."""
-    return jax.tree.map(lambda own, other: other if own is None else own, part, params, is_leaf=_is_none)
+    """Replace each None in a tree of trained parameters by the entry of `params`."""
+    return jax.tree.map(lambda leaf, other: other if leaf is None else leaf, part, params, is_leaf=_is_none)
 
 
 def kept(before: Tree, after: Tree, frozen: Layers) -> Tree:
-    """The model's state of `after`, but that of frozen layers of `before`; a path may begin with a collection's name.
+    """Return the model state `after`, with the state of frozen layers from `before`.
 
-    A mean over devices of equal numbers may differ from them in the last bit.
+    The first part of a path may be the name of a collection. Without this, a frozen layer could change in the last
+    bit, because a mean over devices of equal numbers is rounded.
     """
     if not frozen:
         return after
@@ -40,11 +41,11 @@ def kept(before: Tree, after: Tree, frozen: Layers) -> Tree:
 
 
 def evaluating_norms(frozen: Layers) -> Any:
-    """A context in which the batch norms of frozen Linen layers use their running statistics, and keep them."""
+    """Return a context in which the batch norms of frozen Linen layers use and keep their running statistics."""
 
     def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         module = context.module
-        # As Flax's norms and ours have it; a network that takes such an argument passes it on.
+        # Flax's norms and ours have this field. A network that has it as a call argument passes it on to its norms.
         is_norm = _MODE in {field.name for field in dataclasses.fields(module)}
         if context.method_name != "__call__" or not is_norm or "/".join(module.path) not in frozen:
             return function(*args, **kwargs)
@@ -54,15 +55,15 @@ def evaluating_norms(frozen: Layers) -> Any:
             _, *args = bound.args
             kwargs = bound.kwargs
         else:
-            # A module's attributes cannot be set, but this one is a copy that Linen made for this call.
+            # Linen modules are frozen dataclasses, but this instance is a copy that Linen made for this call.
             object.__setattr__(module, _MODE, True)
         return function(*args, **kwargs)
 
     return nn.intercept_methods(call)
 
 
-def _chosen(tree: Tree, chosen: Callable[[str], bool]) -> Tree:
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf if chosen(path_of(path)) else None, tree)
+def _chosen(tree: Tree, is_chosen: Callable[[str], bool]) -> Tree:
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf if is_chosen(path_of(path)) else None, tree)
 
 
 def _is_none(leaf: Any) -> bool:

@@ -1,4 +1,4 @@
-"""NNX modules as models. NNX takes as long to import as all the rest of Flax, so it is imported on first use."""
+"""NNX modules as models. NNX takes as long to import as the rest of Flax, so it is imported on first use."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,25 +14,28 @@ from jaxddp.sections.layers import NO_LAYERS, Layers
 if TYPE_CHECKING:
     from flax import nnx
 
-Path = tuple[Any, ...]  # where a variable is in an NNX module: names and list indices
+Path = tuple[Any, ...]
+"""The path of a variable in an NNX module: attribute names and list indices."""
 
 
 @dataclass(frozen=True, eq=False)
 class NNXModel:
-    """An NNX module, taken apart once: `params` are its `nnx.Param`s, `model_state` all else but random streams.
+    """An NNX module as a `Model`.
 
-    Both are nested dicts under the module's own attribute names; a list's indices become strings, as checkpoints want.
-    `init` ignores its key: an NNX module already has its values, and copies of those are returned. Each `apply` builds
-    a module, calls its `train()` or `eval()`, and seeds every random stream from `key`, so that none is state.
+    The module is split once. `params` are its `nnx.Param`s, and `model_state` is all other state except random
+    streams. Both are nested dicts by attribute name, with list indices as strings, which checkpoints need.
+
+    `init` ignores its key and returns copies of the module's own values. `apply` builds a module, calls its `train()`
+    or `eval()`, and seeds every random stream from `key`, so random streams are not part of the state.
     """
 
     graph: Any
     params: dict[Path, jax.Array]
     state: dict[Path, jax.Array]
     streams: dict[Path, tuple[bool, tuple[int, ...]]]
-    """Of each array of a random stream: whether it holds keys (else counts), and its shape."""
+    """For each array of a random stream, whether it holds keys (otherwise counts), and its shape."""
     settled: Layers = NO_LAYERS
-    """Whose batch norms use and keep their running statistics in training, too."""
+    """Layers whose batch norms use and keep their running statistics also in training."""
 
     @classmethod
     def of(cls, module: "nnx.Module") -> "NNXModel":
@@ -44,7 +47,7 @@ class NNXModel:
         return cls(graph, params, state, kinds)
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
-        # Copies: the training step donates its arguments, and would delete the user's own arrays.
+        # Copy, because the training step donates its arguments and would delete the user's arrays.
         params, state = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), (self.params, self.state))
         return _nested(params), _nested(state)
 
@@ -67,15 +70,15 @@ class NNXModel:
         return logits, _nested({path: updated[path] for path in self.state})
 
     def _seeded(self, key: jax.Array | None) -> dict[Path, jax.Array]:
-        """Every random stream from its start, each with its own fold of `key`."""
+        """Return every random stream at its start, each with its own key folded from `key`."""
         key = jax.random.key(0) if key is None else key
         key = key if _holds_keys(key) else jax.random.wrap_key_data(key)
-        begun = {}
+        seeded = {}
         for i, (path, (holds_keys, shape)) in enumerate(self.streams.items()):
             stream = jax.random.fold_in(key, i)
             keys = jax.random.split(stream, shape) if shape else stream
-            begun[path] = keys if holds_keys else jnp.zeros(shape, jnp.uint32)
-        return begun
+            seeded[path] = keys if holds_keys else jnp.zeros(shape, jnp.uint32)
+        return seeded
 
 
 def _holds_keys(array: jax.Array) -> bool:
@@ -93,7 +96,7 @@ def _nested(leaves: Mapping[Path, jax.Array]) -> Tree:
 
 
 def _pick(tree: Tree, paths: Iterable[Path]) -> dict[Path, jax.Array]:
-    """The leaves of a nested dict under NNX's own paths, whose list indices are integers."""
+    """Return the leaves of a nested dict by NNX's paths, whose list indices are integers."""
     leaves = traverse_util.flatten_dict(tree)
-    # As jax arrays, which cannot change: a variable that holds a NumPy array would be written to in place.
+    # Convert to immutable JAX arrays: NNX would write in place to a variable that holds a NumPy array.
     return {path: jnp.asarray(leaves[tuple(map(str, path))]) for path in paths}

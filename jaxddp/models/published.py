@@ -1,48 +1,49 @@
-"""What a network's arrays are called where its weights were published, and how deep in it they lie.
+"""The names of a network's arrays in published weights, and the depth of each array in the network.
 
-A network whose weights others publish has these methods (`jaxddp.models.resnet.ResNet` for one); a path is that of an
-array within its variables, "params/layer1_0/conv1/kernel" or "batch_stats/bn1/mean":
+A network with published weights, such as `jaxddp.models.resnet.ResNet`, has these methods. Their `path` is an array's
+path within the variables, such as "params/layer1_0/conv1/kernel" or "batch_stats/bn1/mean".
 
-- `published_names() -> tuple[Naming, ...]`, the first of which is the one that we write;
-- `depth_of(path) -> int`, 0 for the stem and `depth - 1` for the head, with `depth` the number of such layers.
+- `published_names() -> tuple[Naming, ...]`: the namings that are read. Export writes the first.
+- `depth_of(path) -> int`: 0 for the stem and `depth - 1` for the head, where `depth` is the number of such layers.
 
-Each of our arrays is one published array. A kernel of 4 dimensions is HWIO here and OIHW there, a kernel of 2 is
-transposed, and any other array has the same values in the same order.
+Each array corresponds to one published array. Kernels of 4 dimensions are HWIO in Flax and OIHW in PyTorch. Kernels of
+2 dimensions are transposed. All other arrays have the same values in the same order.
 """
 
 import re
 from collections.abc import Callable, Collection, Sequence
 
 Naming = Callable[[str], str]
-"""The path of an array, with its collection -> its published name, "layer1.0.conv1.weight"."""
+"""The path of an array, with its collection -> its published name, such as "layer1.0.conv1.weight"."""
 
 _ARRAYS = ((r"/(kernel|scale)$", "/weight"), (r"/(mean|var)$", r"/running_\1"))
 
 
 def naming(*rules: tuple[str, str]) -> Naming:
-    """PyTorch's names: dots between modules, `weight` for kernels and scales.
+    """Return a naming in PyTorch's style: dots between modules, and `weight` for kernels and scales.
 
-    Each rule is a regular expression and what replaces every match of it in the path, "layer1_0/conv1/kernel"; they are
-    applied in this order.
+    Args:
+        rules: regular expressions and their replacements, applied in order to the path within the collection, such as
+            "layer1_0/conv1/kernel".
     """
 
-    def name(path: str) -> str:
-        _, _, found = path.partition("/")
+    def published_name(path: str) -> str:
+        _, _, name = path.partition("/")
         for pattern, replacement in (*rules, *_ARRAYS):
-            found = re.sub(pattern, replacement, found)
-        return found.replace("/", ".")
+            name = re.sub(pattern, replacement, name)
+        return name.replace("/", ".")
 
-    return name
+    return published_name
 
 
 def depth_of(path: str, blocks: Sequence[Collection[str]], head: Collection[str]) -> int:
-    """How deep an array lies: 0 in the stem, i + 1 in block i, and after the last block the head.
+    """Return the depth of an array: 0 in the stem, i + 1 in block i, and one more than the last block in the head.
 
-    This is how BEiT (Bao et al. 2021, arXiv:2106.08254) numbers the layers of a ViT, for rates that decay by layer.
+    BEiT (Bao et al. 2021, arXiv:2106.08254) numbers the layers of a ViT like this for layer-wise learning rate decay.
 
     Args:
         blocks: the outermost modules of each block.
-        head: the outermost modules behind the last block.
+        head: the outermost modules after the last block.
     """
     module = path.split("/")[1]
     if module in head:

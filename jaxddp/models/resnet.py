@@ -1,10 +1,10 @@
 """Residual networks for image classification: ResNet-10, 18, 34, 50, 101 and 152, in Flax Linen.
 
-Sources: He et al. 2015, "Deep residual learning for image recognition" (arXiv:1512.03385); the "v1.5" bottleneck, which
-strides on its 3x3 convolution, and the explicit paddings are those of github.com/facebookarchive/fb.resnet.torch;
-zero-initialized last scales and the head's initializer are from Goyal et al. 2017 (arXiv:1706.02677, section 5.1);
-ResNet-10, one block a stage, is from Chen et al. 2019 (arXiv:1904.04232).
-Parameters have torchvision's names, see `TORCHVISION`; timm's are the same.
+Sources: He et al. 2015, "Deep residual learning for image recognition" (arXiv:1512.03385). The "v1.5" bottleneck, whose
+3x3 convolution has the stride, and the explicit paddings are from github.com/facebookarchive/fb.resnet.torch.
+Zero-initialized last scales and the head's initializer are from Goyal et al. 2017 (arXiv:1706.02677, section 5.1).
+ResNet-10, with one block a stage, is from Chen et al. 2019 (arXiv:1904.04232).
+`TORCHVISION` maps parameters to torchvision's names, which are also timm's.
 """
 
 import functools
@@ -33,7 +33,7 @@ Operation = Callable[[jax.Array, jax.Array, int, int], jax.Array]
 
 @dataclass(frozen=True)
 class Convolution:
-    """One convolution of a block: `kernel` pixels square, `expansion` times the block's features, strided or not."""
+    """One convolution of a block: its kernel size, features relative to the block's, and whether it has the stride."""
 
     kernel: int
     expansion: int = 1
@@ -42,7 +42,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What tells one ResNet from another: the number of blocks in each of four stages, and the block."""
+    """The architecture of a ResNet: the number of blocks in each of four stages, and the convolutions of a block."""
 
     stage_sizes: tuple[int, ...]
     block: tuple[Convolution, ...]
@@ -66,20 +66,24 @@ TORCHVISION = naming(
 
 
 class ResidualBlock(nn.Module):
-    """relu(shortcut(x) + f(x)), where f is the block's convolutions, each with its batch norm."""
+    """A residual block, relu(shortcut(x) + f(x)), where f is the block's convolutions, each with a batch norm.
+
+    Attributes:
+        convolutions: the convolutions of f; a `strided` one has the block's stride.
+        features: the features of the narrow convolutions; the output has `features` times the last expansion.
+        stride: 1, or 2 to halve height and width.
+        zero_init_last_scale: initialize the last scale to zero, so that the block starts as the identity.
+        conv, norm: factories of the layers; see `ResNet.layers`.
+        shortcut_norm: a shortcut that changes the shape has a batch norm after its convolution; else a bias.
+    """
 
     convolutions: tuple[Convolution, ...]
-    """Of f; the first `strided` one has the block's stride."""
     features: int
-    """Of the narrow convolutions; the output has `features` times the last one's expansion."""
     stride: int
-    """1, or 2 to halve height and width."""
     zero_init_last_scale: bool
-    """Start as the identity, by a last scale of zero."""
     conv: ModuleFactory
     norm: ModuleFactory
     shortcut_norm: bool = True
-    """Whether a shortcut of another shape has a batch norm behind its convolution, or a bias."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -99,20 +103,20 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A residual network; `build` makes one from a config.
+    """A residual network; `build` creates one from a config.
 
     Attributes:
-        width: features of the stem and of the first stage's narrow convolutions; each later stage doubles it.
-        stem: one of `STEMS`' functions.
-        kernel_init: initializer of the convolutions.
+        width: the features of the stem and of the first stage's narrow convolutions; each later stage doubles them.
+        stem: one of the functions in `STEMS`.
+        kernel_init: the initializer of the convolutions.
         zero_init_last_scale: every block starts as the identity.
-        shortcut_norm: shortcuts of another shape have a batch norm, as published; else a bias.
-        blur_pool: images are blurred before a convolution that strides, see `jaxddp.models.ops.blur`; no parameters.
-        axis_name: mesh axis over which training averages batch statistics; None keeps them local to a device.
-        group: so many consecutive images have batch statistics of their own in training; None for all of a device.
-        dtype: of the computation. The mean over pixels and the head stay in float32 at least.
-        param_dtype: of parameters and running statistics (float64 for proofs, under x64).
-        convolution: what computes the convolutions; None leaves them to the library.
+        shortcut_norm: shortcuts that change the shape have a batch norm, as published; else a bias.
+        blur_pool: blur images before each strided convolution; see `jaxddp.models.ops.blur`.
+        axis_name: the mesh axis over which training averages batch statistics; None for statistics of each device.
+        group: the number of consecutive images that training normalizes together; None for all images of a device.
+        dtype: the dtype of the computation. The mean over pixels and the head use float32 or wider.
+        param_dtype: the dtype of parameters and running statistics (float64 for proofs, under x64).
+        convolution: the operation that computes the convolutions; None for the library's.
     """
 
     architecture: Architecture
@@ -130,29 +134,29 @@ class ResNet(nn.Module):
     convolution: Operation | None = None
 
     def with_convolution(self, convolution: Operation) -> "ResNet":
-        """The same network with its convolutions computed so; one that has an operation already keeps it."""
+        """Return the network with this operation for its convolutions, unless it already has one."""
         return self.clone(convolution=convolution) if self.convolution is None else self
 
     def published_names(self) -> tuple[Naming, ...]:
-        """See `jaxddp.models.published`."""
+        """Return torchvision's naming, which is also timm's; see `jaxddp.models.published`."""
         return (TORCHVISION,)
 
     @property
     def depth(self) -> int:
-        """Of the layers that `depth_of` tells apart: the stem, each block, the head."""
+        """Return the number of layers for `depth_of`: the stem, each block, and the head."""
         return sum(self.architecture.stage_sizes) + 2
 
     def depth_of(self, path: str) -> int:
-        """See `jaxddp.models.published`."""
+        """Return the depth of an array; see `jaxddp.models.published`."""
         sizes = enumerate(self.architecture.stage_sizes, start=1)
         return depth_of(path, [(f"layer{stage}_{block}",) for stage, size in sizes for block in range(size)], ("fc",))
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
-        """Normalized images [B, H, W, C] -> logits [B, num_classes], float32 (float64 where `dtype` is).
+        """Map normalized images [B, H, W, C] to logits [B, num_classes], float32 (float64 if `dtype` is).
 
-        `train` normalizes by the batch's statistics and updates the running ones in the collection `batch_stats`, with
-        the biased variance, as Flax does (torch's running variance is the unbiased one).
+        With `train` the network normalizes by the batch's statistics and updates the running ones in the collection
+        `batch_stats`, with the biased variance, as Flax does (PyTorch's running variance is unbiased).
         """
         conv, norm = self.layers(train)
         x = self.stem(images.astype(self.dtype), self.width, conv, norm)
@@ -174,14 +178,14 @@ class ResNet(nn.Module):
         return nn.Dense(self.num_classes, True, head_dtype, self.param_dtype, kernel_init=head_init, name="fc")(x)
 
     def layers(self, train: bool) -> tuple[ModuleFactory, ModuleFactory]:
-        """The factories of all convolutions and of all batch norms.
+        """Return the factories of all convolutions and of all batch norms.
 
-        They are called as `conv(features, kernel=3, stride=1, name="conv1")(x)` and `norm(name="bn1")(x)`, with
-        `residual=y` and `relu=True` where an addition and a ReLU follow.
+        Call them as `conv(features, kernel=3, stride=1, name="conv1")(x)` and `norm(name="bn1")(x)`. The norm also
+        takes `residual=y` for an addition and `relu=True` for a ReLU after it.
         """
 
         def conv(features: int, *, kernel: int, stride: int, name: str, use_bias: bool = False) -> nn.Conv:
-            # The padding is torch's, symmetric whatever the stride, unlike "SAME".
+            # PyTorch's padding, which is symmetric for any stride, unlike "SAME".
             padding = kernel // 2
             return nn.Conv(
                 features,
@@ -203,20 +207,20 @@ class ResNet(nn.Module):
             group=self.group,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
-            # Only a CPU brings an operation of its own; see `jaxddp.models.adapt.for_platform`.
+            # Only on a CPU is there an operation; see `jaxddp.models.adapt.for_platform`.
             by_hand=self.convolution is None,
         )
         return blurring(conv) if self.blur_pool else conv, norm
 
 
 def for_flax(operation: Operation, stride: int, padding: int) -> Callable[..., jax.Array]:
-    """An operation in the place of `lax.conv_general_dilated`, whose further arguments say the same."""
+    """Adapt an operation to the signature of `lax.conv_general_dilated`. Stride and padding are fixed here."""
     return lambda images, kernel, *_, **__: operation(images, kernel, stride, padding)
 
 
 @dataclass(frozen=True)
 class ResNetSettings:
-    """Of `model`."""
+    """The keys of the config section `model` that this network reads."""
 
     width: Width = 64
     stem: Stem = "imagenet"
@@ -230,13 +234,15 @@ class ResNetSettings:
 def build(
     settings: ModelConfig, num_classes: int, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32
 ) -> ResNet:
-    """Builds a ResNet from a config's `model`. Raises: InputError; a name or a dtype is unknown, or a number is not
-    positive.
+    """Build a ResNet from the config section `model`.
 
-    With `batch_norm="sync"` the network trains only inside a `shard_map` that has the mesh axis "data", with
-    `"ghost:32"` only on a multiple of 32 images.
+    With `batch_norm="sync"` the network trains only inside a `shard_map` with the mesh axis "data". With `"ghost:32"`
+    it trains only on a multiple of 32 images.
+
+    Raises:
+        InputError: a name or a dtype is unknown, or a number is not positive.
     """
-    own = settings_of(settings, ResNetSettings)
+    options = settings_of(settings, ResNetSettings)
     if num_classes < 1:
         raise InputError(f"{settings.name}: num_classes is {num_classes}; give a positive number")
     for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
@@ -244,12 +250,12 @@ def build(
     return ResNet(
         architecture=lookup("model", settings.name, ARCHITECTURES),
         num_classes=num_classes,
-        width=own.width,
-        stem=lookup("stem", own.stem, STEMS),
+        width=options.width,
+        stem=lookup("stem", options.stem, STEMS),
         kernel_init=kernel_init(settings.initialization),
-        zero_init_last_scale=own.zero_init_last_scale,
-        shortcut_norm=own.shortcut_norm,
-        blur_pool=own.blur_pool,
+        zero_init_last_scale=options.zero_init_last_scale,
+        shortcut_norm=options.shortcut_norm,
+        blur_pool=options.blur_pool,
         axis_name=settings.batch_statistics.axis_name,
         group=settings.batch_statistics.group,
         dtype=dtype,

@@ -1,4 +1,4 @@
-"""What a config's `model` may say to a network: looked up and checked."""
+"""Look up and check the values of the config section `model`."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -25,21 +25,21 @@ _WITH_DEVIATION = {"normal": nn.initializers.normal, "truncated_normal": nn.init
 
 
 def kernel_init(chosen: WeightInit) -> nn.initializers.Initializer:
-    """The initializer of a network's kernels. Glorot's is Xavier's: he has both names."""
+    """Return the initializer of a network's kernels. Glorot and Xavier are two names of one initializer."""
     if chosen.deviation is not None:
         return _WITH_DEVIATION[chosen.name](chosen.deviation)
     return nn.initializers.zeros if chosen.name == "zeros" else WEIGHT_INITS[chosen.name.replace("glorot", "xavier")]
 
 
-def lookup(key: str, name: str, known: Mapping[str, T]) -> T:
-    """Raises `InputError` where there is no such name; says the nearest."""
-    if name not in known:
-        raise InputError(f"unknown {key} {name!r}; {choices(str(name), known)}")
-    return known[name]
+def lookup(key: str, name: str, entries: Mapping[str, T]) -> T:
+    """Return the entry of a name. Raises: InputError; the name is unknown. The message suggests the nearest name."""
+    if name not in entries:
+        raise InputError(f"unknown {key} {name!r}; {choices(str(name), entries)}")
+    return entries[name]
 
 
 def check_floating(network: str, key: str, dtype: Any) -> None:
-    """Raises `InputError` where a dtype is none of floating-point numbers."""
+    """Raise `InputError` if a dtype is not a floating-point dtype."""
     try:
         floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
     except TypeError:

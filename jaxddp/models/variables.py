@@ -1,4 +1,4 @@
-"""A network's arrays by path: "params/fc/kernel", "batch_stats/bn1/mean"; and their shapes, for which none is made."""
+"""Paths and shapes of a network's arrays, such as "params/fc/kernel" and "batch_stats/bn1/mean"."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,34 +9,34 @@ import jax.numpy as jnp
 from jaxddp.models.interface import Model
 
 PARAMS = "params/"
-"""How the path of a parameter begins, beside those of the model's state."""
+"""The prefix of a parameter's path, which tells it from paths in the model's state."""
 
 
 def path_of(path: Any) -> str:
-    """A JAX key path as text, "layer1_0/conv1/kernel"."""
+    """Return a JAX key path as text, such as "layer1_0/conv1/kernel"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def trees_of(model: Model, image_shape: tuple[int, int, int]) -> tuple[Any, Any]:
-    """A network's parameters and state for images [H, W, C], as shapes and dtypes."""
+    """Return a network's parameters and state for images [H, W, C], as shapes and dtypes."""
     example = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     return jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), example)
 
 
 def shapes_of(model: Model, image_shape: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a network's arrays for images [H, W, C], by path."""
+    """Return the shapes of a network's arrays for images [H, W, C], by path."""
     return {path: leaf.shape for path, leaf in by_path(*trees_of(model, image_shape)).items()}
 
 
 def by_path(params: Any, model_state: Any) -> dict[str, Any]:
-    """The arrays of a network by path."""
+    """Return the arrays of a network by path."""
     return {
-        begin + path_of(path): leaf
-        for begin, tree in ((PARAMS, params), ("", model_state))
+        prefix + path_of(path): leaf
+        for prefix, tree in ((PARAMS, params), ("", model_state))
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
 
 
 def parameter_names(paths: Iterable[str]) -> list[str]:
-    """Of these paths the parameters', as layers are named: "fc/kernel"."""
+    """Return the names of the parameters among these paths, such as "fc/kernel"."""
     return [path.removeprefix(PARAMS) for path in paths if path.startswith(PARAMS)]

@@ -2,8 +2,8 @@
 
 Sources: Dosovitskiy et al. 2020, "An image is worth 16x16 words" (arXiv:2010.11929), for B/16; Touvron et al. 2020,
 "Training data-efficient image transformers" (arXiv:2012.12877), for Ti/16 and S/16 and for stochastic depth in both
-branches of a block. Parameters, initial distributions and logits are those of timm's `vit_tiny_patch16_224`,
-`vit_small_patch16_224` and `vit_base_patch16_224`, but that the bias of the patches begins with zeros.
+branches of a block. Parameters, initial distributions and logits equal those of timm's `vit_tiny_patch16_224`,
+`vit_small_patch16_224` and `vit_base_patch16_224`, except that the bias of the patch embedding starts at zero.
 """
 
 import functools
@@ -28,13 +28,13 @@ from jaxddp.registry import MODELS
 
 @dataclass(frozen=True)
 class ViTSize:
-    """What tells one ViT from another; a head has `width / heads` features, an MLP `4 * width` between its layers."""
+    """The sizes of a ViT. An attention head has `width / heads` features, and an MLP has `4 * width` hidden ones."""
 
     width: int
     heads: int
     blocks: int = 12
     patch: int = 16
-    """Side of a patch, in pixels."""
+    """The side of a patch in pixels."""
 
 
 SIZES = {
@@ -60,12 +60,12 @@ TORCHVISION = naming(
 )
 
 _normal = nn.initializers.normal
-# PyTorch's default of a convolution.
+# PyTorch's default for a convolution.
 _of_patches = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class Attention(nn.Module):
-    """Every token asks all others, in `heads` ways: [B, N, D] -> [B, N, D]. The softmax is in float32 at least."""
+    """Multi-head self-attention: [B, N, D] -> [B, N, D]. The softmax is computed in float32 or wider."""
 
     heads: int
     dtype: DTypeLike
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         dense = functools.partial(nn.Dense, dtype=self.dtype, param_dtype=self.param_dtype, kernel_init=_normal(0.02))
         qkv = dense(3 * width, name="qkv")(x).reshape(*shape, 3, self.heads, width // self.heads)
         query, key, value = (qkv[:, :, i] for i in range(3))
-        # `jax.nn.dot_product_attention` takes its softmax in float32 also where all else is in float64.
+        # `jax.nn.dot_product_attention` computes its softmax in float32 even if everything else is float64.
         wide = jnp.promote_types(self.dtype, jnp.float32)
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=wide)
         shares = jax.nn.softmax(scores / query.shape[-1] ** 0.5).astype(self.dtype)
@@ -86,7 +86,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two layers with GELU between: [B, N, D] -> [B, N, D]."""
+    """Two dense layers with a GELU between them: [B, N, D] -> [B, N, D]."""
 
     dtype: DTypeLike
     param_dtype: DTypeLike
@@ -99,7 +99,7 @@ class Mlp(nn.Module):
 
 
 class ViTBlock(nn.Module):
-    """Attention, then an MLP, each of normalized tokens and each added to them."""
+    """A transformer block: attention, then an MLP, each with a norm before it and a residual connection."""
 
     heads: int
     dtype: DTypeLike
@@ -107,7 +107,7 @@ class ViTBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: jax.Array | None) -> jax.Array:
-        """`factors`, [B, 2], multiply what is added; see `branch_factors`."""
+        """Apply the block. `factors`, [B, 2], multiply its two branches; see `branch_factors`."""
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         of_attention, of_mlp = (None, None) if factors is None else factors.T
         y = nn.LayerNorm(name="norm1", use_fast_variance=False, **dtypes)(x)
@@ -117,12 +117,12 @@ class ViTBlock(nn.Module):
 
 
 class ViT(nn.Module):
-    """A vision transformer that classifies by a class token, with learned positions.
+    """A vision transformer with a class token and learned position embeddings.
 
     Attributes:
-        drop_path: the probability that an example leaves out a branch of the last block, in training.
-        dtype: of the computation. The softmax, the last norm and the head stay in float32 at least.
-        param_dtype: of parameters (float64 for proofs, under x64).
+        drop_path: the probability that an example skips a branch of the last block, in training.
+        dtype: the dtype of the computation. The softmax, the last norm and the head use float32 or wider.
+        param_dtype: the dtype of parameters (float64 for proofs, under x64).
     """
 
     size: ViTSize
@@ -132,24 +132,30 @@ class ViT(nn.Module):
     param_dtype: DTypeLike = jnp.float32
 
     def published_names(self) -> tuple[Naming, ...]:
-        """See `jaxddp.models.published`."""
+        """Return the namings of timm and torchvision; see `jaxddp.models.published`."""
         return TIMM, TORCHVISION
 
     @property
     def depth(self) -> int:
-        """Of the layers that `depth_of` tells apart: the embedding, each block, the head with the norm before it."""
+        """Return the number of layers for `depth_of`: the embedding, each block, and the head with its norm."""
         return self.size.blocks + 2
 
     def depth_of(self, path: str) -> int:
-        """See `jaxddp.models.published`."""
+        """Return the depth of an array; see `jaxddp.models.published`."""
         return depth_of(path, [(f"blocks_{i}",) for i in range(self.size.blocks)], ("norm", "head"))
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False, example_keys: jax.Array | None = None) -> jax.Array:
-        """Normalized images [B, H, W, C], in whole patches -> logits [B, num_classes], in float32 at least.
+        """Map normalized images [B, H, W, C] to logits [B, num_classes] in float32 or wider.
 
-        The table of positions fits images of as many patches as those of the initialization. `example_keys`, random
-        keys [B], are needed in training with `drop_path`. Raises: InputError.
+        Height and width must be multiples of the patch side. Images must have as many patches as those of `init`,
+        because position embeddings are not interpolated.
+
+        Args:
+            example_keys: random keys [B], required in training with `drop_path`.
+
+        Raises:
+            InputError: the images have another size, or the keys are missing.
         """
         blocks, factors = self.size.blocks, None
         if train and self.drop_path:
@@ -163,7 +169,7 @@ class ViT(nn.Module):
         return nn.Dense(self.num_classes, kernel_init=_normal(0.02), name="head", **wide)(x)
 
     def embedded(self, images: jax.Array) -> jax.Array:
-        """The class token and one token of each patch, with their positions: [B, 1 + H / patch * W / patch, D]."""
+        """Return the class token and the patch tokens, with position embeddings: [B, 1 + H / patch * W / patch, D]."""
         width, patch = self.size.width, self.size.patch
         check_whole(images.shape[1:3], patch)
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
@@ -178,7 +184,7 @@ class ViT(nn.Module):
             **dtypes,
         )
         x = conv(images)
-        # Not len(images): programs are exported for any number of images.
+        # Do not use len(images): programs are exported for any number of images.
         batch, rows, columns, _ = x.shape
         x = x.reshape(batch, rows * columns, width)
         self.check_positions(images.shape[1:3], x.shape[1])
@@ -188,21 +194,21 @@ class ViT(nn.Module):
         return x + positions.astype(x.dtype)
 
     def check_positions(self, size: tuple[int, ...], patches: int) -> None:
-        """Raises `InputError` where the table of positions is for another number of patches."""
+        """Raise `InputError` if the position embeddings are for another number of patches."""
         table = self.get_variable("params", "pos_embed")
         if table is None or table.shape[1] == 1 + patches:
             return
         height, width = size
         side = round((table.shape[1] - 1) ** 0.5) * self.size.patch
         raise InputError(
-            f"vit: images of {height}x{width} pixels have {patches} patches, and the table of positions is for "
+            f"vit: images of {height}x{width} pixels have {patches} patches, but the position embeddings are for "
             f"{table.shape[1] - 1}",
             advice=("give ", Key.plain("data.image_size", side)),
         )
 
 
 def _patch_by_patch(images: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    """The convolution whose stride is its kernel's side, as a product of matrices: on a CPU XLA's takes much longer."""
+    """Compute a convolution whose stride is its kernel size as a matrix product, which is much faster on a CPU."""
     batch, height, width, channels = images.shape
     side = kernel.shape[0]
     patches = images.reshape(batch, height // side, side, width // side, side, channels)
@@ -210,7 +216,7 @@ def _patch_by_patch(images: jax.Array, kernel: jax.Array, *_: Any, **__: Any) ->
 
 
 def check_whole(size: tuple[int, ...], patch: int) -> None:
-    """Raises `InputError` where images cannot be cut into whole patches."""
+    """Raise `InputError` if images cannot be divided into whole patches."""
     height, width = size
     if height % patch or width % patch:
         below = min(size) // patch * patch
@@ -223,14 +229,14 @@ def check_whole(size: tuple[int, ...], patch: int) -> None:
 
 @dataclass(frozen=True)
 class ViTSettings:
-    """Of `model`."""
+    """The keys of the config section `model` that this network reads."""
 
     drop_path: Decay = 0.0
 
 
 def _of(name: str, config: Config, num_classes: int) -> ViT:
-    own, precision = settings_of(config.model, ViTSettings), config.train.precision or jnp.float32
-    return ViT(SIZES[name], num_classes, own.drop_path, precision)
+    settings, precision = settings_of(config.model, ViTSettings), config.train.precision or jnp.float32
+    return ViT(SIZES[name], num_classes, settings.drop_path, precision)
 
 
 for name in SIZES:

@@ -1,4 +1,4 @@
-"""Distillation: the student learns from labels, and from what a trained network says of the same images."""
+"""Distillation: a student learns from labels and from a trained teacher's predictions on the same images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ from jaxddp.workdir.digests import checksum
 from jaxddp.workdir.signature import Signature
 
 _KEY = Key("objective.teacher")
-_OWN = (_KEY, ": ")
+_TEACHER = (_KEY, ": ")
 
 
 @dataclass(frozen=True)
 class DistillationSettings:
-    """Of `objective`."""
+    """The keys of the config section `objective` that distillation reads."""
 
     teacher: str | None = None
     temperature: Temperature = 4.0
@@ -43,16 +43,16 @@ class DistillationSettings:
 
 @dataclass(frozen=True, eq=False)
 class Distillation:
-    """(1 - share) loss + share T^2 KL(teacher || student) at temperature T (Hinton et al. 2015, arXiv:1503.02531).
+    """Minimizes (1 - share) loss + share T^2 KL(teacher || student) (Hinton et al. 2015, arXiv:1503.02531).
 
-    The loss is the recipe's own. A loss that weighs its examples weighs their divergences alike. The teacher is given
-    the very images of the student, augmented and mixed, by its own mean and std; it uses its running statistics, and
-    has no gradient.
+    The loss is that of the recipe. If it weights examples, their divergences have the same weights. The teacher gets
+    the student's augmented and mixed images, normalized by its own mean and std. It uses its running statistics and has
+    no gradient.
 
     Attributes:
-        restore: gives the teacher, a trained run on the devices of this one, when it is first needed.
+        restore: a function that returns the teacher, a trained run on the same devices, when it is first needed.
         temperature: T, by which all logits are divided.
-        teacher_share: from 0, the loss of the labels alone, to 1.
+        teacher_share: the share of the divergence, from 0 (labels only) to 1.
     """
 
     restore: Callable[[], TrainedRun]
@@ -61,22 +61,23 @@ class Distillation:
 
     @cached_property
     def teacher(self) -> TrainedRun:
-        """Restored once. Raises: InputError; there is no such run or checkpoint."""
+        """Return the teacher, which is restored on first use. Raises: InputError; its run or checkpoint is missing."""
         with about(_KEY):
             return self.restore()
 
     reads_unlabelled = False
-    """Whether a batch needs images of `data.unlabelled`."""
+    """Whether batches need images of `data.unlabelled`."""
 
     def fingerprints(self, config: Config, resources: Resources, layout: Layout) -> dict[str, str]:
-        """What tells the teacher from others, once it is seen to suit the classes, images and devices of a run.
+        """Check that the teacher fits the classes, images and devices of a run, and return its checksum.
 
-        Raises: InputError; it does not, or there is none.
+        Raises:
+            InputError: the teacher is missing or does not fit.
         """
         if config.parallel.reproducible:
             raise InputError(
                 Key("parallel.reproducible"),
-                ": distillation gives other bits on other numbers of devices",
+                ": distillation does not give the same bits on any number of devices",
                 advice="leave one of them out",
             )
         signature, topology = Signature.of(resources.train, config.data), resources.topology
@@ -85,35 +86,35 @@ class Distillation:
                 Key.plain("objective.name", "distillation"),
                 " takes one label an image, and the training data have several",
             )
-        teacher, own = self.teacher, self.teacher.signature
-        if own.class_ids != signature.class_ids:
+        teacher, expected = self.teacher, self.teacher.signature
+        if expected.class_ids != signature.class_ids:
             raise InputError(
-                *(_OWN, f"{teacher.directory} was trained on other classes"),
-                advice="give a run on this data set's",
+                *(_TEACHER, f"{teacher.directory} was trained on other classes"),
+                advice="give a run on the classes of this data set",
             )
-        if own.image_shape != signature.image_shape:
+        if expected.image_shape != signature.image_shape:
             raise InputError(
-                *(_OWN, f"{teacher.directory} was trained on images of {own.image_shape}, and this run has "),
+                *(_TEACHER, f"{teacher.directory} was trained on images of {expected.image_shape}, and this run has "),
                 f"{signature.image_shape}",
-                advice="give them one size",
+                advice="use the same size for both",
             )
         trees = teacher.state.params, teacher.state.model_state
         for shape in layout.shapes:
-            if why := refusal_of(teacher.model, trees, own.image_shape, shape):
+            if why := refusal_of(teacher.model, trees, expected.image_shape, shape):
                 raise InputError(
-                    *(_OWN, f"{teacher.directory} does not take the images of {shape} that are trained on ({why})"),
+                    *(_TEACHER, f"{teacher.directory} does not take this run's training images of {shape} ({why})"),
                     advice="give a teacher that does",
                 )
         if teacher.topology.mesh != topology.mesh:
-            there, here = teacher.topology.num_devices, topology.num_devices
+            count, devices = teacher.topology.num_devices, topology.num_devices
             raise InputError(
-                *(_OWN, f"it lies on {there} device{'s' * (there > 1)}, and this run on {here}"),
+                *(_TEACHER, f"it is loaded on {count} device{'s' * (count > 1)}, and this run uses {devices}"),
                 advice="load it with the same devices=",
             )
         return {"teacher": checksum(trees)}
 
     def __call__(self, supervised: Objective) -> TrainObjective:
-        """The objective; see `jaxddp.registry.OBJECTIVES`."""
+        """Return the objective; see `jaxddp.registry.OBJECTIVES`."""
 
         def objective(
             params: Any,
@@ -135,18 +136,21 @@ class Distillation:
         return objective
 
     def divergence(self, teacher: jax.Array, student: jax.Array) -> jax.Array:
-        """T^2 KL of each example, float[B], of logits float[B, K]. T^2 keeps gradients as large at any temperature."""
+        """Return T^2 KL(teacher || student) of each example, float[B], from logits float[B, K].
+
+        The factor T^2 keeps the size of the gradients independent of the temperature.
+        """
         of_teacher = jax.nn.log_softmax(teacher.astype(student.dtype) / self.temperature)
         of_student = jax.nn.log_softmax(student / self.temperature)
         return self.temperature**2 * (jnp.exp(of_teacher) * (of_teacher - of_student)).sum(-1)
 
     def teacher_logits(self, images: jax.Array, supervised: Objective) -> jax.Array:
-        """What the teacher says of images that are normalized as the student's, without a gradient: float[B, K]."""
+        """Return the teacher's logits, float[B, K], without a gradient, for images with the student's normalization."""
         teacher, channels = self.teacher, images.shape[-1]
         own, other = teacher.preprocess, supervised.preprocess
         if (own.mean, own.std) != (other.mean, other.std):
-            mean, std = (jnp.array(each[:channels], images.dtype) for each in (other.mean, other.std))
-            own_mean, own_std = (jnp.array(each[:channels], images.dtype) for each in (own.mean, own.std))
+            mean, std = (jnp.array(values[:channels], images.dtype) for values in (other.mean, other.std))
+            own_mean, own_std = (jnp.array(values[:channels], images.dtype) for values in (own.mean, own.std))
             images = images * (std / own_std) + (mean - own_mean) / own_std
         model = for_platform(teacher.model, teacher.topology.platform)
         params, model_state = self._arrays()
@@ -154,33 +158,39 @@ class Distillation:
         return lax.stop_gradient(logits)
 
     def _arrays(self) -> tuple[Any, Any]:
-        """The teacher's, on the devices that the program is traced for: all, or one, where the gradient is tested."""
-        held = self.teacher.state.params, self.teacher.state.model_state
+        """Return the teacher's arrays on the devices of the traced program: all, or one in the self-test."""
+        arrays = self.teacher.state.params, self.teacher.state.model_state
         if lax.axis_size(AXIS) == self.teacher.topology.num_devices:
-            return held
-        return jax.tree.map(lambda array: array.addressable_data(0), held)
+            return arrays
+        return jax.tree.map(lambda array: array.addressable_data(0), arrays)
 
 
 def distillation(teacher: TrainedRun, temperature: float = 4.0, teacher_share: float = 0.9) -> Distillation:
-    """Of a run that was loaded, for `prepare_training(…, objective=…)` and for `get_objective`; see `Distillation`.
+    """Create a `Distillation` from a loaded run, for `prepare_training(…, objective=…)` or a `get_objective` hook.
 
-    Raises: InputError; an argument is of another kind, or out of range.
+    Args:
+        teacher: the result of `jaxddp.load_run`.
+        temperature: the temperature T, by which all logits are divided.
+        teacher_share: the share of the divergence, from 0 (labels only) to 1.
+
+    Raises:
+        InputError: an argument has the wrong type or is out of range.
     """
     if not isinstance(teacher, TrainedRun):
         raise refused("teacher", teacher, "give what jaxddp.load_run returns")
     kinds = get_type_hints(DistillationSettings, include_extras=True)
-    own = {"temperature": temperature, "teacher_share": teacher_share}
-    return Distillation(lambda: teacher, **{name: checked(value, kinds[name], name) for name, value in own.items()})
+    values = {"temperature": temperature, "teacher_share": teacher_share}
+    return Distillation(lambda: teacher, **{name: checked(value, kinds[name], name) for name, value in values.items()})
 
 
 @OBJECTIVES.add("distillation", DistillationSettings)
 def distillation_of(config: Config, topology: Topology) -> Distillation:
-    """Of the best checkpoint of the run that `objective.teacher` names. Raises: InputError; it names none."""
-    own = settings_of(config.objective, DistillationSettings)
-    if (place := own.teacher) is None:
-        raise InputError(_OWN, "distillation has no teacher", advice="give a run's work directory")
+    """Create a `Distillation` from the best checkpoint of `objective.teacher`. Raises: InputError; it is unset."""
+    settings = settings_of(config.objective, DistillationSettings)
+    if (directory := settings.teacher) is None:
+        raise InputError(_TEACHER, "distillation has no teacher", advice="give a run's work directory")
 
     def restore() -> TrainedRun:
-        return restore_run(place, "best", topology, precision=config.train.precision)
+        return restore_run(directory, "best", topology, precision=config.train.precision)
 
-    return Distillation(restore, own.temperature, own.teacher_share)
+    return Distillation(restore, settings.temperature, settings.teacher_share)

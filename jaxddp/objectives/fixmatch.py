@@ -1,11 +1,12 @@
-"""FixMatch: what a network is sure of on an image is what it shall say of a strongly augmented copy.
+"""FixMatch: confident predictions on unlabelled images become labels for strongly augmented copies of them.
 
-Sohn et al. 2020 (arXiv:2001.07685). A step has B labelled images and a multiple of as many unlabelled ones, each in two
-views. Where the network gives a class of the weak view a probability of `threshold` or more, this class is a label for
-the strong view. The loss is the mean of the labelled images' plus a weight times the mean over all unlabelled ones.
+Source: Sohn et al. 2020 (arXiv:2001.07685). A step has B labelled images and a multiple of B unlabelled ones, each in
+two views. If the network gives a class of the weak view a probability of `threshold` or more, that class is the
+pseudo-label of the strong view. The loss is the mean over the labelled images plus a weight times the mean over all
+unlabelled images.
 
-As in the authors' code, one pass of the network has all images of a step, so that batch norm sees all. Other than
-there, all operations of RandAugment have one magnitude.
+As in the authors' code, all images of a step go through the network in one batch, so batch norm sees all of them. Other
+than in that code, all operations of RandAugment have the same magnitude.
 """
 
 from dataclasses import dataclass, replace
@@ -29,17 +30,20 @@ from jaxddp.sections.data_section import RandAugment, RandMagnitude
 from jaxddp.sections.objective_section import Ratio
 
 MEASURED = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
-"""What is measured beside the loss: its two parts, and the share of unlabelled images that had a pseudo-label."""
+"""The additional metrics: the two parts of the loss, and the share of unlabelled images with a pseudo-label."""
 
 _NAMED = Key.plain("objective.name", "fixmatch")
 _NEEDED = (_NAMED, " needs images without labels; give ", Key("data.unlabelled"))
-# One stream of random numbers per view, of the run's key.
+# Each view has its own random stream, derived from the run's key.
 _WEAK, _STRONG = 0x7765616B, 0x7374726F
 
 
 @dataclass(frozen=True)
 class FixMatchSettings:
-    """Of `objective`, with the paper's defaults. The batches of the run have the ratio."""
+    """The keys of the config section `objective` that FixMatch reads, with the paper's defaults.
+
+    `unlabelled_ratio` is the number of unlabelled images for each labelled one in a batch.
+    """
 
     unlabelled_ratio: Ratio = 7
     unlabelled_weight: Factor = 1.0
@@ -51,34 +55,43 @@ class FixMatchSettings:
 
 @OBJECTIVES.add("fixmatch", FixMatchSettings)
 def fixmatch_from(config: Config, topology: Any) -> "FixMatch":
-    """With the config's settings."""
+    """Create FixMatch with the config's settings."""
     return FixMatch(settings_of(config.objective, FixMatchSettings))
 
 
 @dataclass(frozen=True)
 class FixMatch:
-    """Makes what a step minimizes of the supervised objective, and of these settings."""
+    """Creates the FixMatch objective from the supervised objective and these settings."""
 
     settings: FixMatchSettings
 
     def __call__(self, supervised: Objective) -> TrainObjective:
-        """Raises: InputError; the loss is normalized by weights within the batch, or a metric has one of our names."""
+        """Return the objective.
+
+        Raises:
+            InputError: the loss is normalized by weights within the batch, or a metric's name is in `MEASURED`.
+        """
         if supervised.loss.form == "weighted":
             raise InputError(
                 _NAMED,
-                " adds up means over examples, and this loss is divided by weights of the batch",
-                advice="give a loss of each example",
+                " averages the losses of examples, and this loss is normalized by weights within a batch",
+                advice="give a loss that returns one value for each example",
             )
-        if taken := [name for name in supervised.metrics if name in MEASURED]:
+        if reserved := [name for name in supervised.metrics if name in MEASURED]:
             raise InputError(
                 _NAMED,
-                f" measures {taken[0]} itself",
+                f" already measures {reserved[0]}",
                 advice="give the metric another name",
             )
         return _Minimized(supervised, self.settings)
 
     def check(self, supervised: Objective, image: jax.ShapeDtypeStruct, *, unlabelled: bool) -> None:
-        """Raises: InputError; the objective cannot be made, there is no second source, or an image does not suit."""
+        """Check the objective before anything is compiled.
+
+        Raises:
+            InputError: the objective cannot be created, unlabelled images are missing, or images do not fit the
+                augmentation.
+        """
         if not unlabelled:
             raise InputError(_NEEDED)
         if supervised.loss.labels.several:
@@ -97,19 +110,19 @@ class FixMatch:
 
 @dataclass(frozen=True)
 class _Minimized:
-    """See `jaxddp.engine.step_objective.TrainObjective`; the module's docstring says what is minimized."""
+    """The FixMatch objective, a `jaxddp.engine.step_objective.TrainObjective`."""
 
     supervised: Objective
     settings: FixMatchSettings
 
     @property
     def weak(self) -> Preprocess:
-        """As labelled images are augmented, but none is mixed with another, whose class may be another."""
-        own = self.supervised.preprocess
-        return replace(own, augment=replace(own.augment, mixup=0.0, cutmix=0.0))
+        """Return the weak augmentation: that of labelled images without mixing, which needs labels."""
+        preprocess = self.supervised.preprocess
+        return replace(preprocess, augment=replace(preprocess.augment, mixup=0.0, cutmix=0.0))
 
     def strong(self, shape: tuple[int, ...]) -> Preprocess:
-        """The weak one with RandAugment and cutout, of images [..., H, W, C]."""
+        """Return the strong augmentation, the weak one with RandAugment and cutout, for images [..., H, W, C]."""
         settings, weak = self.settings, self.weak
         layers, magnitude = settings.strong_rand_augment, settings.strong_rand_magnitude
         side = round(settings.strong_cutout * min(shape[-3:-1]))
@@ -125,7 +138,11 @@ class _Minimized:
         key: jax.Array | None = None,
         image_key: jax.Array | None = None,
     ) -> tuple[MetricSums, Any]:
-        """Raises: InputError; the batch has no unlabelled one."""
+        """Return the sums over this device's slice of the batch and the new model state.
+
+        Raises:
+            InputError: the batch has no unlabelled images.
+        """
         supervised, others = self.supervised, batch.unlabelled
         if others is None:
             raise InputError(_NEEDED)
@@ -135,13 +152,13 @@ class _Minimized:
             (self.weak, others, jax.random.fold_in(run_key, _WEAK)),
             (self.strong(_shape(others)), others, jax.random.fold_in(run_key, _STRONG)),
         ]
-        inputs = [preprocess(own, train=train, key=view_key) for preprocess, own, view_key in views]
-        images = jnp.concatenate([each.images for each in inputs])
+        inputs = [preprocess(part, train=train, key=view_key) for preprocess, part, view_key in views]
+        images = jnp.concatenate([view.images for view in inputs])
         if train:
-            own = {}
+            keys = {}
             if takes_example_keys(supervised.model):
-                own["example_keys"] = jnp.concatenate([example_keys(own, view_key) for _, own, view_key in views])
-            logits, model_state = supervised.model.apply(params, model_state, images, train=True, key=key, **own)
+                keys["example_keys"] = jnp.concatenate([example_keys(part, view_key) for _, part, view_key in views])
+            logits, model_state = supervised.model.apply(params, model_state, images, train=True, key=key, **keys)
         else:
             logits = supervised.predict(params, model_state, images)
         logits = wide_logits(logits, (len(images), supervised.loss.labels.num_classes))
@@ -152,27 +169,27 @@ class _Minimized:
     def _with_unlabelled(
         self, sums: MetricSums, weak: jax.Array, strong: jax.Array, mask: jax.Array, num_labelled: int
     ) -> MetricSums:
-        """The sums over the labelled images with those over the unlabelled ones, of logits float[U, K] and a mask."""
+        """Add the sums over the unlabelled images, with logits float[U, K] of each view, to the labelled ones."""
         probabilities = jax.nn.softmax(jax.lax.stop_gradient(weak))
-        sure = (probabilities.max(-1) >= self.settings.threshold) & (mask > 0)
-        losses = jnp.where(sure, softmax_cross_entropy(strong, probabilities.argmax(-1)), 0)
+        confident = (probabilities.max(-1) >= self.settings.threshold) & (mask > 0)
+        losses = jnp.where(confident, softmax_cross_entropy(strong, probabilities.argmax(-1)), 0)
         count = mask.sum().astype(losses.dtype)
         (loss, examples), *others = sums.values
-        # The step divides by the number of labelled images; of unlabelled ones each part of a batch has as many times
-        # as many as the whole.
+        # The step divides by the number of labelled images. The ratio of unlabelled to labelled images is the same in
+        # each part of a batch.
         total = loss + self.settings.unlabelled_weight * num_labelled / len(mask) * losses.sum()
-        rows = [(loss, examples), (losses.sum(), count), (sure.sum().astype(losses.dtype), count)]
+        rows = [(loss, examples), (losses.sum(), count), (confident.sum().astype(losses.dtype), count)]
         *metrics, last = others
         values = [jnp.stack([total, examples]), *metrics, *map(jnp.stack, rows), last]
         return MetricSums(jnp.stack(values), (*sums.names, *MEASURED))
 
 
 def _of_strong_view(key: Key) -> Key:
-    """Its settings have keys of their own."""
+    """Return the key of the strong view's setting for a key of `data.augment`."""
     return replace(key, name=key.name.replace("data.augment.rand", "objective.strong_rand"))
 
 
 def _shape(batch: Batch) -> tuple[int, ...]:
-    """(H, W, C) of the images as the step has them."""
+    """Return (H, W, C) of the images after resizing."""
     *sides, channels = batch.image.shape[1:]
     return (*(sides if batch.side is None else 2 * [batch.side.pixels]), channels)

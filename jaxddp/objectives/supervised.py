@@ -1,4 +1,4 @@
-"""The usual objective: the loss of each example by its label."""
+"""Supervised learning: the objective is the loss of each example's label."""
 
 from collections.abc import Callable
 
@@ -10,5 +10,5 @@ from jaxddp.registry import OBJECTIVES
 
 @OBJECTIVES.add("supervised")
 def supervised_of(config: Config, topology: Topology) -> Callable[[Objective], TrainObjective]:
-    """It has no settings."""
+    """Return the supervised objective, which has no settings."""
     return supervised

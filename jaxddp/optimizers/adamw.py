@@ -1,4 +1,4 @@
-"""Adam with decoupled weight decay."""
+"""AdamW: Adam with decoupled weight decay."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from jaxddp.registry import OPTIMIZERS
 
 @dataclass(frozen=True)
 class AdamWSettings:
-    """Of `optimizer`; `momentum` is beta 1."""
+    """The keys of the config section `optimizer` that AdamW reads. `momentum` is beta 1."""
 
     momentum: Decay = 0.9
     beta2: Decay = 0.999
@@ -22,10 +22,10 @@ class AdamWSettings:
 
 @OPTIMIZERS.add("adamw", AdamWSettings)
 def adamw(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101)."""
-    own = settings_of(config.optimizer, AdamWSettings)
+    """Create AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101)."""
+    settings = settings_of(config.optimizer, AdamWSettings)
     return optax.chain(
-        optax.scale_by_adam(b1=own.momentum, b2=own.beta2, eps=own.epsilon),
+        optax.scale_by_adam(b1=settings.momentum, b2=settings.beta2, eps=settings.epsilon),
         add_decay(config),
         optax.scale_by_learning_rate(learning_rate),
     )

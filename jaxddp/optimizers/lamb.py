@@ -1,4 +1,4 @@
-"""LARS' idea for Adam, for large batches."""
+"""LAMB: Adam with layer-wise scaled updates, for large batches."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from jaxddp.registry import OPTIMIZERS
 
 @dataclass(frozen=True)
 class LambSettings:
-    """Of `optimizer`; `momentum` is beta 1."""
+    """The keys of the config section `optimizer` that LAMB reads. `momentum` is beta 1."""
 
     momentum: Decay = 0.9
     beta2: Decay = 0.999
@@ -22,14 +22,14 @@ class LambSettings:
 
 @OPTIMIZERS.add("lamb", LambSettings)
 def lamb(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """LAMB (You et al. 2019, arXiv:1904.00962, algorithm 2): Adam's update, with its decay, as long as the kernel is.
+    """Create LAMB (You et al. 2019, arXiv:1904.00962, algorithm 2).
 
-    It is `optax.lamb`, but that what is not decayed, batch norm and biases, is not scaled either and keeps Adam's
-    update, as in timm and in TensorFlow Addons.
+    Adam's update with weight decay is scaled to the norm of its kernel. Unlike in `optax.lamb`, parameters without
+    weight decay (batch norm and biases) keep Adam's update unscaled, as in timm and TensorFlow Addons.
     """
-    own = settings_of(config.optimizer, LambSettings)
+    settings = settings_of(config.optimizer, LambSettings)
     return optax.chain(
-        optax.scale_by_adam(b1=own.momentum, b2=own.beta2, eps=own.epsilon),
+        optax.scale_by_adam(b1=settings.momentum, b2=settings.beta2, eps=settings.epsilon),
         add_decay(config),
         optax.masked(optax.scale_by_trust_ratio(), decayed),
         optax.scale_by_learning_rate(learning_rate),

@@ -1,4 +1,4 @@
-"""Layer-wise adaptive rate scaling, for large batches."""
+"""LARS: layer-wise adaptive rate scaling, for large batches."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,10 @@ from jaxddp.registry import OPTIMIZERS
 
 @dataclass(frozen=True)
 class LarsSettings:
-    """Of `optimizer`. The paper has no Nesterov momentum; `epsilon` stands beside |g|."""
+    """The keys of the config section `optimizer` that LARS reads.
+
+    The paper has no Nesterov momentum. `epsilon` is added to the gradient's norm.
+    """
 
     momentum: Decay = 0.9
     nesterov: bool = True
@@ -23,21 +26,21 @@ class LarsSettings:
 
 @OPTIMIZERS.add("lars", LarsSettings)
 def lars(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """LARS (You et al. 2017, arXiv:1708.03888): SGD with momentum, at a rate that follows from each kernel's norm.
+    """Create LARS (You et al. 2017, arXiv:1708.03888): SGD with momentum and a learning rate for each kernel.
 
-    A kernel's gradient g, with its decay, is multiplied by `trust_coefficient` * |kernel| / |g|, in which Optax takes
-    the norm of the sum where the paper adds two norms. What is not decayed, batch norm and biases, is not scaled
-    either, as in MLPerf's reference for ResNet-50.
+    A kernel's gradient g, with weight decay, is multiplied by `trust_coefficient` * |kernel| / |g|. Optax takes the
+    norm of gradient plus decay, while the paper adds their two norms. Parameters without weight decay (batch norm and
+    biases) are not scaled, as in MLPerf's reference for ResNet-50.
     """
-    own = settings_of(config.optimizer, LarsSettings)
+    settings = settings_of(config.optimizer, LarsSettings)
     return optax.chain(
         add_decay(config),
         optax.lars(
             learning_rate,
-            trust_coefficient=own.trust_coefficient,
-            eps=own.epsilon,
+            trust_coefficient=settings.trust_coefficient,
+            eps=settings.epsilon,
             trust_ratio_mask=decayed,
-            momentum=own.momentum,
-            nesterov=own.nesterov,
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
         ),
     )

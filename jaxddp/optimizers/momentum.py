@@ -13,7 +13,7 @@ from jaxddp.registry import OPTIMIZERS
 
 @dataclass(frozen=True)
 class MomentumSettings:
-    """Of `optimizer`."""
+    """The keys of the config section `optimizer` that SGD with momentum reads."""
 
     momentum: Decay = 0.9
     nesterov: bool = True
@@ -21,6 +21,8 @@ class MomentumSettings:
 
 @OPTIMIZERS.add("momentum", MomentumSettings)
 def momentum(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """SGD as the ResNets were trained: weight decay is added to the gradient."""
-    own = settings_of(config.optimizer, MomentumSettings)
-    return optax.chain(add_decay(config), optax.sgd(learning_rate, momentum=own.momentum, nesterov=own.nesterov))
+    """Create SGD with momentum. Weight decay is added to the gradient, as in the training of the ResNets."""
+    settings = settings_of(config.optimizer, MomentumSettings)
+    return optax.chain(
+        add_decay(config), optax.sgd(learning_rate, momentum=settings.momentum, nesterov=settings.nesterov)
+    )

@@ -1,4 +1,4 @@
-"""Momentum that is made orthogonal, for kernels; Adam for the rest."""
+"""Muon: orthogonalized momentum for kernels, and Adam for the other parameters."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +14,16 @@ from jaxddp.optimizers.decay import add_decay, decayed
 from jaxddp.registry import OPTIMIZERS
 
 _ADAMS_SIZE = 0.2
-"""The root of the mean square of an AdamW update, about, which an orthogonal one is scaled to."""
+"""The approximate RMS of an AdamW update. Orthogonalized updates are scaled to it."""
 _ADAMS_BETA1 = 0.9
 
 
 @dataclass(frozen=True)
 class MuonSettings:
-    """Of `optimizer`: Muon's `momentum`, often 0.95, Adam's `beta2` and `epsilon`, and `nesterov` of both."""
+    """The keys of the config section `optimizer` that Muon reads.
+
+    `momentum` is Muon's, often 0.95. `beta2` is Adam's. `epsilon` and `nesterov` apply to both.
+    """
 
     momentum: Decay = 0.9
     nesterov: bool = True
@@ -30,22 +33,22 @@ class MuonSettings:
 
 @OPTIMIZERS.add("muon", MuonSettings)
 def muon(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon), in the size of AdamW's updates.
+    """Create Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon), scaled to the size of AdamW's updates.
 
-    A kernel's momentum becomes the nearest matrix of equal singular values, about, by five Newton-Schulz iterations.
-    For a convolution that matrix is one of (height * width * input channels, output channels). Every kernel is scaled
-    as in Liu et al. 2025 (arXiv:2502.16982, section 2.2), so that AdamW's learning rate and decay suit both kernels and
-    the rest: batch norm and biases, which Adam trains at the same rate.
+    Five Newton-Schulz iterations approximate the orthogonal matrix nearest to a kernel's momentum. A convolution's
+    kernel is a matrix of (height * width * input channels, output channels). Kernels are scaled as in Liu et al. 2025
+    (arXiv:2502.16982, section 2.2), so AdamW's learning rate and weight decay suit them. Adam trains batch norm and
+    biases at the same learning rate.
     """
-    own = settings_of(config.optimizer, MuonSettings)
-    # The direction alone, with its sign: decay and rate follow, as they do in every optimizer.
+    settings = settings_of(config.optimizer, MuonSettings)
+    # With a learning rate of -1 Muon returns the direction. Weight decay and learning rate are applied after it.
     direction = contrib.muon(
         -1.0,
-        beta=own.momentum,
-        eps=own.epsilon,
-        nesterov=own.nesterov,
+        beta=settings.momentum,
+        eps=settings.epsilon,
+        nesterov=settings.nesterov,
         adam_b1=_ADAMS_BETA1,
-        adam_b2=own.beta2,
+        adam_b2=settings.beta2,
         muon_weight_dimension_numbers=_matrices,
         consistent_rms=_ADAMS_SIZE,
     )
@@ -53,7 +56,7 @@ def muon(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransfo
 
 
 def _matrices(params: Any) -> Any:
-    """How each kernel is a matrix, whose last axis is its outputs; None for what is no kernel."""
+    """Return how each kernel forms a matrix, with the outputs as the last axis; None for other parameters."""
 
     def matrix(array: jax.Array, kernel: bool) -> Any:
         return contrib.MuonDimensionNumbers(tuple(range(array.ndim - 1)), array.ndim - 1) if kernel else None

@@ -1,4 +1,4 @@
-"""Gradients divided by the root of the mean of their squares."""
+"""RMSProp: gradients divided by a moving root mean square."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,10 @@ from jaxddp.registry import OPTIMIZERS
 
 @dataclass(frozen=True)
 class RmsPropSettings:
-    """Of `optimizer`, with PyTorch's defaults; `beta2` is the decay of the mean of squares."""
+    """The keys of the config section `optimizer` that RMSProp reads, with PyTorch's defaults.
+
+    `beta2` is the decay of the mean square.
+    """
 
     momentum: Decay = 0.0
     nesterov: bool = False
@@ -23,16 +26,16 @@ class RmsPropSettings:
 
 @OPTIMIZERS.add("rmsprop", RmsPropSettings)
 def rmsprop(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """RMSProp (Tieleman & Hinton 2012, "Neural networks for machine learning", lecture 6.5), as PyTorch's `RMSprop`.
+    """Create RMSProp (Tieleman & Hinton 2012, "Neural networks for machine learning", lecture 6.5), as in PyTorch.
 
-    It differs from `optax.rmsprop` in its defaults, and in that epsilon is added to the root and the rate multiplies
-    what momentum adds up. Weight decay is added to the gradient.
+    Unlike in `optax.rmsprop`, epsilon is added to the root, momentum accumulates updates before the learning rate
+    multiplies them, and the defaults differ. Weight decay is added to the gradient.
     """
-    own = settings_of(config.optimizer, RmsPropSettings)
-    momentum = optax.trace(own.momentum, own.nesterov) if own.momentum else optax.identity()
+    settings = settings_of(config.optimizer, RmsPropSettings)
+    momentum = optax.trace(settings.momentum, settings.nesterov) if settings.momentum else optax.identity()
     return optax.chain(
         add_decay(config),
-        optax.scale_by_rms(own.beta2, own.epsilon, eps_in_sqrt=False),
+        optax.scale_by_rms(settings.beta2, settings.epsilon, eps_in_sqrt=False),
         momentum,
         optax.scale_by_learning_rate(learning_rate),
     )

@@ -1,4 +1,4 @@
-"""AdamW whose parameters are averaged as it goes, in place of a rate that falls."""
+"""Schedule-free AdamW, which averages its steps instead of lowering the learning rate."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from jaxddp.registry import OPTIMIZERS
 
 @dataclass(frozen=True)
 class ScheduleFreeSettings:
-    """Of `optimizer`; `momentum` is beta 1, which weighs x in y."""
+    """The keys of the config section `optimizer` that this optimizer reads. `momentum` is beta 1, x's weight in y."""
 
     momentum: Decay = 0.9
     beta2: Decay = 0.999
@@ -25,30 +25,30 @@ class ScheduleFreeSettings:
 
 @OPTIMIZERS.add("schedule_free", ScheduleFreeSettings)
 def schedule_free(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), as `optax.contrib.schedule_free_adamw`.
+    """Create schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), as `optax.contrib.schedule_free_adamw`.
 
-    Gradients are taken at y, between the steps z and their average x, which evaluation measures; see
+    Gradients are computed at y, between the steps z and their average x. Evaluation uses x; see
     `jaxddp.engine.parts.iterate_average`.
 
     Raises:
-        InputError: the rate would fall all the same, or there is no momentum.
+        InputError: the schedule is not constant, or the momentum is 0.
     """
-    settings, own = config.optimizer, settings_of(config.optimizer, ScheduleFreeSettings)
-    if settings.schedule != "constant":
+    settings = settings_of(config.optimizer, ScheduleFreeSettings)
+    if config.optimizer.schedule != "constant":
         raise InputError(
-            Key("optimizer.schedule", settings.schedule),
-            ": schedule_free averages in place of a rate that falls",
-            advice="set it to constant, which has a warm-up too",
+            Key("optimizer.schedule", config.optimizer.schedule),
+            ": schedule_free averages its steps instead of lowering the learning rate",
+            advice="set it to constant, which also allows a warm-up",
         )
-    if not own.momentum:
+    if not settings.momentum:
         raise InputError(
             Key("optimizer.momentum", 0.0),
             ": schedule_free divides by it",
             advice="give a number above 0, such as 0.9",
         )
     step = optax.chain(
-        optax.scale_by_rms(decay=own.beta2, eps=own.epsilon, eps_in_sqrt=False, bias_correction=True),
+        optax.scale_by_rms(decay=settings.beta2, eps=settings.epsilon, eps_in_sqrt=False, bias_correction=True),
         add_decay(config),
         optax.scale_by_learning_rate(learning_rate),
     )
-    return contrib.schedule_free(step, learning_rate, b1=own.momentum)
+    return contrib.schedule_free(step, learning_rate, b1=settings.momentum)

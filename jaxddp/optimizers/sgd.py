@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, plain unless a config gives it momentum."""
+"""Stochastic gradient descent, by default without momentum."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from jaxddp.registry import OPTIMIZERS
 
 @dataclass(frozen=True)
 class SgdSettings:
-    """Of `optimizer`. With momentum and Nesterov's it is "momentum"."""
+    """The keys of the config section `optimizer` that SGD reads. The optimizer "momentum" has other defaults."""
 
     momentum: Decay = 0.0
     nesterov: bool = False
@@ -21,8 +21,8 @@ class SgdSettings:
 
 @OPTIMIZERS.add("sgd", SgdSettings)
 def sgd(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """SGD with the defaults of `optax.sgd` and PyTorch's `SGD`; weight decay is added to the gradient."""
-    own = settings_of(config.optimizer, SgdSettings)
+    """Create SGD with the defaults of `optax.sgd` and PyTorch's `SGD`. Weight decay is added to the gradient."""
+    settings = settings_of(config.optimizer, SgdSettings)
     return optax.chain(
-        add_decay(config), optax.sgd(learning_rate, momentum=own.momentum or None, nesterov=own.nesterov)
+        add_decay(config), optax.sgd(learning_rate, momentum=settings.momentum or None, nesterov=settings.nesterov)
     )

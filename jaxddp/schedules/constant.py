@@ -1,4 +1,4 @@
-"""A rate that stays."""
+"""A constant learning rate."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,10 @@ from jaxddp.schedules.warmup import Steps
 
 @dataclass(frozen=True)
 class PlateauSettings:
-    """Of `optimizer`, for `jaxddp.engine.parts.plateau.Plateau`, which lowers the rate as validations tell it."""
+    """The keys of the config section `optimizer` that `jaxddp.engine.parts.plateau.Plateau` reads.
+
+    The schedule "plateau" is constant; the part lowers the learning rate after validations.
+    """
 
     plateau_factor: HeldOut = 0.1
     plateau_patience: Period = 10
@@ -22,5 +25,5 @@ class PlateauSettings:
 @SCHEDULES.add("plateau", PlateauSettings)
 @SCHEDULES.add("constant")
 def constant(config: Config, steps: Steps) -> optax.Schedule:
-    """The peak at every step."""
+    """Return the peak learning rate at every step."""
     return optax.constant_schedule(config.optimizer.learning_rate)

@@ -1,4 +1,4 @@
-"""A rate that falls slowly, fast, and slowly again."""
+"""Cosine decay of the learning rate."""
 
 import optax
 
@@ -9,5 +9,5 @@ from jaxddp.schedules.warmup import Steps
 
 @SCHEDULES.add("cosine")
 def cosine(config: Config, steps: Steps) -> optax.Schedule:
-    """Half a cosine wave, from the peak to 0 (Loshchilov & Hutter 2017, arXiv:1608.03983, without restarts)."""
+    """Return half a cosine wave from the peak to 0 (Loshchilov & Hutter 2017, arXiv:1608.03983, without restarts)."""
     return optax.cosine_decay_schedule(config.optimizer.learning_rate, steps.after_warmup)

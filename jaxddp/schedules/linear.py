@@ -1,4 +1,4 @@
-"""A rate that falls evenly."""
+"""Linear decay of the learning rate."""
 
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ from jaxddp.schedules.warmup import Steps
 
 @dataclass(frozen=True)
 class LinearSettings:
-    """Of `optimizer`."""
+    """The keys of the config section `optimizer` that this schedule reads."""
 
     end_factor: Share = 0.0
 
 
 @SCHEDULES.add("linear", LinearSettings)
 def linear(config: Config, steps: Steps) -> optax.Schedule:
-    """A straight line from the peak to `end_factor` of it."""
-    peak, own = config.optimizer.learning_rate, settings_of(config.optimizer, LinearSettings)
-    return optax.linear_schedule(peak, peak * own.end_factor, steps.after_warmup)
+    """Return a straight line from the peak to `end_factor` times the peak."""
+    peak, settings = config.optimizer.learning_rate, settings_of(config.optimizer, LinearSettings)
+    return optax.linear_schedule(peak, peak * settings.end_factor, steps.after_warmup)

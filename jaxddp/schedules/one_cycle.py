@@ -1,4 +1,4 @@
-"""A rate that rises once, falls as far, and at the end much further."""
+"""The 1cycle learning rate: one rise and one fall, and a much lower end."""
 
 import optax
 
@@ -7,17 +7,18 @@ from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.warmup import Steps
 
 _FALL = 0.55 / 0.7
-"""Of what follows the rise, the share over which the rate falls to where a cycle begins."""
+"""The share of the steps after the rise over which the learning rate falls to the start of a cycle."""
 _BEGIN, _END = 1 / 25, 1 / 250_000
-"""Of the peak. These and `_FALL` are those of `optax.linear_onecycle_schedule`, whose rise takes 30% of the run."""
+"""The start of a cycle and the end of the run, relative to the peak. These values and `_FALL` are those of
+`optax.linear_onecycle_schedule`, whose rise takes 30% of the run."""
 
 
 @SCHEDULES.add("one_cycle")
 def one_cycle(config: Config, steps: Steps) -> optax.Schedule:
-    """The 1cycle policy (Smith & Topin 2017, arXiv:1708.07120), whose rise is the warm-up: `optimizer.warmup` 30%.
+    """Return the 1cycle policy (Smith & Topin 2017, arXiv:1708.07120). Its rise is the warm-up, usually 30% of the run.
 
-    Behind it the rate falls along a straight line to 1/25 of the peak, and over the last part of the run (15% of it,
-    with that warm-up) to 1/250,000. The momentum stays as it is.
+    After the warm-up the learning rate falls linearly to 1/25 of the peak. Over the last part of the run (15% with that
+    warm-up) it falls linearly to 1/250,000 of the peak. The momentum is constant.
     """
     peak, after = config.optimizer.learning_rate, steps.after_warmup
     falling = max(int(_FALL * after), 1)

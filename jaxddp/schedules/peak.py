@@ -1,4 +1,4 @@
-"""The peak of the learning rate, which a config may give for another batch size than its own."""
+"""The peak learning rate, which a config may specify for a reference batch size."""
 
 import math
 
@@ -6,9 +6,10 @@ from jaxddp.config import Config
 
 
 def batch_factor(config: Config) -> float:
-    """What `optimizer.learning_rate` is multiplied by, for a global batch other than `optimizer.reference_batch`.
+    """Return the factor of `optimizer.learning_rate` for a global batch other than `optimizer.reference_batch`.
 
-    Linear is Goyal et al. 2017 (arXiv:1706.02677, section 2.1), the square root Krizhevsky 2014 (arXiv:1404.5997).
+    Linear scaling is from Goyal et al. 2017 (arXiv:1706.02677, section 2.1), and scaling by the square root from
+    Krizhevsky 2014 (arXiv:1404.5997).
     """
     settings = config.optimizer
     if settings.reference_batch is None or settings.scaling == "none":
@@ -18,9 +19,9 @@ def batch_factor(config: Config) -> float:
 
 
 def at_batch_size(config: Config) -> Config:
-    """The config whose `optimizer.learning_rate` is the peak for its own batch size.
+    """Return the config with the peak for its own batch size as `optimizer.learning_rate`.
 
-    All that makes schedules and optimizers is given this one. Raises: InputError; the peak is out of range.
+    Schedules and optimizers are created from this config. Raises: InputError; the peak is out of range.
     """
     if config.optimizer.reference_batch is None:
         return config
@@ -29,13 +30,13 @@ def at_batch_size(config: Config) -> Config:
 
 
 def derivation(config: Config) -> str | None:
-    """How the peak comes about, as a line for people; None where the config gives it as it is."""
+    """Return a line that explains how the peak is computed; None if the config specifies it directly."""
     settings, batch = config.optimizer, config.train.batch_size
     if settings.reference_batch is None or settings.scaling == "none":
         return None
     quotient = f"{batch} / {settings.reference_batch}"
-    shown = quotient if settings.scaling == "linear" else f"sqrt({quotient})"
+    factor = quotient if settings.scaling == "linear" else f"sqrt({quotient})"
     return (
-        f"learning rate {settings.learning_rate * batch_factor(config):.6g} = {settings.learning_rate:g} x {shown} "
+        f"learning rate {settings.learning_rate * batch_factor(config):.6g} = {settings.learning_rate:g} x {factor} "
         f"({settings.scaling}, for optimizer.reference_batch={settings.reference_batch})"
     )

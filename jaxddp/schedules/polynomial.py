@@ -1,4 +1,4 @@
-"""A rate that falls by a power of what is left of the run."""
+"""Polynomial decay of the learning rate."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from jaxddp.sections.optimizer_section import Power
 
 @dataclass(frozen=True)
 class PolynomialSettings:
-    """Of `optimizer`."""
+    """The keys of the config section `optimizer` that this schedule reads."""
 
     power: Power = 2.0
     end_factor: Share = 0.0
@@ -22,9 +22,9 @@ class PolynomialSettings:
 
 @SCHEDULES.add("polynomial", PolynomialSettings)
 def polynomial(config: Config, steps: Steps) -> optax.Schedule:
-    """From the peak to `end_factor` of it, by the share of the run that is left, to the `power`.
+    """Return a decay from the peak to `end_factor` times the peak, by the remaining share of the run to the `power`.
 
-    With 2 it is that of You et al. 2017 (arXiv:1708.03888) for LARS.
+    A power of 2 is the schedule of You et al. 2017 (arXiv:1708.03888) for LARS.
     """
-    peak, own = config.optimizer.learning_rate, settings_of(config.optimizer, PolynomialSettings)
-    return optax.polynomial_schedule(peak, peak * own.end_factor, own.power, steps.after_warmup)
+    peak, settings = config.optimizer.learning_rate, settings_of(config.optimizer, PolynomialSettings)
+    return optax.polynomial_schedule(peak, peak * settings.end_factor, settings.power, steps.after_warmup)

@@ -1,4 +1,4 @@
-"""A rate that falls at once, a few times."""
+"""Step decay of the learning rate."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from jaxddp.schedules.warmup import Steps
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Of `optimizer`."""
+    """The keys of the config section `optimizer` that this schedule reads."""
 
     step_at: tuple[Share, ...] = (1 / 3, 2 / 3, 8 / 9)
     step_factor: Share = 0.1
@@ -21,11 +21,11 @@ class StepSettings:
 
 @SCHEDULES.add("step", StepSettings)
 def step(config: Config, steps: Steps) -> optax.Schedule:
-    """The peak, multiplied by `step_factor` at each share `step_at` of the run."""
-    own = settings_of(config.optimizer, StepSettings)
+    """Return the peak, multiplied by `step_factor` at each share `step_at` of the run."""
+    settings = settings_of(config.optimizer, StepSettings)
     boundaries: dict[int, float] = {}
-    for share in own.step_at:
-        # In a short run two shares may fall on one step.
+    for share in settings.step_at:
+        # In a short run two shares may give the same step.
         boundary = round(share * steps.total) - steps.warmup
-        boundaries[boundary] = boundaries.get(boundary, 1.0) * own.step_factor
+        boundaries[boundary] = boundaries.get(boundary, 1.0) * settings.step_factor
     return optax.piecewise_constant_schedule(config.optimizer.learning_rate, boundaries)

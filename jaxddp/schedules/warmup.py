@@ -1,4 +1,4 @@
-"""The learning rate of a whole run: the warm-up, then the schedule that the config names, one of the files beside."""
+"""The learning rate of a run: a linear warm-up, then the schedule that the config names."""
 
 from typing import NamedTuple
 
@@ -13,23 +13,25 @@ from jaxddp.schedules.peak import at_batch_size
 
 
 class Steps(NamedTuple):
-    """How long a run and its warm-up are, in steps."""
+    """The numbers of steps of a run and of its warm-up."""
 
     total: int
     warmup: int
 
     @property
     def after_warmup(self) -> int:
-        """At least 1, over which a schedule can fall also where nothing is left."""
+        """Return the number of steps after the warm-up, at least 1, so that a schedule always has a length."""
         return max(self.total - self.warmup, 1)
 
 
 def make_schedule(config: Config, steps: Steps) -> optax.Schedule:
-    """The learning rate as a function of the step, 0 for the first.
+    """Create the learning rate as a function of the step, 0 for the first.
 
-    It rises linearly to the peak over the warm-up, beginning at peak / warmup steps so that no step is wasted, and then
-    follows the schedule named `optimizer.schedule` over the rest of the run. Raises: InputError; an unknown name, or a
-    warm-up longer than the run.
+    It rises linearly to the peak over the warm-up. It starts at peak / warmup steps and not at 0, so that no step is
+    wasted. Then it follows the schedule `optimizer.schedule` over the rest of the run.
+
+    Raises:
+        InputError: the schedule's name is unknown, or the warm-up is longer than the run.
     """
     total, warmup = steps
     if warmup > total:

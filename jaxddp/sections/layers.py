@@ -1,4 +1,4 @@
-"""Layers of a network by how their names begin: what a config freezes, thaws later, or gives a rate of its own."""
+"""Select layers of a network by the prefix of their names, to freeze them or give them their own learning rate."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,10 +18,15 @@ _SEPARATOR = re.compile("[/._]")
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers whose names begin so; or, with `others`, all others. And those that begin as `also` says.
+    """A selection of layers by prefixes of their names.
 
-    A name is compared word by word, and "/", "." and "_" separate words: "layer1" begins "layer1_0/conv1/kernel" and
-    does not begin "layer10/kernel"; "layer1.0" begins it, too.
+    Names are compared word by word. Words are separated by "/", "." or "_": "layer1" and "layer1.0" match
+    "layer1_0/conv1/kernel", but do not match "layer10/kernel".
+
+    Attributes:
+        prefixes: the prefixes of the selected layers.
+        others: select all layers except those of `prefixes`.
+        also: prefixes of layers that are selected in addition.
     """
 
     prefixes: tuple[str, ...] = ()
@@ -30,34 +35,41 @@ class Layers:
 
     @classmethod
     def parse(cls, text: str, key: str) -> "Layers":
-        """Read "conv1,layer1" or "all but layer4,fc"; of an empty text none. Raises: InputError; names the key."""
+        """Parse "conv1,layer1" or "all but layer4,fc". An empty text selects no layer.
+
+        Raises:
+            InputError: the text has another form. The message names `key`.
+        """
         others = text.startswith(_OTHERS)
         names = tuple(name.strip() for name in text.removeprefix(_OTHERS).split(",")) if text.strip() else ()
         if not all(names):
             form = "'conv1,layer1' or 'all but fc'"
-            raise InputError(Key(key, text), f": expected how names of layers begin, as in {form}")
+            raise InputError(Key(key, text), f": expected prefixes of layer names, as in {form}")
         return cls(names, others)
 
     def __bool__(self) -> bool:
         return bool(self.prefixes or self.also)
 
     def __contains__(self, name: str) -> bool:
-        """Whether a variable's path within its collection, such as "layer1_0/conv1/kernel", is one of theirs."""
+        """Tell whether a variable's path within its collection, such as "layer1_0/conv1/kernel", is selected."""
         return self.holds(name)
 
     def holds(self, *names: str) -> bool:
-        """Whether something that has several names is one of theirs, by whichever name."""
-        named, also = (any(begins(p, name) for p in each for name in names) for each in (self.prefixes, self.also))
+        """Tell whether an object with one or more names is selected by any of them."""
+        named, also = (
+            any(begins(prefix, name) for prefix in prefixes for name in names)
+            for prefixes in (self.prefixes, self.also)
+        )
         return also or (bool(self.prefixes) and named != self.others)
 
     def check(self, names: Iterable[str], key: str) -> None:
-        """Raises `InputError` where a prefix begins none of the parameters' names."""
-        known = list(names)
+        """Raise `InputError` if a prefix matches none of the parameters' names."""
+        parameters = list(names)
         for prefix in self.prefixes:
-            if not any(begins(prefix, name) for name in known):
-                tops = dict.fromkeys(name.partition("/")[0] for name in known)
-                told = f": no layer's name begins with {show(prefix)}"
-                raise InputError(Key(key), told, advice=choices(prefix, tops))
+            if not any(begins(prefix, name) for name in parameters):
+                modules = dict.fromkeys(name.partition("/")[0] for name in parameters)
+                problem = f": no layer's name begins with {show(prefix)}"
+                raise InputError(Key(key), problem, advice=choices(prefix, modules))
 
 
 NO_LAYERS = Layers()
@@ -65,11 +77,11 @@ NO_LAYERS = Layers()
 
 @dataclass(frozen=True)
 class Groups:
-    """What layers have of their own in an optimizer, by how their names begin.
+    """Optimizer settings of single layers, by prefixes of their names.
 
     Attributes:
-        rates: multiples of the learning rate.
-        decays: weight decays, in place of the config's.
+        rates: factors of the learning rate.
+        decays: weight decays that replace the config's.
         frozen: layers that are not trained.
     """
 
@@ -79,62 +91,72 @@ class Groups:
 
     @classmethod
     def parse(cls, words: Iterable[str], key: str) -> "Groups":
-        """Read "fc:rate=10", "fc:decay=0", "conv1:frozen=true". Raises: InputError; another form, or a value twice."""
-        found: dict[str, list[str]] = {"rate": [], "decay": [], "frozen": []}
+        """Parse "fc:rate=10", "fc:decay=0" and "conv1:frozen=true".
+
+        Raises:
+            InputError: a word has another form, or a setting is given twice.
+        """
+        by_setting: dict[str, list[str]] = {"rate": [], "decay": [], "frozen": []}
         for word in words:
             layer, _, assigned = (part.strip() for part in word.partition(":"))
-            what, equals, value = (part.strip() for part in assigned.partition("="))
-            if not layer or what not in found or not equals or not value or "=" in layer:
-                told = f": {show(word)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"
-                raise InputError(Key(key), told)
-            found[what].append(f"{layer}={value}")
-        given = {what: assignments(pairs, key) for what, pairs in found.items()}
-        for layer, value in given["frozen"].items():
+            setting, equals, value = (part.strip() for part in assigned.partition("="))
+            if not layer or setting not in by_setting or not equals or not value or "=" in layer:
+                problem = f": {show(word)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"
+                raise InputError(Key(key), problem)
+            by_setting[setting].append(f"{layer}={value}")
+        values = {setting: assignments(pairs, key) for setting, pairs in by_setting.items()}
+        for layer, value in values["frozen"].items():
             if value != "true":
-                told = f": {layer}:frozen={show(value)}: expected true, or nothing of a trained layer"
-                raise InputError(Key(key), told)
-        rates, decays = given["rate"].items(), given["decay"].items()
+                problem = f": {layer}:frozen={show(value)}: expected true; leave it out for a trained layer"
+                raise InputError(Key(key), problem)
+        rates, decays = values["rate"].items(), values["decay"].items()
         with about(Key(key)):
             return cls(
                 {layer: read_number(value, Factor, f"{layer}:rate") for layer, value in rates},
                 {layer: read_number(value, WeightDecay, f"{layer}:decay") for layer, value in decays},
-                tuple(given["frozen"]),
+                tuple(values["frozen"]),
             )
 
     def check_apart(self, rates: Mapping[str, float], their_key: str, key: str) -> None:
-        """Raises `InputError` where a layer has a rate elsewhere, too."""
+        """Raise `InputError` if a layer also has a rate in another key."""
         for layer, rate in self.rates.items():
-            for other, its in rates.items():
+            for other, other_rate in rates.items():
                 if _words(other) == _words(layer):
-                    told = (f": {layer}:rate={rate:g}, and ", Key(their_key), f" has {other}={its:g}")
-                    raise InputError(Key(key), told, advice="give one")
+                    problem = (f": {layer}:rate={rate:g}, and ", Key(their_key), f" has {other}={other_rate:g}")
+                    raise InputError(Key(key), problem, advice="give one")
 
 
 def longest(values: Mapping[str, T], name: str, default: T) -> T:
-    """The value of the longest layer that begins a name."""
-    fitting = [layer for layer in values if begins(layer, name)]
-    return values[max(fitting, key=len)] if fitting else default
+    """Return the value of the longest prefix that matches a name, or the default."""
+    matching = [layer for layer in values if begins(layer, name)]
+    return values[max(matching, key=len)] if matching else default
 
 
 def begins(prefix: str, name: str) -> bool:
-    """Whether a name begins with these words."""
+    """Tell whether a name begins with the words of a prefix."""
     words = _words(prefix)
     return _words(name)[: len(words)] == words
 
 
 def assignments(pairs: Iterable[str], key: str, of: str = "LAYER") -> dict[str, str]:
-    """Of "layer4=0.1" and its like, the value by layer, or `of` something else. Raises: InputError; another form, or a
-    layer twice."""
-    found: dict[str, str] = {}
+    """Parse pairs such as "layer4=0.1" into a dict of values by layer.
+
+    Args:
+        of: the name of the left side in messages.
+
+    Raises:
+        InputError: a pair has another form, or a layer is given twice.
+    """
+    values: dict[str, str] = {}
     for pair in pairs:
         layer, equals, value = (part.strip() for part in pair.partition("="))
         if not layer or not equals or not value:
             raise InputError(Key(key), f": {show(pair)}: expected {of}=VALUE")
-        if twice := [other for other in found if _words(other) == _words(layer)]:
-            told = f": {show(layer)} has two values, {found[twice[0]]} and {value}"
-            raise InputError(Key(key), told, advice="give one")
-        found[layer] = value
-    return found
+        if same := [other for other in values if _words(other) == _words(layer)]:
+            problem = f": {show(layer)} has two values, {values[same[0]]} and {value}"
+            raise InputError(Key(key), problem, advice="give one")
+        values[layer] = value
+    return values
 
 
 def _words(name: str) -> list[str]:

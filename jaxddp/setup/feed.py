@@ -23,8 +23,8 @@ from jaxddp.data.columns import columns, stacked_columns
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard, unlabelled_seed
 from jaxddp.data.soundness.bad_images import Substitutes
 from jaxddp.data.source import Source, image_dtype
-from jaxddp.engine.resident_steps import Images, place_images
-from jaxddp.measure.memory import named, told
+from jaxddp.engine.resident_steps import ResidentImages, place_images
+from jaxddp.measure.memory import images_text, memory_errors
 from jaxddp.mesh import Topology
 from jaxddp.training.epoch_sums import check_substituted
 from jaxddp.training.plan import cut, full_length, max_substituted
@@ -131,7 +131,7 @@ class Feed:
         return Growing(self.growth.side, lambda fed: self.with_side(fed, largest))
 
     @property
-    def images(self) -> Images:
+    def images(self) -> ResidentImages:
         """The images of the source, or of both, on every device, see `Resident`. Raises: as `place`."""
         self.place()
         own = self.resident[TRAINING].images
@@ -150,7 +150,7 @@ class Feed:
             del self.resident[use]
         self._check_memory(missing)
         for use, source in missing.items():
-            out_of_memory = named(lambda use=use: f"as {use} images were placed", lambda: _SMALLER)
+            out_of_memory = memory_errors(lambda use=use: f"as {use} images were placed", lambda: _SMALLER)
             with doing(f"placing {use} images on the devices"), out_of_memory:
                 self.resident[use] = Resident(source, self._decoded(use, source))
 
@@ -218,7 +218,7 @@ class Feed:
         if free is not None and sum(needed.values()) > free:
             raise InputError(
                 Key("data.cache", "device", '"device"'),
-                f": {told(needed)} on each device needed, {size(free)} free there",
+                f": {images_text(needed)} on each device needed, {size(free)} free there",
                 advice=_SMALLER,
             )
 

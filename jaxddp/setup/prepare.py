@@ -10,7 +10,7 @@ import optax
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing, phase
 from jaxddp.engine.parts.iterate_average import with_average
-from jaxddp.measure.memory import named
+from jaxddp.measure.memory import memory_errors
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
@@ -69,7 +69,7 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs
         recipe = dataclasses.replace(recipe, initialize=None)
     model, programs = for_platform(recipe.model, topology.platform), programs or Programs()
     init = programs.init(model, recipe, shape, topology, weights)
-    out_of_memory = named(lambda: "as the network was initialized", lambda: "choose a smaller network")
+    out_of_memory = memory_errors(lambda: "as the network was initialized", lambda: "choose a smaller network")
     with doing("initializing the network"), out_of_memory:
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)

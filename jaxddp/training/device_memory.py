@@ -11,7 +11,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan.division import Division
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import compile_with_cost
-from jaxddp.measure.memory import Fit, Needs, Report, agreed_fit, named
+from jaxddp.measure.memory import Fit, MemoryReport, Needs, agreed_fit, memory_errors
 from jaxddp.mesh import Topology
 from jaxddp.training.run import Run
 
@@ -41,7 +41,7 @@ class Memory:
         steps, topology = self._run.steps, self._run.topology
         program, division = steps.program, steps.division
         needs = None if program.cost is None else Needs.of(program.cost, state.params, topology)
-        self._fit = agreed_fit(division, Report.of(needs, topology, (state, feed)), topology.peers)
+        self._fit = agreed_fit(division, MemoryReport.of(needs, topology, (state, feed)), topology.peers)
         with phase("compile"):
             self._fit.check(lambda then: needs_of_batch(then, division, program.function, state, needed, topology))
 
@@ -56,7 +56,7 @@ class Memory:
             fit = self._fit or Fit(self._run.steps.division)
             return (f"{fit}; ", fit.advice())
 
-        return named(when, advice)
+        return memory_errors(when, advice)
 
     def of_validation(self, step: int) -> AbstractContextManager[None]:
         """The same around the validation after a step, whose batch is another one."""
@@ -64,7 +64,7 @@ class Memory:
         def advice() -> Words:
             return (f"{self._fit}; " if self._fit else "", "lower ", Option("eval.batch_size"))
 
-        return named(lambda: f"in the validation after step {step}", advice)
+        return memory_errors(lambda: f"in the validation after step {step}", advice)
 
 
 def needs_of_batch(

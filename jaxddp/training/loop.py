@@ -13,7 +13,7 @@ from jaxddp.core.errors import NonFiniteError, Preempted
 from jaxddp.core.phases import at_step, doing, phase
 from jaxddp.engine.parts.part import rate_factor
 from jaxddp.engine.state import TrainState
-from jaxddp.measure.cost import Work
+from jaxddp.measure.cost import MeanCost
 from jaxddp.measure.profile import Profile
 from jaxddp.sections.goal import VAL, VAL_EMA, flat
 from jaxddp.training.clock import Clock
@@ -111,7 +111,7 @@ class _Loop:
         self.skipped = SkippedSteps(run.plan.max_bad_steps, saved.get("skipped_in_a_row", 0), self.peers)
         self.sums = EpochSums(saved.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped)
         self.memory = Memory(run)
-        self.work, self._recent = Work(), Work()
+        self.work, self._recent = MeanCost(), MeanCost()
         # What one process prints and writes, all would print and write.
         self.notifier = Notifier(run.listeners if self.peers.is_first else ())
         self.early_stopping = run.validation.early_stopping.restored(saved.get("judgement"))
@@ -238,7 +238,7 @@ class _Loop:
         if self.run.steps.learning_rate is not None:
             rate = float(self.run.steps.learning_rate(step - 1)) * rate_factor(self.run.steps.parts, state)
         epoch = self.plan.epoch(step)
-        used, self._recent = self.run.usage(images_per_second, self._recent.mean()), Work()
+        used, self._recent = self.run.usage(images_per_second, self._recent.mean()), MeanCost()
         side = None if self.run.steps.growing is None else self.run.steps.growing.side(step - 1)
         record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended, used, side)
         # At the first one listeners open their files, some after an import that takes seconds.

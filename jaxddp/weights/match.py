@@ -1,4 +1,4 @@
-"""Which arrays of a state dict go where in a network, and what does not fit."""
+"""Match the arrays of a state dict with those of a network."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from jaxddp.sections.layers import NO_LAYERS, Layers
 from jaxddp.weights.torch_layout import from_published, to_published
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of a network's arrays by path: "params/fc/kernel", "batch_stats/bn1/mean"."""
+"""The shapes of a network's arrays by path, such as "params/fc/kernel" or "batch_stats/bn1/mean"."""
 _LISTED = 6
 
 
 @dataclass(frozen=True)
 class Matched:
-    """What a state dict gives to a network.
+    """The result of matching a state dict with a network.
 
     Attributes:
-        arrays: by path; every array of the network but those of `fresh`.
-        new: paths of the new layers, which stay as they were initialized.
-        head: paths of a head for another number of classes, which stays so, too.
-        left_over: names of the file that the network has no place for.
+        arrays: the arrays by path: all of the network's except those in `new` and `head`.
+        new: the paths of new layers, which keep their initialization.
+        head: the paths of a head for another number of classes, which also keeps its initialization.
+        left_over: the names in the state dict that the network does not use.
     """
 
     arrays: dict[str, np.ndarray]
@@ -43,16 +43,17 @@ def match(
     *,
     new_head: bool = False,
 ) -> Matched:
-    """Match the arrays of a network, by path, with those of a state dict, in the naming that most of them fit.
+    """Match the arrays of a network, by path, with those of a state dict, in the naming that fits most of them.
 
     Args:
-        new_layers: take nothing from it.
-        new_head: the head takes nothing either, whatever its shape.
+        new_layers: layers that take nothing from the state dict.
+        new_head: whether the head takes nothing from the state dict either.
 
     Raises:
-        InputError: any but theirs and those of the head is missing, or of another shape; lists them.
+        InputError: an array, other than those of new layers and the head, is missing or has another shape. The message
+            lists them.
     """
-    naming = max(namings, key=lambda each: sum(each(path) in state_dict for path in shapes))
+    naming = max(namings, key=lambda naming: sum(naming(path) in state_dict for path in shapes))
     names = {path: naming(path) for path in shapes}
     arrays = {path: from_published(path, name, state_dict[name]) for path, name in names.items() if name in state_dict}
     new = tuple(path for path in shapes if new_layers.holds(path, path.partition("/")[2]))
@@ -61,29 +62,33 @@ def match(
     head = _head(shapes, [path for path in shapes if path not in new] if new_head else unfit, num_classes)
     if faults := [path for path in unfit if path not in head]:
         advice = (
-            *("give weights of this network for such images, say of which network they are (", Key("model.name")),
-            *(", width and stem), or leave these layers new (", Key("model.new_layers"), ")"),
+            *("give weights of this network for such images, choose the network of these weights (", Key("model.name")),
+            *(", width and stem), or initialize these layers anew (", Key("model.new_layers"), ")"),
         )
-        raise InputError(_told(faults, names, shapes, state_dict), advice=advice)
+        raise InputError(_problem(faults, names, shapes, state_dict), advice=advice)
     used = set(names.values())
     left_over = tuple(sorted(name for name in state_dict if name not in used))
     return Matched({path: array for path, array in arrays.items() if path not in {*new, *head}}, new, head, left_over)
 
 
 def _head(shapes: Shapes, paths: Sequence[str], num_classes: int) -> tuple[str, ...]:
-    """Kernel and bias of the one layer that makes as many logits as there are classes, if it is among these."""
+    """Return the kernel and bias of the head, if it is among these paths.
+
+    The head is the only layer with as many outputs as there are classes.
+    """
     layers = dict.fromkeys(path.rpartition("/")[0] for path in paths)
     heads = [layer for layer in layers if shapes.get(f"{layer}/kernel", ())[1:] == (num_classes,)]
-    # Half of a head of other weights is no head: its bias belongs to its kernel.
+    # A head is replaced as a whole: a bias of other weights does not fit a new kernel.
     return tuple(path for path in shapes if path.rpartition("/")[0] == heads[0]) if len(heads) == 1 else ()
 
 
-def _told(
+def _problem(
     faults: Sequence[str],
     names: Mapping[str, str],
     shapes: Shapes,
     state_dict: Mapping[str, np.ndarray],
 ) -> str:
+    """Describe the arrays that are missing or have another shape."""
     missing = [names[path] for path in faults if names[path] not in state_dict]
     other = [path for path in faults if names[path] in state_dict]
     parts = []
@@ -92,17 +97,17 @@ def _told(
         of_all = f"{len(missing)} of the network's {counted(len(shapes), 'array')}"
         parts.append(f"{of_all} missing: {listed(missing, most=2)}{near}")
     if other:
-        shown = []
+        differences = []
         for path in other:
             name = names[path]
-            ours = to_published(path, name, np.broadcast_to(0, shapes[path])).shape
-            shown.append(f"{name} is {list(state_dict[name].shape)} there and {list(ours)} here")
-        parts.append(f"{len(other)} of another shape: {listed(shown, '; ', most=2)}")
+            shape = to_published(path, name, np.broadcast_to(0, shapes[path])).shape
+            differences.append(f"{name} is {list(state_dict[name].shape)} in the file and {list(shape)} in the network")
+        parts.append(f"{len(other)} with another shape: {listed(differences, '; ', most=2)}")
     return "; ".join(parts)
 
 
 def listed(names: Iterable[str], between: str = ", ", most: int = _LISTED) -> str:
-    """The first few of them, and how many more there are."""
-    every = list(names)
-    more = f" and {len(every) - most} more" if len(every) > most else ""
-    return between.join(every[:most]) + more
+    """List the first `most` names, and the number of the others."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return between.join(names[:most]) + more

@@ -1,4 +1,4 @@
-"""Files of named arrays, as PyTorch's users publish weights: .safetensors, and .pth where torch is installed."""
+"""Read and write state dicts: .safetensors files, and .pth files if PyTorch is installed."""
 
 import os
 import pickle
@@ -21,22 +21,22 @@ FORMS = "a .safetensors file, a .pth file of PyTorch's, or the work directory of
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "BOOL": "?"}
 _DTYPES |= {f"{kind}{bits}": f"{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
 _COUNTER = "num_batches_tracked"
-# What training scripts wrap a state dict in, and what wrappers of modules put before each name.
+# Keys under which training scripts store a state dict, and prefixes that module wrappers add to each name.
 _WITHIN = ("state_dict", "model", "model_state_dict")
 _WRAPPERS = ("module.", "_orig_mod.")
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, by name, but for PyTorch's counters of batches.
+    """Read the arrays of a file, by name, without PyTorch's batch counters.
 
-    A dict that holds the state dict under "state_dict" or "model" is looked into, and the "module." that every name
-    begins with is taken off.
+    A state dict may be nested under "state_dict", "model" or "model_state_dict". A prefix "module." or "_orig_mod." of
+    all names is removed.
 
     Raises:
-        InputError: no such file, one that is damaged or of another kind, or a .pth file where torch is not installed.
+        InputError: the file is missing, damaged or of another kind, or it is a .pth file and PyTorch is not installed.
     """
     if path.suffix not in (".safetensors", *PICKLED):
-        raise InputError(f"{path}: not a kind of file that weights are read from; give {FORMS}")
+        raise InputError(f"{path}: weights cannot be read from this kind of file; give {FORMS}")
     with files.reading(path, "give a readable file", missing=f"no such file; give {FORMS}"):
         arrays = _pickled(path) if path.suffix in PICKLED else _safetensors(path)
     for wrapper in _WRAPPERS:
@@ -46,10 +46,10 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write a whole .safetensors file, with the metadata by which other libraries know PyTorch's layout.
+    """Write a .safetensors file atomically, with metadata that marks PyTorch's layout for other libraries.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the file cannot be written.
     """
     dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     files.replace(path, safetensors.numpy.save(dense, {"format": "pt"}))
@@ -58,43 +58,42 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def _safetensors(path: Path) -> dict[str, np.ndarray]:
     content = files.read(path)
     try:
-        found = dict(safetensors.deserialize(content))
+        entries = dict(safetensors.deserialize(content))
     except safetensors.SafetensorError as error:
-        raise InputError(f"{path}: not a whole .safetensors file ({error}); download it again") from None
+        raise InputError(f"{path}: not a complete .safetensors file ({error}); download it again") from None
     return {
-        name: np.frombuffer(each["data"], _DTYPES[each["dtype"]]).reshape(each["shape"])
-        for name, each in found.items()
-        if each["dtype"] in _DTYPES
+        name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        for name, entry in entries.items()
+        if entry["dtype"] in _DTYPES
     }
 
 
 def _pickled(path: Path) -> dict[str, np.ndarray]:
     with files.open_regular(path):
-        pass  # Of a missing file torch says something else, and it would wait for a FIFO.
+        pass  # torch has another message for a missing file, and would block on a FIFO.
     try:
         import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError(
-            f"{path}: reading it takes PyTorch, which is not installed; install torch, or convert it where torch is: "
+            f"{path}: reading it needs PyTorch, which is not installed; install torch, or convert it where torch is: "
             f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), {path.stem + '.safetensors'!r})"
         ) from None
     try:
-        held: Any = torch.load(os.fspath(path), map_location="cpu", weights_only=True)
+        content: Any = torch.load(os.fspath(path), map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, struct.error) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"{path}: PyTorch cannot load it as plain weights ({reason}); save a state dict") from None
     for key in _WITHIN:
-        if isinstance(held, Mapping) and isinstance(held.get(key), Mapping):
-            held = held[key]
-    tensors = (
-        {} if not isinstance(held, Mapping) else {name: each for name, each in held.items() if torch.is_tensor(each)}
-    )
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    entries = content.items() if isinstance(content, Mapping) else ()
+    tensors = {name: value for name, value in entries if torch.is_tensor(value)}
     if not tensors:
         raise InputError(
-            f"{path}: holds no state dict, names with a tensor each, but a {type(held).__name__}; save one"
+            f"{path}: contains a {type(content).__name__} and no state dict of named tensors; save a state dict"
         )
-    # NumPy has no bfloat16, and float32 holds its values.
+    # NumPy has no bfloat16; float32 represents its values exactly.
     return {
-        str(name): (each.float() if each.dtype == torch.bfloat16 else each).detach().numpy()
-        for name, each in tensors.items()
+        str(name): (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
+        for name, tensor in tensors.items()
     }

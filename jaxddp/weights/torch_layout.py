@@ -1,6 +1,6 @@
-"""Where the arrays of a network stand in a state dict of PyTorch's: their names and the order of their axes.
+"""Convert a network's arrays to and from the layout of a PyTorch state dict: names and order of axes.
 
-A network says the names (`jaxddp.models.published`); the axes follow from the kind of array.
+The network defines the names (`jaxddp.models.published`). The order of axes depends on the kind of array.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ import numpy as np
 
 from jaxddp.models.published import Naming
 
-# torchvision's scales of ConvNeXt's branches are [C, 1, 1], beside images of [C, H, W].
+# torchvision's layer scales of ConvNeXt are [C, 1, 1], to match images of [C, H, W].
 _IMAGE_SHAPED = "layer_scale"
 
 
 def namings_of(model: Any) -> tuple[Naming, ...]:
-    """How libraries name the arrays of a model, adapted or not; and its own paths, with dots, as the last.
+    """Return the namings of a model, adapted or not: those of libraries, and last its own paths with dots.
 
-    Those are what this package reads and writes of networks that nobody published.
+    Its own paths are used to read and write networks without published weights.
     """
     module = getattr(model, "module", model)
     published: Any = getattr(module, "published_names", tuple)
@@ -25,12 +25,12 @@ def namings_of(model: Any) -> tuple[Naming, ...]:
 
 
 def own_name(path: str) -> str:
-    """ "params.layer1_0.conv1.kernel"."""
+    """Return an array's path with dots, such as "params.layer1_0.conv1.kernel"."""
     return path.replace("/", ".")
 
 
 def to_published(path: str, name: str, array: np.ndarray) -> np.ndarray:
-    """An array in PyTorch's layout: of kernels HWIO becomes OIHW, and IO becomes OI."""
+    """Convert an array to PyTorch's layout: kernels from HWIO to OIHW, and from IO to OI."""
     if name == own_name(path):
         return array
     if path.endswith("/kernel") and array.ndim in (2, 4):
@@ -39,7 +39,7 @@ def to_published(path: str, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def from_published(path: str, name: str, array: np.ndarray) -> np.ndarray:
-    """The inverse of `to_published`."""
+    """Convert an array from PyTorch's layout; the inverse of `to_published`."""
     if name == own_name(path):
         return array
     if path.endswith("/kernel") and array.ndim in (2, 4):
@@ -48,5 +48,5 @@ def from_published(path: str, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def published(arrays: Mapping[str, np.ndarray], naming: Naming) -> dict[str, np.ndarray]:
-    """A state dict of arrays by path."""
+    """Return the state dict of arrays that are given by path."""
     return {naming(path): to_published(path, naming(path), array) for path, array in arrays.items()}

@@ -1,5 +1,6 @@
-"""Every family of networks: N devices equal one, it becomes a program, its arrays have the names and its logits the
-values that others publish, and the configs that name it take a step. What a family does besides is in its own file."""
+"""Every family of networks: N devices equal one, the network can be exported as a program, its arrays have the
+published names and its logits the published values, and the configs that name it run a step. Each family's own
+behaviour is tested in its own file."""
 
 import functools
 from pathlib import Path
@@ -42,7 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "convnext_tiny": {"drop_path": 0.5},
     "airbench": {"width": 2, "batch_norm": "sync"},
 }
-"""One name of each, with what its config says of it."""
+"""One name of each family, with the config that it needs."""
 UNTRAINED = {"airbench": {"whiten/kernel"}}
 TABLE = random_table(30, image=32)
 NAMES, SHAPE = TABLE.class_names, TABLE.images.shape[1:]
@@ -54,7 +55,7 @@ def shallow(monkeypatch):
 
 
 def module_of(name: str, **changes: Any) -> Any:
-    """The network of a config."""
+    """Build the network of a config."""
     config = Config().replace(model={"name": name, **FAMILIES[name]}, train={"precision": "float32"})
     return MODELS.get(name)(config, len(NAMES)).clone(**changes)
 
@@ -69,14 +70,15 @@ def test_every_network_is_of_a_family():
 
 @functools.cache
 def trained(name: str, devices: int) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
-    """The parameters before and behind three steps in float64, and the sums of each; the network is shallow."""
+    """Return the parameters before and after three steps in float64, and the sums of each step, for a shallow
+    network."""
     with jax.enable_x64(True):
-        # Whose second block is dropped.
+        # Its second block is skipped.
         own = {"stage_sizes": (1, 1, 0, 0), "width": 8} if name == "convnext_tiny" else {}
         module = module_of(name, dtype="float64", param_dtype="float64", **own)
         setup = setup_of(module, sgd(0.05), TABLE, devices=devices)
         before = jax.device_get(randomized(setup.state.params))
-        # Flax's batch norm, which airbench has, begins in float32.
+        # airbench has Flax's batch norm, which starts in float32.
         statistics = jax.tree.map(lambda leaf: leaf.astype("float64"), setup.state.model_state)
         state, sums = setup.topology.replicate(setup.state.replace(params=before, model_state=statistics)), []
         step = setup.step()
@@ -90,11 +92,11 @@ def trained(name: str, devices: int) -> tuple[dict[str, Any], dict[str, Any], li
 @pytest.mark.parametrize("devices", few((4,), 2, 8))
 @pytest.mark.parametrize(
     "name",
-    # What depends on devices is statistics, which a ResNet shows, and what is dropped, see `test_drop_path.py`.
+    # Only statistics and skipped branches depend on devices: a ResNet shows the first, `test_drop_path.py` the second.
     ["resnet50", pytest.param("airbench", marks=pytest.mark.ci), rarely("vit_ti16"), rarely("convnext_tiny")],
 )
 def test_any_number_of_devices_equals_one(name, devices, shallow):
-    """Each image is dropped from a block by its own key, and batch statistics are those of all devices."""
+    """Each image skips blocks by its own key, and batch statistics are those of all devices."""
     before, after, sums = trained(name, 1)
     _, others, theirs = trained(name, devices)
     np.testing.assert_allclose(theirs, sums, rtol=1e-9)
@@ -115,7 +117,7 @@ def leaves(tree: Any) -> list:
     + [rarely(name, "stablehlo") for name in FAMILIES if name != "vit_ti16"],
 )
 def test_every_family_becomes_a_program(form, name, tmp_path, shallow):
-    """Fresh networks; `export_program` compares the answers by itself."""
+    """Export fresh networks; `export_program` itself compares the results."""
     said = export_program(fresh_run(name, tmp_path), tmp_path / f"net.{form}", form)
     assert "of the network's; classes and sizes in" in said
 
@@ -129,7 +131,7 @@ def test_a_whole_network_becomes_a_program(form, name, tmp_path):
 
 
 def fresh_run(name: str, place: Path) -> TrainedRun:
-    """What a run of no steps leaves."""
+    """Return the work directory of a run without steps."""
     model = adapt(module_of(name))
     params, model_state = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *SHAPE)))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, ())
@@ -140,9 +142,9 @@ def fresh_run(name: str, place: Path) -> TrainedRun:
 # --- What others publish ---
 
 SECOND = ("vit_b16", "timm_convnext_tiny")
-"""Those whose names are the network's second ones."""
+"""Return the network's second names."""
 NAMED = ("resnet18", "resnet50", "vit_ti16", "vit_b16", "convnext_tiny", "timm_convnext_tiny")
-"""Of each block and each naming one; the others differ in numbers."""
+"""For each kind of block and each naming one network; the others differ only in sizes."""
 
 
 def network(name: str) -> Any:
@@ -155,7 +157,7 @@ def shapes(name: str, height: int, width: int) -> dict[str, tuple[int, ...]]:
 
 
 def state_dict_of(name: str, height: int, width: int) -> dict[str, Any]:
-    """Zeros with the names and shapes of its publisher; they take no memory."""
+    """Return zeros with the published names and shapes, which take no memory."""
     zeros = {path: np.broadcast_to(np.float32(0), shape) for path, shape in shapes(name, height, width).items()}
     return published(zeros, namings_of(adapt(network(name)))[name in SECOND])
 
@@ -191,8 +193,8 @@ TELLING = [
     *((name, "97x131", "float64") for name in ("resnet50", "convnext_tiny", "timm_convnext_tiny")),
     ("vit_ti16", "224x224", "float64"),
 ]
-"""The smallest of what computes alike."""
-# 87 million parameters; `test_arrays_have_the_published_names_and_shapes` has its names before.
+"""The smallest network of each kind."""
+# 87 million parameters; `test_arrays_have_the_published_names_and_shapes` has its names.
 LARGE = [("vit_b16", "224x224", "float64")]
 OTHERS = [(name, size, "float64") for name in golden() for size in golden()[name]["logits"]]
 OTHERS = [case for case in [*OTHERS, ("resnet50", "97x131", "float32")] if case not in [*TELLING, *LARGE]]
@@ -204,7 +206,7 @@ OTHERS = [case for case in [*OTHERS, ("resnet50", "97x131", "float32")] if case 
     [*TELLING, *(pytest.param(*case, marks=pytest.mark.ci) for case in LARGE), *(rarely(*case) for case in OTHERS)],
 )
 def test_logits_are_the_published_ones(tmp_path, name, size, precision):
-    """With every array drawn anew, through a file that has the names of torchvision or of timm."""
+    """Redraw every array, and pass the weights through a file with the names of torchvision or timm."""
     height, width = map(int, size.split("x"))
     like = {each: array.shape for each, array in state_dict_of(name, height, width).items()}
     write(tmp_path / "w.safetensors", weights(like))
@@ -223,8 +225,8 @@ TELLING_CONFIGS = {
     "imagenet_resnet50_mild": "images that grow, blurred strides, binary cross entropy, an evaluation of another size",
     "imagenet_vit_s16": "a ViT; RandAugment and Mixup",
 }
-"""What the others are made of is shown by these and by its own tests (`test_cifar10_fast.py` trains one), and that each
-is a whole recipe by `test_the_network_of_every_config_has_an_output_for_each_class`."""
+"""These configs and their own tests (`test_cifar10_fast.py` trains one) show the pieces of all others.
+`test_the_network_of_every_config_has_an_output_for_each_class` shows that each is a complete recipe."""
 
 
 OTHER_NUMBERS = {
@@ -234,7 +236,7 @@ OTHER_NUMBERS = {
     "imagenet_resnet50_ffcv_88": "imagenet_resnet50_ffcv_16",
     "imagenet_resnet34": "imagenet_resnet50",
 }
-"""Configs that name the same pieces as another one, shallow as they are here."""
+"""Configs that use the same pieces as another config, if they are as shallow as here."""
 
 
 def config_cases() -> list:
@@ -248,7 +250,7 @@ def pictures(tmp_path_factory):
 
 
 def in_small(name: str, pictures, images: int) -> Config:
-    """A config for as many images of a step on each of two devices, with everything else as it has it."""
+    """Return a config for this number of images a step on each of two devices, otherwise unchanged."""
     config = load(name)
     grouped = config.model.batch_statistics.group is not None
     return config.replace(
@@ -264,7 +266,7 @@ def in_small(name: str, pictures, images: int) -> Config:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", config_cases())
 def test_every_config_takes_a_step(name, pictures, shallow):
-    """Of a shallow network on 32 pixels."""
+    """Build a shallow network for 32 pixels."""
     config = in_small(name, pictures, images=2)
     sizes = {"grow_from": config.data.grow_from and 16, "grow_by": 4, "eval_size": config.data.eval_size and 40}
     config = config.replace(
@@ -286,7 +288,7 @@ def test_every_config_takes_a_step(name, pictures, shallow):
 
 @functools.cache
 def logits_in_training(model: Any, size: int) -> tuple[int, ...]:
-    """Their shape, of four images so large."""
+    """Return the shape of the logits for four images of this size."""
     images, key = jax.ShapeDtypeStruct((4, size, size, 3), np.float32), jax.random.key(0)
     params, model_state = jax.eval_shape(model.init, key, images)
     own = {"example_keys": jax.random.split(key, 4)} if takes_example_keys(model) else {}
@@ -296,10 +298,10 @@ def logits_in_training(model: Any, size: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("name", config_names())
 def test_the_network_of_every_config_has_an_output_for_each_class(name, pictures, shallow):
-    """At the size of its images; what is deeper is of the same shapes."""
+    """Test each network at the size of its images. Deeper ones have the same shapes."""
     config = in_small(name, pictures, images=4).replace(objective={"unlabelled_ratio": 1})
     if config.data.grow_from:
-        # Of the sides that a network is asked to take, the first and the last.
+        # The first and the last of the sizes that a network must take.
         config = config.replace(data={"grow_by": config.data.image_size - config.data.grow_from})
     model = interned(experiment_of(config).recipe.model)
     assert logits_in_training(model, config.data.image_size) == (4, 3)

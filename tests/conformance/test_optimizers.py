@@ -1,6 +1,6 @@
-"""Every optimizer and every schedule: their numbers are those of the formulas that they are named for; of an optimizer
-also that N devices equal one, that a resumed run is the uninterrupted one, and what groups of layers change. What one
-of them does besides is in its own file."""
+"""Every optimizer and every schedule: their numbers are those of the published formulas. For optimizers also: N devices
+equal one, a resumed run equals the uninterrupted one, and groups of layers have the documented effect. Each one's
+own behaviour is tested in its own file."""
 
 import dataclasses
 import functools
@@ -49,11 +49,12 @@ def float64():
         yield
 
 
-# --- Optimizers by hand ---
+# --- Optimizers in NumPy ---
 
 
 def momentum(nesterov: bool) -> Callable:
-    """Sutskever's, with the rate outside of the buffer, as Goyal et al. (arXiv:1706.02677, section 3) and PyTorch."""
+    """Sutskever's momentum, with the learning rate outside the buffer, as in Goyal et al. (arXiv:1706.02677, section 3)
+    and PyTorch."""
 
     def update(p, g, memory, step, decays):
         g = g + 0.02 * p * decays
@@ -68,7 +69,8 @@ def plain(p, g, memory, step, decays):
 
 
 def rmsprop(decay: float, epsilon: float, momentum: float) -> Callable:
-    """Tieleman and Hinton's, with PyTorch's epsilon beside the root and the rate outside of the buffer."""
+    """Tieleman and Hinton's RMSProp, with PyTorch's epsilon beside the root and the learning rate outside the
+    buffer."""
 
     def update(p, g, memory, step, decays):
         g = g + 0.02 * p * decays
@@ -80,8 +82,9 @@ def rmsprop(decay: float, epsilon: float, momentum: float) -> Callable:
 
 
 def of_adam(epsilon: float, adaptive: bool) -> Callable:
-    """Loshchilov and Hutter's (arXiv:1711.05101, algorithm 2), with the schedule's rate on both terms, as PyTorch and
-    optax have it; `adaptive` is You et al.'s LAMB (arXiv:1904.00962, algorithm 2), whose vectors keep Adam's update."""
+    """Loshchilov and Hutter's AdamW (arXiv:1711.05101, algorithm 2), with the schedule's rate on both terms, as in
+    PyTorch and optax. `adaptive` is You et al.'s LAMB (arXiv:1904.00962, algorithm 2), where vectors keep Adam's
+    update."""
 
     def update(p, g, memory, step, decays):
         memory[0] = 0.85 * memory[0] + 0.15 * g
@@ -94,7 +97,7 @@ def of_adam(epsilon: float, adaptive: bool) -> Callable:
 
 
 def lars(p, g, memory, step, decays):
-    """You et al.'s (arXiv:1708.03888, algorithm 1), with the norm of the decayed gradient; vectors have plain SGD."""
+    """You et al.'s LARS (arXiv:1708.03888, algorithm 1), with the norm of the decayed gradient; vectors have SGD."""
     g = g + 0.02 * p * decays
     local = 0.01 * np.linalg.norm(p) / np.linalg.norm(g) if decays else 1
     memory[0] = 0.7 * memory[0] + rate(step) * local * g
@@ -102,7 +105,7 @@ def lars(p, g, memory, step, decays):
 
 
 def muon(steps: int) -> dict:
-    """That of optax, with convolutions as matrices."""
+    """Optax's Muon, with convolutions as matrices."""
     matrix = contrib.MuonDimensionNumbers
     numbers = {
         "conv": {"kernel": matrix((0, 1, 2), 3)},
@@ -114,7 +117,7 @@ def muon(steps: int) -> dict:
 
 
 def schedule_free(steps: int) -> dict:
-    """That of optax, with kernels decayed."""
+    """Optax's schedule-free AdamW, with weight decay of kernels."""
     step = optax.adamw(rate, b1=0.0, b2=0.98, weight_decay=0.05, mask=decayed)
     return by_optax(contrib.schedule_free(step, rate, b1=0.8), steps)
 
@@ -145,7 +148,7 @@ STEPS_BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], dict]]] = {
     "schedule_free": (FREE | {"weight_decay": 0.05}, schedule_free),
     "schedule_free, undecayed": (FREE | {"weight_decay": 0.0}, undecayed),
 }
-"""By optimizer and variant what a config says of it, and the parameters after some steps by its formula."""
+"""For each optimizer and variant, its config and the parameters after some steps by its formula."""
 
 
 @pytest.mark.slow
@@ -165,14 +168,14 @@ def test_every_optimizer_and_every_schedule_has_its_formula():
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_weight_decay_touches_kernels_only(name):
-    """With no gradient nothing else moves, and a kernel shrinks."""
+    """Without a gradient only weight decay moves parameters, and a kernel shrinks."""
     params = parameters()
     optimizer = make_optimizer(config_of(name=name, weight_decay=0.01, schedule="constant"), rate)
     updates, _ = optimizer.update(jax.tree.map(np.zeros_like, params), optimizer.init(params), params)
     for (path, before), update in zip(
         jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(updates), strict=True
     ):
-        # LARS' rate of a kernel is a thousandth of its norm.
+        # LARS' learning rate of a kernel is a thousandth of its norm.
         shrunk = np.asarray(before * update) < 0 if path[-1].key == "kernel" else np.asarray(update) == 0
         assert shrunk.all(), path
 
@@ -180,7 +183,7 @@ def test_weight_decay_touches_kernels_only(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_the_decay_of_a_group_stands_for_the_config_s(name):
-    """A decay of all kernels by groups is the config's, another changes its own group alone."""
+    """A decay of all kernels by groups equals the config's decay; another decay changes its own group alone."""
     schedule = {"schedule": "constant"}
     usual = updated(config_of(name=name, weight_decay=0.03, **schedule), 3)
     grouped = ["head:decay=0.03", "conv:decay=0.03"]
@@ -193,7 +196,7 @@ def test_the_decay_of_a_group_stands_for_the_config_s(name):
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_layers_are_frozen_and_have_rates_in_any_of_them(name):
-    """What is frozen has no update, and the others are as they would be without it; a rate of 0 keeps every bit."""
+    """Frozen parameters have no update and the others are unchanged. A rate of 0 keeps every bit."""
     config = config_of(name=name, schedule="constant", weight_decay=0.02)
     optimizer, params = OPTIMIZERS.get(name)(config, rate), jax.tree.map(jnp.asarray, parameters())
     alone = by_optax(optimizer, 3, {layer: params[layer] for layer in ("conv", "norm")})
@@ -222,7 +225,7 @@ RATES = {
 
 
 class TwoLayers(nn.Module):
-    """Kernels and vectors, whose norms are the whole arrays' on every device."""
+    """Kernels and vectors, whose norms must be those of the whole arrays on every device."""
 
     @nn.compact
     def __call__(self, images):
@@ -243,14 +246,14 @@ def made(name: str, devices: int) -> Any:
 
 @functools.cache
 def whole(name: str, devices: int) -> tuple[Any, Any]:
-    """The parameters before a run, and its state behind it."""
+    """Return the parameters before a run, and the state after it."""
     setup = made(name, devices)
     before = jax.device_get(setup.state.params)
     return before, jax.device_get(train(setup, CHANGES))
 
 
 OF_WHOLE_ARRAYS = ("lamb", "lars", "muon")
-"""Those that take norms and products of arrays; of the others each number has a step of its own."""
+"""Optimizers that use norms and products of arrays. The others treat each number separately."""
 OTHERS = [name for name in OPTIMIZERS.names() if name not in OF_WHOLE_ARRAYS]
 
 
@@ -281,7 +284,7 @@ PEAK = 0.8
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run, and what its config says of a schedule."""
+    """Return a run, and its config of a schedule."""
 
     total: int
     warmup: int
@@ -296,7 +299,7 @@ class Run:
 
     @property
     def passed(self) -> np.ndarray:
-        """Of what follows the warm-up, the share that is over at each of its steps."""
+        """Return the share of the steps after the warm-up that is over at each step."""
         return np.arange(self.total - self.warmup) / self.falling
 
     def rates(self, schedule: str) -> np.ndarray:
@@ -306,20 +309,20 @@ class Run:
 
 
 def stepwise(run: Run) -> np.ndarray:
-    """Once for each share, however short the run."""
+    """The rate falls once for each share, however short the run."""
     steps = range(run.warmup, run.total)
     return 0.5 ** np.array([sum(step >= round(at * run.total) for at in run.step_at) for step in steps], float)
 
 
 def wsd(run: Run) -> np.ndarray:
-    """It stays, and falls over the last share of the run."""
+    """The rate is constant, and falls over the last share of the run."""
     falling = min(round(run.share * run.total), run.falling)
     passed = np.clip(np.arange(run.warmup, run.total) - (run.falling + run.warmup - falling), 0, None)
     return 1 + (run.end - 1) * passed / max(falling, 1)
 
 
 def one_cycle(run: Run) -> np.ndarray:
-    """A fall to 1/25 over 55 of the 70 percent that follow the policy's rise, then one to 1/250,000."""
+    """A fall to 1/25 over 55 of the 70 percent after the policy's rise, then one to 1/250,000."""
     first, steps = max(int(0.55 / 0.7 * run.falling), 1), np.arange(run.total - run.warmup)
     rest = np.clip((steps - first) / max(run.falling - first, 1), 0, 1)
     return np.where(steps < first, 1 - (1 - 1 / 25) * steps / first, 1 / 25 - (1 / 25 - 1 / 250_000) * rest)
@@ -330,13 +333,13 @@ RATES_BY_HAND: dict[str, Callable[[Run], np.ndarray]] = {
     "cosine": lambda run: (1 + np.cos(np.pi * run.passed)) / 2,
     "linear": lambda run: 1 + (run.end - 1) * run.passed,
     "one_cycle": one_cycle,
-    # What validations tell is a part of the step.
+    # A part of the step follows validations.
     "plateau": lambda run: np.ones(run.total - run.warmup),
     "polynomial": lambda run: run.end + (1 - run.end) * (1 - run.passed) ** run.power,
     "step": stepwise,
     "wsd": wsd,
 }
-"""Of the peak, behind the warm-up."""
+"""Return the learning rate relative to the peak, after the warm-up."""
 SHARES = st.floats(0, 1)
 RUNS = st.builds(
     lambda lengths, **words: Run(max(lengths), min(lengths), **words),
@@ -351,13 +354,13 @@ RUNS = st.builds(
 @pytest.mark.parametrize("name", SCHEDULES.names())
 @given(run=RUNS)
 def test_its_rates_are_those_by_hand_behind_equal_steps_up_to_the_peak(name, run):
-    """Whatever the lengths, and in a run of one step, too; every rate is a number, and none exceeds the peak."""
+    """For all lengths, also a run of one step, every rate is a finite number and none exceeds the peak."""
     found = run.rates(name)
     rise = np.arange(1, run.warmup + 1) / max(run.warmup, 1)
     np.testing.assert_allclose(found[: run.warmup], PEAK * rise, rtol=1e-6)
     np.testing.assert_allclose(found[run.warmup :], PEAK * RATES_BY_HAND[name](run), rtol=1e-5, atol=1e-7)
     assert np.isfinite(found).all() and (found >= 0).all() and (found <= PEAK * (1 + 1e-6)).all()
-    # Where nothing comes before its first fall, "step" has no peak.
+    # If nothing comes before its first fall, "step" has no peak.
     falls_at_once = name == "step" and run.warmup == 0 and any(round(at * run.total) == 0 for at in run.step_at)
     assert found.max() == pytest.approx(PEAK, rel=1e-6) or falls_at_once
 

@@ -1,5 +1,6 @@
-"""Every optional part of the step: N devices equal one, a resumed run is the uninterrupted one, images on the devices
-give the same steps, and a step reports what its part says. What a part does besides is shown in its own file."""
+"""Every optional part of the step: N devices equal one, a resumed run equals the uninterrupted one, images in device
+memory give the same steps, and a step reports the part's scalars. Each part's own behaviour is tested in its own
+file."""
 
 import dataclasses
 import functools
@@ -35,7 +36,7 @@ from jaxddp.engine.state import EVAL_PARAMS
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 STEPS, CLIP = 12, 0.25
-# The first pixel of row 7 is one that `spoil` makes NaN, in its batch of each epoch.
+# `spoil` makes the first pixel of row 7 NaN, in its batch of each epoch.
 TABLE, POISONED, VAL = random_table(50), poisoned(7), random_table(23, seed=1)
 CHANGES = {
     "train": {"duration": f"{STEPS} steps"},
@@ -46,7 +47,7 @@ CHANGES = {
 
 
 def model_of(through: Any) -> tuple[Callable, Callable]:
-    """Softmax regression in float64, whose gradients come through another type."""
+    """Softmax regression in float64, with gradients that pass through another dtype."""
 
     def init(key, example):
         return {"weight": 0.1 * jax.random.normal(key, (example[0].size, CLASSES), jnp.float64)}
@@ -65,7 +66,8 @@ Metrics = list[dict[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A part, what its step reports beside loss and top-1, and whether it did something in a run that ends so."""
+    """A part, the scalars that its step reports beside loss and top-1, and a check of its effect at the end of a
+    run."""
 
     parts: tuple[Part, ...]
     acted: Callable[[Any, Metrics], bool]
@@ -107,13 +109,13 @@ CASES = {
         frozenset({"loss_scale"}),
         model=NARROW,
     ),
-    # At this rate the loss rises and falls.
+    # At this learning rate the loss rises and falls.
     "plateau": Case(
         (Plateau(factor=0.5, patience=1),),
         lambda state, metrics: state.parts["plateau"]["rule"].scale < 1,
         optimizer=sgd(3.0),
     ),
-    # It joins by itself where there is such an optimizer.
+    # The part is added automatically with such an optimizer.
     "schedule_free": Case((), averages, optimizer=optax.contrib.schedule_free_sgd(0.1)),
 }
 
@@ -125,7 +127,7 @@ def made(name: str, devices: int, cache: str):
 
 
 def run(name: str, devices: int = 4, cache: str = "none", **more: Any) -> tuple[Any, Metrics]:
-    """The state at the end of a run in float64, and what each of its steps reports."""
+    """Return the state at the end of a run in float64, and the report of each step."""
     records = Records()
     with jax.enable_x64(True):
         state = jax.device_get(train(made(name, devices, cache), CHANGES, val=VAL, listeners=[records], **more))
@@ -136,7 +138,7 @@ whole = functools.cache(run)
 
 
 def assert_close(one: tuple[Any, Metrics], other: tuple[Any, Metrics], bound: float) -> None:
-    """NaN, as a skipped step measures it, is like NaN."""
+    """Compare reports; NaN, the metric of a skipped step, equals NaN."""
     (state, metrics), (others, theirs) = one, other
     assert [each.keys() for each in metrics] == [each.keys() for each in theirs]
     values = ([list(each.values()) for each in found] for found in (metrics, theirs))
@@ -176,7 +178,7 @@ def test_resumed_on_other_devices_it_is_the_same_run(name, tmp_path):
 
 
 def resumed(name: str, devices: int, cache: str, folder: Path) -> tuple[Any, Metrics]:
-    """A run that is interrupted twice, and goes on elsewhere."""
+    """Interrupt a run twice, and resume it with another number of devices."""
     kept: Metrics = []
     checkpoints = Checkpoints(folder / "checkpoints")
     for begin, end in ((None, 3), (3, 8)):

@@ -17,8 +17,8 @@ OPTIMIZER, TABLE = optax.adamw(0.01), random_table(96, image=8)
 
 
 class Net(nn.Module):
-    """What may tell one number of devices from another: statistics, dropout, a gradient that ends with a product, and
-    one that no other is added to where a shard holds one image."""
+    """A network with everything that may depend on the number of devices: statistics, dropout, a gradient that ends
+    with a product, and one to which no other is added if a shard holds one image."""
 
     @nn.compact
     def __call__(self, images, train: bool):

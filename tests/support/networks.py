@@ -1,4 +1,4 @@
-"""Small networks, what a step needs of them, and what compares their parameters."""
+"""Small networks, the objects that a step needs, and comparisons of their parameters."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from support.shared import adapted
 
 @functools.cache
 def linear_model(classes: int = CLASSES):
-    """Softmax regression as a pair of functions: its gradient can be written down in one line."""
+    """Softmax regression as a pair of functions. Its gradient can be written in one line."""
 
     def init(key, example):
         return {"weight": 0.1 * jax.random.normal(key, (example[0].size, classes), example.dtype)}
@@ -37,8 +37,7 @@ def linear_model(classes: int = CLASSES):
 
 
 def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)) -> None:
-    """Every network that a config can name has few blocks, a ResNet so many, and compiles soon; a test asks for little
-    width."""
+    """Make every network that a config can name shallow, so that it compiles fast. `stages` are a ResNet's blocks."""
     for name, architecture in resnet.ARCHITECTURES.items():
         monkeypatch.setitem(resnet.ARCHITECTURES, name, dataclasses.replace(architecture, stage_sizes=stages))
     for name in vit.SIZES:
@@ -48,7 +47,7 @@ def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)
 
 
 def randomized(tree, seed: int = 7):
-    """The same tree with every scale and bias random and positive, so that no gradient vanishes because one is zero."""
+    """Redraw every scale and bias as random and positive, so that no gradient is zero because of them."""
     leaves, structure = jax.tree.flatten(tree)
     rng = np.random.default_rng(seed)
     vectors = [jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype) for x in leaves]
@@ -56,7 +55,8 @@ def randomized(tree, seed: int = 7):
 
 
 def largest_difference(a, b) -> float:
-    """Over all leaves of two trees of one shape: absolute below 1, relative above."""
+    """Return the largest difference over all leaves of two trees with one structure: absolute below 1, relative
+    above."""
 
     def difference(x, y) -> float:
         x, y = np.asarray(x), np.asarray(y)
@@ -66,7 +66,7 @@ def largest_difference(a, b) -> float:
 
 
 def objective_of(model, loss=None, **preprocess) -> Objective:
-    # A random crop or flip takes longer to compile than all the rest of a step: what wants one says so.
+    # A random crop or flip takes longer to compile than the rest of a step, so tests ask for them explicitly.
     settings = {"augment": AugmentConfig(flip=False), "dtype": jnp.float64, **preprocess}
     return Objective(
         adapted(model),
@@ -78,9 +78,9 @@ def objective_of(model, loss=None, **preprocess) -> Objective:
 
 @functools.cache
 def _initial(model, image: int, dtype, wide: bool):
-    """Of a model's parameters, with `randomized` scales, and of its statistics, what `fresh_state` copies."""
+    """Return a model's parameters, with `randomized` scales, and statistics, which `fresh_state` copies."""
     initial = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, image, image, 3), jnp.float64))
-    # Statistics too: of another type after the first step, they would have it compiled a second time.
+    # Convert statistics too: if their dtype changed after the first step, it would be compiled twice.
     return jax.tree.map(lambda x: np.asarray(x.astype(dtype)), (randomized(initial[0]), initial[1]))
 
 

@@ -1,4 +1,4 @@
-"""Setups, runs and experiments made in a few words, for the tests that train them."""
+"""Create setups, runs and experiments for tests that train them."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ SMALL = [
     *("--data.image-size", "16", "--data.resize", "16", "--data.augment.pad", "1"),
     *("--train.batch-size", "8", "--eval.batch-size", "8", "--log.to", "jsonl,parameters"),
 ]
-"""What makes `train digits` small."""
+"""The arguments that make `train digits` small."""
 
 
 def setup_of(
@@ -61,13 +61,12 @@ def setup_of(
     share: bool = True,
     **more: Any,
 ) -> RunSetup:
-    """A setup of objects, as `prepare_training` makes it: `more` are further fields of `Recipe`.
+    """Create a setup from objects, as `prepare_training` does. `more` are additional fields of `Recipe`.
 
-    What is compiled for it is there for all others of equal objects, unless it is not to `share`; see `support.shared`.
-    """
+    Programs are shared with all setups of equal objects, unless `share` is false; see `support.shared`."""
     table = random_table(50) if table is None else table
     topology = devices if isinstance(devices, Topology) else topology_of(devices)
-    # Of hundreds of small runs each would compile a test of its gradient.
+    # Without this, each of hundreds of small runs would compile a self-test.
     config = config or Config().replace(parallel={"self_test": "never"})
     config = config.replace(seed=seed, train={"batch_size": batch_size})
     config = dataclasses.replace(config, data=data or DataConfig())
@@ -87,7 +86,7 @@ def setup_of(
 
 
 def changed(setup: RunSetup, changes: Mapping[str, Any], val: Any = None, **more: Any) -> RunSetup:
-    """The setup with other numbers in its config, validated on `val`; `more` are further fields of `Recipe`."""
+    """Return the setup with changes to its config, validated on `val`. `more` are additional fields of `Recipe`."""
     resources = dataclasses.replace(setup.resources, val=val)
     return setup.changed(resources=resources, config=setup.recipe.config.replace(**changes), **more)
 
@@ -105,7 +104,7 @@ def train(
     evaluators: Any = (),
     **more: Any,
 ) -> Any:
-    """Train a setup under a config changed so; consumes its state."""
+    """Train a setup under a changed config. This consumes its state."""
     made = changed(setup, {"eval": {"batch_size": setup.order.batch_size}} | dict(changes), val, **more)
     run = make_run(made, listeners, evaluators)
     if checkpoints is not None:
@@ -115,7 +114,7 @@ def train(
 
 
 def logged_in_two_parts(workdir: Path, train: Any, val: Any, log_to: str | list[str]) -> Path:
-    """The work directory of a run of one epoch that was then resumed for a second one."""
+    """Return the work directory of a run of one epoch that was resumed for a second one."""
     for epochs in (1, 2):
         setup = shared(jaxddp.prepare_training(linear_model(), train, 2, sgd(0.1), 4, epochs=2))
         jaxddp.train(
@@ -131,22 +130,22 @@ def logged_in_two_parts(workdir: Path, train: Any, val: Any, log_to: str | list[
 
 
 def file_of(config: Config) -> RecipeFile:
-    """A recipe file that holds a config alone."""
+    """Return a recipe file with a config alone."""
     return RecipeFile(config, Path("a test"), RecipeSources(Path()))
 
 
 def experiment_of(config: Config) -> Experiment:
-    """What the terminal makes of a config."""
+    """Return the config that the command line parses."""
     return open_experiment(file_of(config))
 
 
 def train_config(config: Config, directory: Path, **more: Any) -> Any:
-    """As `jaxddp train` does."""
+    """Train like `jaxddp train`."""
     return run_training(of_file(experiment_of(config)), directory, **more)
 
 
 def evaluate_config(config: Config, directory: Path, which: str = "latest") -> dict[str, float]:
-    """As `jaxddp eval` does."""
+    """Evaluate like `jaxddp eval`."""
     return evaluate(file_of(config), directory, which)
 
 
@@ -154,7 +153,7 @@ RECIPE = str(Path(__file__).parents[1] / "recipes" / "small_recipe.py")
 
 
 LEAN = ["--parallel.devices", "2", "--parallel.self-test", "never", "--log.to", "jsonl"]
-"""What a run at the terminal does without in a test that is about something else."""
+"""Options for runs from the command line in tests of something else."""
 
 
 def train_words(data: Path, workdir: Path, *more: str) -> list[str]:
@@ -163,7 +162,7 @@ def train_words(data: Path, workdir: Path, *more: str) -> list[str]:
 
 
 def fails(arguments: list[str], capfd, code: int = 2) -> str:
-    """The one line that a command leaves on stderr."""
+    """Return the one line that a command writes to stderr."""
     assert main(arguments) == code
     error = capfd.readouterr().err
     assert "Traceback" not in error
@@ -177,7 +176,7 @@ def metrics(workdir: Path) -> list[dict]:
 
 
 class Recorder:
-    """A listener that keeps all that it is told."""
+    """A listener that stores all its events."""
 
     def __init__(self):
         self.moments, self.steps, self.evaluations, self.ends = [], [], [], []
@@ -201,7 +200,7 @@ class Recorder:
 
 @functools.cache
 def exploding(step: int):
-    """An optimizer whose update number `step` makes the parameters infinite."""
+    """Return an optimizer whose update number `step` makes the parameters infinite."""
     return optax.sgd(lambda count: np.float32(1e-3) + (count == step - 1) * np.float32(np.inf))
 
 

@@ -1,10 +1,8 @@
-"""What a worker traces and compiles once: setups of equal pieces have the same pieces, and so the same programs.
+"""Pieces that a worker traces and compiles once: setups of equal pieces share the same objects, and so their programs.
 
-The package keeps programs by the identity of the objects that they are made of, since of a user's objects equality may
-say nothing. Of those that tests make in a few words it does: a Linen module, a topology and a config's parts are equal
-where they compute the same. `setup_of` shares by itself, and `shared` does it for a setup from anywhere else. A test of
-what is compiled, or how often, wants `share=False`.
-"""
+The package caches programs by object identity, because equality of a user's objects may not tell what they compute.
+For the objects of these tests it does: Linen modules, topologies and parts are equal if they compute the same.
+`setup_of` shares its pieces, and `shared` does it for other setups. Tests of compilation use `share=False`."""
 
 import dataclasses
 import functools
@@ -24,15 +22,15 @@ PROGRAMS = Programs(most=400)
 _known: dict[Hashable, Any] = {}
 
 sgd = functools.cache(optax.sgd)
-"""The same optimizer for the same words."""
+"""Return the same optimizer for the same arguments."""
 plain_loss = functools.cache(cross_entropy)
 taken_apart = functools.cache(example_loss)
-"""See `example_loss`, which tries a loss out in a program of its own."""
+"""Return `example_loss`, which tries a loss in a program of its own, once."""
 topology_of = functools.cache(Topology.create)
 
 
 def interned(piece: Any) -> Any:
-    """The first piece that was equal to this one; itself, where there is no telling."""
+    """Return the first piece that was equal to this one, or the piece itself if it is not hashable."""
     try:
         return _known.setdefault(_key(piece), piece)
     except TypeError:
@@ -40,12 +38,12 @@ def interned(piece: Any) -> Any:
 
 
 def adapted(model: Any) -> Any:
-    """See `adapt`; of equal modules, and of the same functions, the same model."""
+    """Return `adapt`'s result, the same for equal modules and for the same functions."""
     return interned(adapt(model))
 
 
 def shared(setup: RunSetup) -> RunSetup:
-    """The setup with pieces and programs that are one in a worker."""
+    """Return the setup with pieces and programs that the worker shares."""
     recipe, resources = setup.recipe, setup.resources
     pieces = {
         name: interned(getattr(recipe, name))
@@ -58,13 +56,13 @@ def shared(setup: RunSetup) -> RunSetup:
 
 
 def _key(piece: Any) -> Hashable:
-    """Raises: TypeError; it cannot be told from others."""
+    """Return a key of equality. Raises: TypeError; the object is not hashable."""
     if isinstance(piece, Mapping):
         key: Hashable = tuple(sorted((name, _key(value)) for name, value in piece.items()))
     elif isinstance(piece, tuple | list):
         key = tuple(map(_key, piece))
     elif dataclasses.is_dataclass(piece) and type(piece).__eq__ is object.__eq__:
-        # The package's own wrappers of a model, which the package compares by identity.
+        # The package's wrappers of a model, which it compares by identity.
         key = tuple(_key(getattr(piece, field.name)) for field in dataclasses.fields(piece))
     else:
         key = piece

@@ -30,7 +30,7 @@ NETWORKS = {
     "timm_convnext_tiny": ("timm", "convnext_tiny", (ODD,)),
     "timm_vit_b16": ("timm", "vit_base_patch16_224", ("224x224",)),
 }
-"""Library, name there, and the sizes of the images."""
+"""The library, the network's name in it, and the sizes of the images."""
 
 
 def network(name: str) -> torch.nn.Module:
@@ -41,7 +41,7 @@ def network(name: str) -> torch.nn.Module:
 
 
 def formula(made: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Of a network's names and shapes; counters of batches stay."""
+    """Hash a network's names and shapes, without batch counters."""
     state = made.state_dict()
     made_up = weights({key: tuple(value.shape) for key, value in state.items() if value.is_floating_point()})
     return {**state, **{key: torch.from_numpy(value) for key, value in made_up.items()}}

@@ -15,7 +15,7 @@ from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import compile_with_cost
-from jaxddp.measure.memory import Fit, Needs, Report
+from jaxddp.measure.memory import Fit, MemoryReport, Needs
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
@@ -74,7 +74,7 @@ def step(setup: RunSetup) -> Finding:
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
     kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}
     needs = Needs.of(cost, setup.state.params, setup.topology, kept)
-    fit = Fit.of(division, [Report.of(needs, setup.topology, setup.state)])
+    fit = Fit.of(division, [MemoryReport.of(needs, setup.topology, setup.state)])
     fit.check(lambda then: needs_of_batch(then, division, program.function, setup.state, feed, setup.topology))
     return Finding(f"{work}; {fit}")
 

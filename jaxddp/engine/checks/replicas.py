@@ -1,16 +1,16 @@
-"""Whether all devices still hold the same state: a checksum of the bytes that each one really has.
+"""Check that all devices hold the same state, by checksums of the bytes in each device's memory.
 
-The step keeps replicas alike by computing the same on each. Nothing in it would notice a bit that a device's memory
-flipped, or a device that computes wrongly: its replica goes its own way from there, and so does every gradient.
+Replicas stay equal because every device computes the same update. The step itself would not notice a flipped bit in a
+device's memory or a device that computes wrongly. From then on that replica, and every gradient, would be wrong.
 
-Every 32-bit word of the state is combined with its place, scrambled, and added up, wrapping around. Combining and
-scrambling are one-to-one, so a change within one word, such as a flipped bit, always changes the sum. The place
-decides what a word becomes, so a swap changes it too; that, or a change of many words, is missed once in 2^32 times.
+Every 32-bit word of the state is combined with its index, scrambled, and summed modulo 2^32. Both operations are
+one-to-one, so a change within one word, such as a flipped bit, always changes the sum. Words that swap places change it
+too. A swap, or a change of many words, is missed with a probability of 2^-32.
 """
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,112 +27,109 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.variables import path_of
 
 _NAMED = 4
-"""How many devices a line names."""
+"""The largest number of devices that a message names."""
 
 
 class Replicas:
-    """Compares the replicas of a state on the devices of a mesh, of which there are two or more.
+    """Compares the replicas of a state on the devices of a mesh with two or more devices.
 
-    The programs are compiled on first use, and shared by all that compare states of the same shapes.
+    Programs are compiled on first use and shared by all instances that compare states of the same shapes.
     """
 
     def __init__(self, topology: Topology):
         self.topology = topology
 
     def check(self, step: int, state: Any) -> None:
-        """Wait for the state of a step, and see that all devices hold the same bits.
+        """Wait for the state of a step, and check that all devices hold the same bits.
 
-        All processes must call it alike, and all of them raise or none does.
+        All processes must call it together. Either all of them raise or none does.
 
         Raises:
-            ReplicaError: names the devices that differ from the majority, and the first array that does.
+            ReplicaError: the message names the devices that differ from the majority, and the first array that differs.
         """
-        totals = checksums(self.topology)(state)
-        found = np.asarray(totals.addressable_data(0))
-        if (found == found[0]).all():
+        totals = np.asarray(checksums(self.topology)(state).addressable_data(0))
+        if (totals == totals[0]).all():
             return
         by_array = np.asarray(array_checksums(self.topology)(state).addressable_data(0))
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
         differing = np.flatnonzero((by_array != by_array[:1]).any(axis=0))
-        names = [path_of(paths[place]) for place in differing]
+        names = [path_of(paths[index]) for index in differing]
         raise ReplicaError(
-            f"step {step}: the devices no longer hold the same state: {_who(found.tolist(), self.topology)}, "
-            f"{_where(names, len(paths))}. Nothing of it is saved: start the same command again, which goes on from "
-            "the last checkpoint; where one device differs again, take it out"
+            f"step {step}: the devices no longer hold the same state: {_devices(totals.tolist(), self.topology)}, "
+            f"{_arrays(names, len(paths))}. This state is not saved: run the same command again to continue from "
+            "the last checkpoint; if the same device differs again, remove it from the job"
         )
 
 
 @functools.cache
 def checksums(topology: Topology) -> Callable[[Any], jax.Array]:
-    """Compile (on first use) the checksum of a replicated state as each device holds it, in mesh order: uint32[N].
+    """Compile (on first use) the checksum of the state on each device, uint32[N] in mesh order, replicated.
 
-    The state is read once, and what lies in small arrays twice. Every device gets all of the checksums.
+    The state is read once; its small arrays are read twice.
     """
 
     def checksum(state: Any) -> jax.Array:
         words = [_words(leaf) for leaf in jax.tree.leaves(state)]
-        small = [each for each in words if each.size < SMALL_LEAF]
-        large = [each for each in words if each.size >= SMALL_LEAF]
+        small = [array for array in words if array.size < SMALL_LEAF]
+        large = [array for array in words if array.size >= SMALL_LEAF]
         together = [jnp.concatenate(small)] if small else []
-        return _sum(jnp.stack([_sum(each) for each in [*together, *large]]))
+        return _sum(jnp.stack([_sum(array) for array in [*together, *large]]))
 
     return _on_each(checksum, topology)
 
 
 @functools.cache
 def array_checksums(topology: Topology) -> Callable[[Any], jax.Array]:
-    """The same for each array of the state by itself: uint32[N, arrays]. It takes seconds to compile."""
+    """Compile (on first use) the checksum of each array on each device: uint32[N, arrays]. Compiling takes seconds."""
     return _on_each(lambda state: jnp.stack([_sum(_words(leaf)) for leaf in jax.tree.leaves(state)]), topology)
 
 
 def _on_each(checksum: Callable[[Any], jax.Array], topology: Topology) -> Callable[[Any], jax.Array]:
     def local(state: Any) -> jax.Array:
-        # What is known to be the same everywhere might be computed once.
+        # Of values that are known to be replicated, XLA might compute the checksum once.
         return stacked_over_devices(checksum(lax.pcast(state, AXIS, to="varying")))
 
     return jax.jit(jax.shard_map(local, mesh=topology.mesh, in_specs=P(), out_specs=P()))
 
 
 def _words(leaf: jax.Array) -> jax.Array:
-    """The bits of an array as uint32[words]; an element of fewer bits is a word by itself."""
+    """Return the bits of an array as uint32[words]. An element of fewer than 32 bits is one word."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         leaf = jnp.stack([leaf.real, leaf.imag])
     if leaf.dtype.itemsize == 1 and not jnp.issubdtype(leaf.dtype, jnp.floating):
-        # Of a bool, or of integers of four bits, there is no other way to the bits.
+        # A bool or a 4-bit integer cannot be bitcast.
         leaf = leaf.astype(jnp.uint8)
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
     return lax.bitcast_convert_type(leaf, unsigned).reshape(-1).astype(jnp.uint32)
 
 
 def _sum(words: jax.Array) -> jax.Array:
-    """uint32[] of uint32[words]."""
-    # An odd factor is one-to-one, so that each place has a number of its own; this one is 2^32 by the golden ratio.
-    places = lax.iota(jnp.uint32, words.size) * jnp.uint32(0x9E3779B9)
-    return _scrambled(words ^ places).sum(dtype=jnp.uint32)
+    """Return the checksum of uint32[words]: uint32[]."""
+    # An odd factor is one-to-one, so every index gets its own number. This one is 2^32 divided by the golden ratio.
+    indices = lax.iota(jnp.uint32, words.size) * jnp.uint32(0x9E3779B9)
+    return _scrambled(words ^ indices).sum(dtype=jnp.uint32)
 
 
 def _scrambled(words: jax.Array) -> jax.Array:
-    """One-to-one, and every bit depends on every other: the last part of MurmurHash3 (Appleby 2011)."""
+    """Scramble words one-to-one, with the finalizer of MurmurHash3 (Appleby 2011)."""
     words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
     words = (words ^ (words >> 13)) * jnp.uint32(0xC2B2AE35)
     return words ^ (words >> 16)
 
 
-def _who(totals: Sequence[int], topology: Topology) -> str:
-    """Which devices differ from which."""
+def _devices(totals: Sequence[int], topology: Topology) -> str:
+    """Say which devices differ from which."""
     (most, count), *_ = Counter(totals).most_common()
     devices = [f"device {device} of process {device.process_index}" for device in topology.mesh.devices.flat]
     if 2 * count > len(totals):
         others = [device for device, total in zip(devices, totals, strict=True) if total != most]
         return f"{_list(others)} {'differs' if len(others) == 1 else 'differ'} from the other {count}"
-    groups = [[device for device, own in zip(devices, totals, strict=True) if own == total] for total in _once(totals)]
-    return f"there is no majority ({' against '.join(map(_list, groups))})"
-
-
-def _once(totals: Sequence[int]) -> Iterator[int]:
-    return iter(dict.fromkeys(totals))
+    groups: dict[int, list[str]] = {}
+    for device, total in zip(devices, totals, strict=True):
+        groups.setdefault(total, []).append(device)
+    return f"there is no majority ({' against '.join(map(_list, groups.values()))})"
 
 
 def _list(names: Sequence[str]) -> str:
@@ -140,8 +137,9 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _where(names: Sequence[str], count: int) -> str:
+def _arrays(names: Sequence[str], count: int) -> str:
+    """Say in which arrays the devices differ."""
     if not names:
-        # The next program may have been given other bits, or the first one have computed wrongly.
-        return "though not where its arrays were compared one by one, so that a device computes wrongly"
+        # Either the second program read other bits, or the first one computed wrongly.
+        return "but a comparison of each array found no difference, so a device computes wrongly"
     return f"in {len(names)} of {counted(count, 'array')}, first in {names[0]}"

@@ -1,4 +1,4 @@
-"""An exponential moving average of the parameters, which evaluation measures beside them."""
+"""An exponential moving average (EMA) of the parameters, which is evaluated beside them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,23 +14,22 @@ from jaxddp.overrides import check_values
 
 @dataclass(frozen=True)
 class ParameterAverage(Part):
-    """Polyak averaging with a decay, which begins at the fresh parameters.
+    """An exponential moving average of the parameters that starts at the fresh parameters.
 
     The decay of step t (0 first) warms up as min(decay, (1 + t)/(10 + t)), the rule of TensorFlow's
-    `ExponentialMovingAverage`, so that a short run forgets where it began. With `every` K the average moves after each
-    K-th step, with the decay to the power of K: it looks back as many steps as with 1. (torchvision's references and
-    pycls multiply 1 - decay by K, which is the same to first order.)
+    `ExponentialMovingAverage`, so that a short run forgets the fresh parameters. With `every` K the average is updated
+    after each K-th step, with the decay to the power of K, so it covers as many steps as with 1. (torchvision's
+    references and pycls multiply 1 - decay by K, which is the same to first order.)
 
-    What evaluation takes from the model's state, such as the statistics of batch norm, is that of the trained
-    parameters.
+    Evaluation of the average uses the model state of the trained parameters, such as batch norm statistics.
 
     Attributes:
-        decay: of a step, 0 <= decay < 1.
-        every: at least 1 step.
+        decay: the decay of one step, 0 <= decay < 1.
+        every: the number of steps between updates, at least 1.
         warmup: whether the decay warms up.
 
     Raises:
-        InputError: one of them is another.
+        InputError: a value is out of range.
     """
 
     decay: Decay
@@ -43,7 +42,7 @@ class ParameterAverage(Part):
         check_values(self, "ParameterAverage: ")
 
     def init(self, params: Any, model_state: Any) -> Any:
-        # Copies: a donated state must not hold a buffer twice.
+        # Copy, because a donated state must not hold a buffer twice.
         return {EVAL_PARAMS: jax.tree.map(jnp.copy, params)}
 
     def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:

@@ -1,4 +1,4 @@
-"""The parts of the step that a config asks for."""
+"""Create the parts of the step from a config."""
 
 import optax
 
@@ -15,9 +15,9 @@ from jaxddp.schedules.constant import PlateauSettings
 
 
 def configured_parts(config: Config, total_steps: int) -> tuple[Part, ...]:
-    """The parts of a config's run of so many steps; see `check_parts` for their place among others.
+    """Create the parts of a config's run of `total_steps` steps; see `check_parts` for how others are added.
 
-    The average is of what Lookahead leaves, and the guard leaves both as they were.
+    In their order, the moving average follows Lookahead, and the guard can undo both.
     """
     settings, clip, parts = config.train, config.optimizer.clip_norm, list[Part]()
     if clip is not None or config.log.gradient_norm:
@@ -27,8 +27,8 @@ def configured_parts(config: Config, total_steps: int) -> tuple[Part, ...]:
     if settings.ema is not None:
         parts.append(ParameterAverage(settings.ema, every=settings.ema_every, warmup=settings.ema_warmup))
     if config.optimizer.schedule == "plateau":
-        own = settings_of(config.optimizer, PlateauSettings)
-        parts.append(Plateau(own.plateau_factor, own.plateau_patience, own.end_factor))
+        plateau = settings_of(config.optimizer, PlateauSettings)
+        parts.append(Plateau(plateau.plateau_factor, plateau.plateau_patience, plateau.end_factor))
     if settings.max_bad_steps or settings.precision == "float16":
         parts.append(Guard())
     if settings.precision == "float16":

@@ -1,4 +1,4 @@
-"""The norm of the averaged gradients, logged as `gradient_norm`, and their clipping by it."""
+"""Log the norm of the averaged gradients as `gradient_norm`, and clip gradients by it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +15,14 @@ GRADIENT_NORM = "gradient_norm"
 
 @dataclass(frozen=True)
 class GradientNorm(Part):
-    """Reports the L2 norm of all gradients together, as they were averaged; it keeps no arrays.
+    """Reports the global L2 norm of the averaged gradients, before clipping. It keeps no arrays.
 
     Attributes:
-        clip: gradients that are longer are scaled down to it (Pascanu et al. 2013, arXiv:1211.5063); None changes none.
-            What is not finite stays so, in at least one place. `InputError` where it is not above 0.
+        clip: the largest norm; longer gradients are scaled down to it (Pascanu et al. 2013, arXiv:1211.5063). None
+            disables clipping. A gradient that is not finite stays so in at least one element.
+
+    Raises:
+        InputError: `clip` is not above 0.
     """
 
     clip: float | None = None

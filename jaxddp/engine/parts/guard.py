@@ -1,6 +1,6 @@
-"""A step whose gradient is not finite changes nothing but the step count.
+"""Skip steps whose gradient is not finite: they change nothing but the step count.
 
-`optax.apply_if_finite` does this for an optimizer alone, not for batch statistics and the arrays of other parts.
+`optax.apply_if_finite` protects only the optimizer and the parameters, not batch statistics and the arrays of parts.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
 
 SKIPPED = "skipped"
-"""1 for a step that was skipped, 0 for one that was taken."""
+"""The name of the scalar that is 1 for a skipped step and 0 otherwise."""
 
 
 @dataclass(frozen=True)
 class Guard(Part):
-    """Leaves parameters, statistics, optimizer and the arrays of the parts before it as they were, on all devices."""
+    """Restores parameters, statistics, optimizer state and the arrays of the parts before it, on all devices."""
 
     name: str = "guard"
     judges = True

@@ -1,8 +1,8 @@
-"""Schedule-free optimizers (Defazio et al. 2024, arXiv:2405.15682), wherever in an optimizer's state one is.
+"""Support for schedule-free optimizers (Defazio et al. 2024, arXiv:2405.15682), anywhere in an optimizer's state.
 
-Such an optimizer takes steps z, averages them as x, and has its gradients at y = beta x + (1 - beta) z. The parameters
-that are trained are y; z is in its state, and x follows from both. Here x is kept beside y for evaluation, and steps
-at other learning rates move all three.
+Such an optimizer takes steps z, averages them as x, and computes gradients at y = beta x + (1 - beta) z. The trained
+parameters are y. The optimizer's state holds z, and x follows from both. This module keeps x beside y for evaluation,
+and scales steps so that all three sequences stay consistent.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,22 +21,22 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_PARAMS, TrainState
 from jaxddp.models.variables import path_of
 
-Factor = Callable[[str], Any]
-"""Of a parameter's path, what its steps are multiplied by, from 0 to 1 or more."""
+StepFactor = Callable[[str], Any]
+"""A function of a parameter's path that returns the factor of its steps, 0 or more."""
 
 
 @dataclass(frozen=True)
 class ScheduleFreeAverage(Part):
-    """Keeps x beside y, so that who evaluates, predicts or exports a state needs no optimizer.
+    """Keeps x in the state, so that evaluation, prediction and export need no optimizer.
 
-    It joins by itself wherever there is a schedule-free optimizer, that of a config or an object. Running statistics of
-    batch norm are those of y.
+    It is added automatically if there is a schedule-free optimizer, from a config or from Python. Running statistics
+    of batch norm are those of y.
     """
 
     name: str = "schedule_free"
 
     def init(self, params: Any, model_state: Any) -> Any:
-        # Copies: a donated state must not hold a buffer twice.
+        # Copy, because a donated state must not hold a buffer twice.
         return {EVAL_PARAMS: jax.tree.map(jnp.copy, params)}
 
     def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
@@ -44,9 +44,14 @@ class ScheduleFreeAverage(Part):
 
 
 def with_average(parts: Sequence[Part], opt_state: Any) -> tuple[Part, ...]:
-    """The parts with this one, the last before a guard, where an optimizer's state, or one of shapes, needs it.
+    """Add a `ScheduleFreeAverage` to the parts, before any guard, if the optimizer is schedule-free.
 
-    Raises: InputError; there is an average already, or slow weights, which would leave the optimizer's steps behind.
+    Args:
+        opt_state: the optimizer's state, or its shapes.
+
+    Raises:
+        InputError: the parts already include a parameter average, or Lookahead, whose slow weights would leave the
+            optimizer's steps behind.
     """
     if not is_schedule_free(opt_state):
         return tuple(parts)
@@ -67,22 +72,22 @@ def with_average(parts: Sequence[Part], opt_state: Any) -> tuple[Part, ...]:
 
 
 def is_schedule_free(opt_state: Any) -> bool:
-    """Whether a state, which may be one of shapes, holds that of a schedule-free optimizer."""
+    """Tell whether an optimizer's state, or its shapes, includes that of a schedule-free optimizer."""
     return bool(_states(opt_state))
 
 
 def averaged(opt_state: Any, params: Any) -> Any:
-    """The parameters x, which are to be measured; `params` itself where no schedule-free optimizer trains it."""
-    found = dict[str, jax.Array]()
+    """Return the parameters x for evaluation. A parameter without a schedule-free optimizer is returned unchanged."""
+    averages = dict[str, jax.Array]()
     for state in _states(opt_state):
         z = _by_path(state.z)
-        own = {path: leaf for path, leaf in _by_path(params).items() if path in z}
-        found |= schedule_free_eval_params(state._replace(z=z), own)
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: found.get(path_of(path), leaf), params)
+        y = {path: leaf for path, leaf in _by_path(params).items() if path in z}
+        averages |= schedule_free_eval_params(state._replace(z=z), y)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: averages.get(path_of(path), leaf), params)
 
 
-def multiplied(updates: Any, before: Any, after: Any, factor: Factor) -> tuple[Any, Any]:
-    """The updates of any optimizer, and its next state, at rates that are multiplied by factors; see `with_steps`."""
+def multiplied(updates: Any, before: Any, after: Any, factor: StepFactor) -> tuple[Any, Any]:
+    """Scale the updates of any optimizer by factors; return them and its next state. See `with_steps`."""
     if is_schedule_free(after):
         return with_steps(updates, before, after, factor)
 
@@ -92,21 +97,23 @@ def multiplied(updates: Any, before: Any, after: Any, factor: Factor) -> tuple[A
     return jax.tree_util.tree_map_with_path(product, updates), after
 
 
-def with_steps(updates: Any, before: Any, after: Any, factor: Factor) -> tuple[Any, Any]:
-    """The updates and the next state of schedule-free optimizers whose steps were multiplied by factors.
+def with_steps(updates: Any, before: Any, after: Any, factor: StepFactor) -> tuple[Any, Any]:
+    """Scale the steps of schedule-free optimizers by factors; return the updates of y and the next state.
 
-    Updates of y that were multiplied by themselves would leave z behind or ahead, and x, which follows from both,
-    anywhere. With a factor of 0 neither moves.
+    Scaling the updates of y alone would make z inconsistent with y, and x wrong. With a factor of 0 neither y nor z
+    moves.
 
     Args:
-        updates: of y, as the optimizer gave them, with the state that it was given and the one that it returned.
+        updates: the optimizer's updates of y.
+        before: the optimizer's state before the update.
+        after: the state that the optimizer returned.
     """
     corrections = dict[str, tuple[jax.Array, Any]]()
 
     def scaled(old: Any, new: Any) -> Any:
         if not isinstance(old, ScheduleFreeState):
             return new
-        # The share of the newest z in x.
+        # The weight of the newest z in x.
         total: Any = new.weight_sum
         share = jnp.where(total > 0, (total - old.weight_sum) / total, 0)
         into_y = old.b1 * share + 1 - old.b1
@@ -124,7 +131,7 @@ def with_steps(updates: Any, before: Any, after: Any, factor: Factor) -> tuple[A
         if path_of(path) not in corrections:
             return update
         more, times = corrections[path_of(path)]
-        # Minus zero: x + -0 has the bits of x, and -0 + 0 has not those of -0.
+        # Minus zero, because x + -0 keeps the bits of x, while -0 + 0 is 0.
         return jnp.where(times == 0, -0.0, update + more).astype(update.dtype)
 
     return jax.tree_util.tree_map_with_path(corrected, updates), state

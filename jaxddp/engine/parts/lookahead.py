@@ -1,4 +1,4 @@
-"""Lookahead: slow weights that follow the trained ones, which are set back to them every few steps."""
+"""Lookahead: slow weights follow the trained weights, and every few steps training restarts from the slow weights."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +15,17 @@ from jaxddp.overrides import checked
 
 @dataclass(frozen=True)
 class Lookahead(Part):
-    """Zhang et al. 2019 (arXiv:1907.08610), with a decay that may change over the run, as in Jordan 2024
-    (arXiv:2404.00498, section 3.4).
+    """Lookahead (Zhang et al. 2019, arXiv:1907.08610), with a decay that may change over the run.
 
-    Every `period` steps slow = decay * slow + (1 - decay) * trained, and training goes on from slow. After the last
-    step of the run the trained weights are the slow ones. Running statistics of the model are treated as parameters
-    are; its other arrays are left alone.
+    The changing decay is from Jordan 2024 (arXiv:2404.00498, section 3.4). Every `period` steps
+    slow = decay * slow + (1 - decay) * trained, and training continues from the slow weights. After the last step of
+    the run the trained weights are replaced by the slow ones. The model's running statistics are treated like
+    parameters; its other arrays are not changed.
 
     Attributes:
-        decay: a function of the number of steps taken, to 0 ... 1.
-        total_steps: of the run.
+        period: the number of steps between updates of the slow weights.
+        decay: a function of the number of steps taken that returns the decay, 0 to 1.
+        total_steps: the number of steps of the run.
     """
 
     period: Period
@@ -36,7 +37,7 @@ class Lookahead(Part):
         checked(self.period, Period, "Lookahead: period")
 
     def init(self, params: Any, model_state: Any) -> Any:
-        # Copies: a donated state must not hold a buffer twice.
+        # Copy, because a donated state must not hold a buffer twice.
         return jax.tree.map(jnp.copy, {"params": params, "model_state": model_state})
 
     def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:

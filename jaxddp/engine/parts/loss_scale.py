@@ -1,4 +1,4 @@
-"""Dynamic loss scaling, by which gradients in float16 neither overflow nor vanish."""
+"""Dynamic loss scaling, which keeps float16 gradients from overflow and underflow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,16 +16,22 @@ LOSS_SCALE = "loss_scale"
 
 @dataclass(frozen=True)
 class LossScale(Part):
-    """The rule of `flax.training.dynamic_scale.DynamicScale` (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
+    """Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
 
-    The mean loss of the global batch is multiplied by a scale before it is differentiated. With the finite gradient
-    that follows `growth_interval` others the scale grows by `factor`; with one that is not finite it shrinks by as
-    much, and `jaxddp.engine.parts.guard.Guard`, which comes before this part, skips the step. Finiteness is that of the
-    averaged gradients, so all devices have one scale. It is logged as `loss_scale`, as the next step uses it.
+    The rule is that of `flax.training.dynamic_scale.DynamicScale`. The mean loss of the global batch is multiplied by
+    a scale before it is differentiated. After `growth_interval` finite gradients in a row, the next finite one
+    multiplies the scale by `factor`. A gradient that is not finite divides it by `factor`, and
+    `jaxddp.engine.parts.guard.Guard`, which comes before this part, skips the step. Finiteness is that of the averaged
+    gradients, so all devices have the same scale. The scale of the next step is logged as `loss_scale`.
 
     Attributes:
-        batch_size: of the global batch, over whose sum of losses the step differentiates.
+        batch_size: the size of the global batch; the step differentiates the sum of its losses.
         initial: the first scale.
+        factor: the factor by which the scale grows and shrinks.
+        growth_interval: the number of finite gradients before the scale grows.
+
+    Raises:
+        InputError: a value is out of range.
     """
 
     batch_size: int
@@ -44,7 +50,7 @@ class LossScale(Part):
                 raise InputError(f"LossScale: {key}={getattr(self, key)}; give a number above {above}")
 
     def init(self, params: Any, model_state: Any) -> Any:
-        """{"scale": float32[], "finite_steps": int32[], how many in a row since it last changed}."""
+        """Return {"scale": float32[], "finite_steps": int32[]}, the number of finite steps since the scale changed."""
         return {"scale": jnp.float32(self.initial), "finite_steps": jnp.int32(0)}
 
     def loss_scale(self, own: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""An optional piece of the training step, with arrays of its own in the state."""
+"""The base class of optional parts of the training step, and functions over the parts of a run."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,19 +12,22 @@ from jaxddp.mesh import Topology
 from jaxddp.sections.goal import VAL, VAL_EMA, named
 
 Follow = Callable[[TrainState, Mapping[str, float | None]], TrainState]
-"""(state, `flat` metrics of its validation) -> the state that the next step takes; the same on every process."""
+"""(state, `flat` metrics of its validation) -> the state for the next step, the same on every process."""
 
 
 class Part:
-    """Pure functions that a step calls in this order; each is optional. All see the same values on every device.
+    """An optional part of the training step, with its own arrays in the state.
+
+    Its methods are pure functions that the step calls in this order. Each is optional. `own` is the part's arrays. All
+    arguments have the same values on every device.
 
     Attributes:
-        name: of its arrays in `TrainState.parts`, which are saved and restored with the state.
-        judges: whether it wants to know if the gradients are finite, which costs a look at all of them. Such a part
-            comes after the guard, which leaves the arrays of those before it as they were.
-        beside: whether a validation measures its `EVAL_PARAMS` (see `jaxddp.engine.state`) beside the trained
-            parameters, as "val_ema", as suits an average of them; otherwise in place of them, as "val".
-        follows: whether `validated` is to be called.
+        name: the name of its arrays in `TrainState.parts`, which are saved and restored with the state.
+        judges: whether `judge` is called with the finiteness of the gradients, which costs a pass over them. Such a
+            part comes after the guard, which restores the arrays of the parts before it.
+        beside: whether a validation measures the part's `EVAL_PARAMS` (see `jaxddp.engine.state`) beside the trained
+            parameters, as "val_ema", which suits an average; otherwise they replace the trained ones, as "val".
+        follows: whether `validated` is called after a validation.
     """
 
     name: str
@@ -33,84 +36,89 @@ class Part:
     follows = False
 
     def init(self, params: Any, model_state: Any) -> Any:
-        """Its own arrays at step 0, a pytree; {} for none.
+        """Return the part's arrays at step 0, a pytree; {} for none.
 
-        None has no place in the state at all, so that a run may be resumed with the part or without it.
+        A part that returns None is not in the state at all, so a run may be resumed with or without it.
         """
         return {}
 
     def loss_scale(self, own: Any) -> jax.Array | float:
-        """What the loss is multiplied by before it is differentiated; the gradients are divided by it."""
+        """Return a factor for the loss before it is differentiated; the gradients are divided by it."""
         return 1.0
 
     def gradients(self, own: Any, grads: Any) -> Any:
-        """The gradients that the optimizer is given, of those averaged over the global batch.
+        """Return the gradients for the optimizer, from those averaged over the global batch.
 
-        In their tree None stands for a frozen parameter; `jaxddp.models.frozen.trained` makes such a tree of others.
+        Gradients of frozen parameters are None. `jaxddp.models.frozen.trained` makes such a tree from a full one.
         """
         return grads
 
     def rate_factor(self, own: Any) -> jax.Array | None:
-        """What multiplies the learning rate of the next step, whatever the optimizer, float[]; None for nothing."""
+        """Return a factor for the learning rate of the next step, with any optimizer, float[]; None for no factor."""
         return None
 
     def validated(self, own: Any, metrics: Mapping[str, jax.Array]) -> Any:
-        """Its next arrays, of the same types, after a validation, whose metrics are float32[] each: "val loss", ….
+        """Return the part's next arrays, with the same types, after a validation.
 
-        It is called between two steps, where `follows` is set.
+        It is called between two steps if `follows` is set. `metrics` are float32[] by name, such as "val loss".
         """
         return own
 
     def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
-        """Its next arrays, and the next state: `after`, or one in which some of it is left as `before`."""
+        """Return the part's next arrays and the next state: `after`, possibly with changes."""
         return own, after
 
     def judge(self, own: Any, before: TrainState, after: TrainState, finite: jax.Array) -> tuple[Any, TrainState]:
-        """The same as `update`, and after it, by whether the averaged gradients are finite, bool[].
+        """Like `update`, and called after it, with bool[]: whether the averaged gradients are finite.
 
-        They hold the NaN or the infinity of any device. It is called where `judges` is set.
+        A NaN or infinity of any device is in the average. It is called if `judges` is set.
         """
         return own, after
 
     def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
-        """Scalars of this step, by name, which are logged beside its metrics.
+        """Return scalars of this step, by name, which are logged beside its metrics.
 
-        `grads` are the averaged ones, before any part changed them; `update` and `judge` see what the optimizer did.
+        Here `grads` are the averaged gradients before any part changed them. In `update` they are the gradients that
+        the optimizer got.
         """
         return {}
 
 
 def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, TrainState]:
-    """What a validation measures, by split: as "val" the trained parameters, or what a part has in place of them, and
-    as "val_ema" what one has beside them."""
+    """Return the states that a validation measures, by split.
+
+    "val" has the trained parameters, or a part's parameters that replace them. "val_ema" has a part's parameters that
+    are measured beside them.
+    """
     if not any(part.beside for part in parts):
         return {VAL: state}
     return {VAL: state.measuring(state.params), VAL_EMA: state.measuring(state.eval_params)}
 
 
 def make_follow(parts: Sequence[Part], topology: Topology) -> Follow:
-    """Tell validations to the parts that follow them; of a step that has none the state stays as it is.
+    """Return a function that passes the metrics of a validation to the parts that follow validations.
 
-    Raises: InputError; when it is called, where a part changes what its arrays consist of.
+    Raises:
+        InputError: when it is called; a part changes the names, shapes or dtypes of its arrays.
     """
     following = [part for part in parts if part.follows]
 
     @jax.jit(out_shardings=topology.replicated)
-    def told(own: dict[str, jax.Array], metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        return {part.name: part.validated(own[part.name], metrics) for part in following}
+    def updated(arrays: dict[str, jax.Array], metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {part.name: part.validated(arrays[part.name], metrics) for part in following}
 
     def follow(state: TrainState, metrics: Mapping[str, float | None]) -> TrainState:
         if not following:
             return state
         values = {named(name): np.float32(np.nan if value is None else value) for name, value in metrics.items()}
-        own = {part.name: state.parts[part.name] for part in following}
-        told_of = state.replace(parts={**state.parts, **told(own, topology.replicate(values))})
-        return kept_types(state, told_of, "what parts make of a validation")
+        arrays = {part.name: state.parts[part.name] for part in following}
+        after = state.replace(parts={**state.parts, **updated(arrays, topology.replicate(values))})
+        return kept_types(state, after, "the parts that follow a validation")
 
     return follow
 
 
 def rate_factor(parts: Sequence[Part], state: TrainState) -> float:
-    """What the parts multiply the learning rate by."""
+    """Return the factor by which the parts multiply the learning rate."""
     factors = (part.rate_factor(state.parts.get(part.name)) for part in parts)
     return math.prod(float(factor) for factor in factors if factor is not None)

@@ -1,4 +1,4 @@
-"""A learning rate that is lowered when the validation loss has stopped falling."""
+"""Lower the learning rate when the validation loss has stopped falling."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ _THRESHOLD = 1e-4
 
 @dataclass(frozen=True)
 class Plateau(Part):
-    """The rule of `optax.contrib.reduce_on_plateau` over the validations of a run, for any optimizer.
+    """Applies the rule of `optax.contrib.reduce_on_plateau` to the validations of a run, for any optimizer.
 
-    The updates are multiplied by a factor, 1 at first. After `patience` validations in a row without gain it is
-    multiplied by `factor`, and no less than `least`; then they are counted anew. A gain is a loss below the least one
-    so far by a relative 1e-4, as with PyTorch's `ReduceLROnPlateau`, whose own patience is one validation longer. A
-    loss that is not finite is no gain.
+    Updates are multiplied by a scale, which starts at 1. After `patience` validations in a row without improvement the
+    scale is multiplied by `factor`, down to `least`, and the count starts again. An improvement is a loss below the
+    best one by a relative 1e-4, as in PyTorch's `ReduceLROnPlateau`, whose patience is one validation longer. A loss
+    that is not finite is no improvement.
 
     Attributes:
         factor: above 0 and below 1.
@@ -31,7 +31,7 @@ class Plateau(Part):
         least: from 0 to 1.
 
     Raises:
-        InputError: one of them is another.
+        InputError: a value is out of range.
     """
 
     factor: HeldOut = 0.1
@@ -48,9 +48,9 @@ class Plateau(Part):
         return optax.contrib.reduce_on_plateau(self.factor, self.patience, _THRESHOLD, min_scale=self.least)
 
     def init(self, params: Any, model_state: Any) -> Any:
-        """{"rule": optax's state, whose `scale` is the factor, float32[]}."""
+        """Return {"rule": optax's state}. Its `scale`, float32[], is the factor of the learning rate."""
         rule: Any = self._rule.init(jnp.zeros((), jnp.float32))
-        # It begins with infinity, and a state that holds one is not saved.
+        # Optax starts with infinity, but a state that holds one is not saved.
         return {"rule": rule._replace(best_value=jnp.float32(jnp.finfo(jnp.float32).max))}
 
     def rate_factor(self, own: Any) -> jax.Array:

@@ -1,10 +1,10 @@
-"""Batch norm together with the addition and the ReLU that follow it in a residual network, and its gradient by hand.
+"""Batch norm fused with the addition and the ReLU that follow it in a residual network, with a custom gradient.
 
-On a GPU these operations cost what they read and write. The gradient here reads the incoming gradient and the input
-twice and writes once (with an addition, the ReLU's part of it is written for the shortcut, and read again); what JAX
-derives reads and writes half as much again. How XLA fuses it is counted by `benchmarks/gpu_program.py`.
+On a GPU the cost of these operations is their memory traffic. The custom gradient reads the incoming gradient and the
+input twice and writes once. (With an addition, the gradient after the ReLU is also written for the shortcut and read
+again.) JAX's derived gradient has half as much traffic again. `benchmarks/gpu_program.py` counts how XLA fuses it.
 
-Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3.
+Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3.
 """
 
 import functools
@@ -20,26 +20,27 @@ from jax.typing import DTypeLike
 from jaxddp.core.errors import InputError
 
 Pair = tuple[jax.Array, jax.Array]
-"""Two arrays [C], of which a norm needs many: (scale, bias), (mean, variance), (sum, sum of squares)."""
+"""Two arrays [C], such as (scale, bias), (mean, variance) or (sum, sum of squares)."""
 
 
 class BatchNorm(nn.Module):
-    """relu(normalized(x) + residual), with the parameters, statistics and values of `flax.linen.BatchNorm`.
+    """Compute relu(normalized(x) + residual), with the parameters, statistics and values of `flax.linen.BatchNorm`.
 
-    Normalizes the last axis by the mean and the biased variance over all others. In training it can be differentiated
-    in reverse mode, as often as wanted, but not first in forward mode (`jax.jvp`, `jax.hessian`).
+    It normalizes the last axis by the mean and the biased variance over all other axes. In training it supports
+    reverse-mode differentiation of any order, but not forward mode first (`jax.jvp`, `jax.hessian`).
 
     Attributes:
-        use_running_average: of the collection `batch_stats`, which is left as it is; else the batch's own.
-        momentum: how much of the old running average stays; torch's 0.1, how much comes, is the same rule.
-        axis_name: mesh axis over which statistics are averaged; None for those of a device.
-        group: so many consecutive images are normalized together and apart from all others, and the running statistics
-            take the mean of the groups', as a step takes the mean of its devices'. None for all images of a device; a
-            number goes with no `axis_name`.
-        dtype: of the result. In training, statistics and what is computed between are in float32 at least.
-        scale_init: None for a scale that is 1 and no parameter.
-        by_hand: the gradient is this module's, and two sums over the same pixels are one reduction. On a CPU what JAX
-            derives is quicker, and a reduction of pairs takes five times as long as two.
+        use_running_average: normalize by the statistics in the collection `batch_stats`, without updating them; else by
+            those of the batch.
+        momentum: the weight of the old running average. PyTorch's momentum is 1 minus this.
+        axis_name: the mesh axis over which statistics are averaged; None for the statistics of each device.
+        group: the number of consecutive images that are normalized together. Running statistics take the mean over
+            the groups, as a step takes the mean over its devices. None for all images of a device. It excludes
+            `axis_name`.
+        dtype: the dtype of the result. In training, statistics and intermediate values are float32 or wider.
+        scale_init: the initializer of the scale; None for a constant 1 instead of a parameter.
+        by_hand: use the custom gradient, and compute two sums over the same pixels in one reduction. On a CPU JAX's
+            derived gradient is faster, and a reduction of pairs takes five times as long as two reductions.
     """
 
     use_running_average: bool
@@ -54,13 +55,13 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, residual: jax.Array | None = None, *, relu: bool = False) -> jax.Array:
-        """float[..., C] -> `dtype`[..., C].
+        """Normalize x: float[..., C] -> `dtype`[..., C].
 
         Args:
-            residual: of the result's shape and dtype; added before the ReLU.
+            residual: an array of the result's shape and dtype, which is added before the ReLU.
 
         Raises:
-            InputError: in training, the groups do not make up the images.
+            InputError: in training, the number of images is not a multiple of the group size.
         """
         features, x = x.shape[-1:], x.astype(self.dtype)
         scale = None if self.scale_init is None else self.param("scale", self.scale_init, features, self.param_dtype)
@@ -71,7 +72,7 @@ class BatchNorm(nn.Module):
         if self.use_running_average:
             multiplier = lax.rsqrt(var.value + self.epsilon) * scale
             return applied(x, mean.value, multiplier, bias, residual, relu)
-        # A gradient by hand sums nothing over a `shard_map`'s devices; the gradient of this cast does.
+        # The custom gradient does not sum over the devices of a `shard_map`; the gradient of this cast does.
         if axes := tuple(_varying(x) - _varying(scale)):
             scale, bias = lax.pcast((scale, bias), axes, to="varying")
         normalized: Any = _normalize if self.by_hand else _derived
@@ -82,8 +83,8 @@ class BatchNorm(nn.Module):
 
         result, *batch = (normalize if self.group is None else _in_groups(normalize, self.group))(x, residual)
         if not self.is_initializing():
-            for running, own in zip((mean, var), batch, strict=True):
-                new = self.momentum * running.value + (1 - self.momentum) * lax.stop_gradient(own)
+            for running, current in zip((mean, var), batch, strict=True):
+                new = self.momentum * running.value + (1 - self.momentum) * lax.stop_gradient(current)
                 running.value = new.astype(self.param_dtype)
         return result
 
@@ -99,12 +100,12 @@ _Result = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def _in_groups(normalize: Callable[..., _Result], size: int) -> Callable[..., _Result]:
-    """Of each `size` consecutive images by themselves; mean and variance are the means of the groups'."""
+    """Normalize each group of `size` consecutive images separately; return the mean of the groups' statistics."""
 
     def split(images: jax.Array) -> jax.Array:
         if len(images) % size:
             raise InputError(
-                f"batch norm: {len(images)} images cannot be normalized {size} at a time; give each device a "
+                f"batch norm: {len(images)} images cannot be normalized in groups of {size}; give each device a "
                 f"multiple of {size}"
             )
         return images.reshape(-1, size, *images.shape[1:])
@@ -118,12 +119,12 @@ def _in_groups(normalize: Callable[..., _Result], size: int) -> Callable[..., _R
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, form: _Form) -> _Result:
-    """The result, and the mean and variance of the batch, [C], which pass no gradient on."""
+    """Return the result and the batch's mean and variance, [C], which have no gradient."""
     return _forward(x, scale, bias, residual, form)[0]
 
 
 def _derived(x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, form: _Form) -> _Result:
-    """The same with the gradient that JAX derives."""
+    """Like `_normalize`, with JAX's derived gradient."""
     return _forward(x, scale, bias, residual, form)[0]
 
 
@@ -135,7 +136,7 @@ def _forward(
     mean, var = moments(totals, x.size // x.shape[-1], form.axis_name)
     deviation = lax.rsqrt(var + form.epsilon)
     result = applied(x, mean, deviation * scale, bias, residual, form.relu)
-    # Without an addition the sign is found from the input, which is read anyway.
+    # Without an addition, the backward pass finds the ReLU's mask from the input, which it reads anyway.
     kept = result if form.relu and residual is not None else None
     return (result, mean, var), (x, mean, deviation, scale, bias, residual is not None, kept)
 
@@ -144,7 +145,7 @@ def _backward(form: _Form, saved: Any, grads: _Result) -> tuple[jax.Array, jax.A
     x, mean, deviation, scale, bias, has_residual, result = saved
     multiplier, grad = deviation * scale, grads[0]
     if form.relu and has_residual:
-        # "> 0" XLA would rewrite as a question about what the maximum was taken of, and read all of that again.
+        # XLA would rewrite "> 0" as a comparison of the maximum's operand, and read all of that again.
         grad = jnp.where(result != 0, grad, 0)
     wide = grad.astype(mean.dtype)
     if form.relu and not has_residual:
@@ -152,35 +153,38 @@ def _backward(form: _Form, saved: Any, grads: _Result) -> tuple[jax.Array, jax.A
     centered = x.astype(mean.dtype) - mean
     bias_grad, moment = totals = sums(wide, wide * centered, paired=True)
     shift, slope = through_statistics(totals, deviation, x.size // x.shape[-1], form.axis_name)
-    own = multiplier * (wide - shift - centered * slope)
-    of_parameters = (moment * deviation).astype(scale.dtype), bias_grad.astype(bias.dtype)
-    return own.astype(x.dtype), *of_parameters, grad if has_residual else None
+    x_grad = multiplier * (wide - shift - centered * slope)
+    parameter_grads = (moment * deviation).astype(scale.dtype), bias_grad.astype(bias.dtype)
+    return x_grad.astype(x.dtype), *parameter_grads, grad if has_residual else None
 
 
 _normalize.defvjp(_forward, _backward)
 
 
 def _varying(x: jax.Array) -> frozenset[str]:
-    """The axes of a `shard_map` along which an array may differ."""
+    """Return the axes of a `shard_map` along which an array may differ."""
     return jax.typeof(x).manual_axis_type.varying
 
 
 def moments(totals: Pair, count: int, axis_name: str | None) -> Pair:
-    """Mean and biased variance of `count` values, from their sum and that of their squares; over devices, if named."""
+    """Return the mean and the biased variance of `count` values, from their sum and their sum of squares.
+
+    With `axis_name` they are averaged over that mesh axis.
+    """
     mean, mean_of_squares = (total / count for total in totals)
     if axis_name is not None:
         mean, mean_of_squares = lax.pmean((mean, mean_of_squares), axis_name)
-    # Rounding may leave a little below zero.
+    # Rounding may give a slightly negative variance.
     return mean, jnp.maximum(0, mean_of_squares - jnp.square(mean))
 
 
 def through_statistics(totals: Pair, deviation: jax.Array, count: int, axis_name: str | None) -> Pair:
-    """(shift, slope) of the gradient by a norm's input: multiplier (gradient - shift - (x - mean) slope).
+    """Return (shift, slope) in the gradient of a norm's input: multiplier * (gradient - shift - (x - mean) * slope).
 
     Args:
-        totals: the sums of the gradient by the result, and of that times (x - mean).
+        totals: the sum of the result's gradient, and the sum of that gradient times (x - mean).
         deviation: 1 / sqrt(variance + epsilon).
-        count: of the values on a device.
+        count: the number of values on a device.
     """
     total, moment = totals
     if axis_name is not None:
@@ -192,7 +196,7 @@ def through_statistics(totals: Pair, deviation: jax.Array, count: int, axis_name
 def applied(
     x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.Array, residual: jax.Array | None, relu: bool
 ) -> jax.Array:
-    """relu((x - mean) multiplier + bias + residual), of x's dtype."""
+    """Compute relu((x - mean) * multiplier + bias + residual), in the dtype of x."""
     wide = x.astype(jnp.promote_types(x.dtype, mean.dtype))
     result = ((wide - mean) * multiplier + bias).astype(x.dtype)
     if residual is not None:
@@ -201,16 +205,17 @@ def applied(
 
 
 def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.Array) -> jax.Array:
-    """Where (x - mean) multiplier + bias > 0, by one comparison with a bound for each channel.
+    """Return where (x - mean) * multiplier + bias > 0, by one comparison with a bound for each channel.
 
-    What is as cheap as that, XLA computes wherever it is needed; of anything more it writes a mask as large as `x`. The
-    bound is rounded: where the input lies on it up to rounding, as all of a channel that is constant and hardly biased,
-    the answer may be the other one.
+    XLA recomputes such a cheap comparison wherever it is needed. For anything more expensive it would write a mask as
+    large as `x`. The bound is rounded, so the answer may be wrong where the input equals the bound up to rounding, as
+    in a constant channel with almost no bias.
     """
     falling = multiplier < 0
     bound = mean - bias / jnp.where(multiplier == 0, 1, multiplier)
     bound = jnp.where(multiplier == 0, jnp.where(bias > 0, -jnp.inf, jnp.inf), bound)
-    # Of a falling line it is x < bound, which is not x > the next number below. Below 0 that would be taken for 0.
+    # With a negative slope the condition is x < bound: not (x > the next smaller number). XLA would treat the number
+    # just below 0 as 0.
     bound = lax.stop_gradient(bound)
     below = jnp.where(bound == 0, -jnp.finfo(bound.dtype).tiny, jnp.nextafter(bound, -jnp.inf))
     bound = jnp.where(falling, below, bound)
@@ -218,7 +223,7 @@ def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.
 
 
 def sums(a: jax.Array, b: jax.Array, paired: bool) -> Pair:
-    """The sums of two [..., C] over all axes but the last, as one reduction of pairs or as two."""
+    """Sum two arrays [..., C] over all axes but the last, in one reduction of pairs or in two reductions."""
     return _paired_sums(a, b) if paired else _sums(a, b)
 
 
@@ -233,5 +238,5 @@ def _paired_sums(a: jax.Array, b: jax.Array) -> Pair:
     return tuple(lax.reduce((a, b), (zero, zero), lambda x, y: (x[0] + y[0], x[1] + y[1]), axes))
 
 
-# JAX's own rule for a reduction of pairs wants a tangent of both.
+# JAX's rule for a reduction of pairs needs a tangent for both operands.
 _paired_sums.defjvp(lambda primals, tangents: (_paired_sums(*primals), _sums(*tangents)))

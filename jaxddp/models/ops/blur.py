@@ -1,6 +1,7 @@
-"""A blur before what strides, so that its result depends less on where in the image a thing lies.
+"""Blur images before a strided convolution, so that the result changes less when the image is shifted.
 
-Zhang 2019, "Making convolutional networks shift-invariant again" (arXiv:1904.11486), with the 3x3 binomial filter.
+Source: Zhang 2019, "Making convolutional networks shift-invariant again" (arXiv:1904.11486), with the 3x3 binomial
+filter.
 """
 
 import functools
@@ -18,10 +19,10 @@ _WEIGHTS = (1, 2, 1)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def blur(images: jax.Array, stride: int = 1) -> jax.Array:
-    """Each channel with [1, 2, 1] x [1, 2, 1] / 16 and zeros around, [B, H, W, C] -> [B, ceil(H/stride), …, C].
+    """Convolve each channel with [1, 2, 1] x [1, 2, 1] / 16 and zero padding: [B, H, W, C] -> [B, H', W', C].
 
-    Of any float dtype; summed in float32 at least, and rounded once. It can be differentiated in reverse mode, but not
-    first in forward mode (`jax.jvp`).
+    H' is ceil(H / stride). Any float dtype; sums are in float32 or wider and rounded once. It supports reverse-mode
+    differentiation, but not forward mode first (`jax.jvp`).
     """
     wide = jnp.promote_types(images.dtype, jnp.float32)
     batch, height, width, channels = images.shape
@@ -32,8 +33,8 @@ def blur(images: jax.Array, stride: int = 1) -> jax.Array:
         stop = (batch, row + rows, column + columns, channels)
         return lax.slice(padded, (0, row, column, 0), stop, (1, stride, stride, 1)).astype(wide)
 
-    # Nine slices and not three twice, nor a depthwise convolution: this is one pass over memory, in which a CPU takes
-    # an eighth of the time of XLA's convolution.
+    # Nine slices are one pass over memory, unlike two passes of three. On a CPU they take an eighth of the time of
+    # XLA's depthwise convolution.
     taps = [
         row_weight * column_weight / 16 * shifted(row, column)
         for row, row_weight in enumerate(_WEIGHTS)
@@ -47,7 +48,7 @@ def _forward(images: jax.Array, stride: int) -> tuple[jax.Array, tuple[int, ...]
 
 
 def _backward(stride: int, shape: tuple[int, ...], grads: jax.Array) -> tuple[jax.Array]:
-    # A symmetric filter is its own transpose; the library's would be nine images that are added up, one by one.
+    # A symmetric filter is its own transpose. The derived gradient would add up nine images, one by one.
     margins = [
         (0, side - (outputs - 1) * stride - 1, stride - 1)
         for side, outputs in zip(shape[1:3], grads.shape[1:3], strict=True)
@@ -60,13 +61,14 @@ blur.defvjp(_forward, _backward)
 
 
 def blurring(conv: ModuleFactory) -> ModuleFactory:
-    """A factory of convolutions that blur their images where they stride and these have 16 channels or more.
+    """Wrap a factory of convolutions: strided convolutions blur their images if these have 16 channels or more.
 
-    So do the ResNets of FFCV (github.com/libffcv/ffcv-imagenet, `BlurPoolConv2d`): each convolution but the stem's, and
-    no maximum. A blur has no parameters, and the convolutions keep their names.
+    The ResNets of FFCV (github.com/libffcv/ffcv-imagenet, `BlurPoolConv2d`) do the same: they blur before each strided
+    convolution except the stem's, and not before the max pool. A blur has no parameters, and the convolutions keep
+    their names.
 
     Args:
-        conv: called as `conv(features, kernel=3, stride=2, name="conv1")`.
+        conv: a factory that is called as `conv(features, kernel=3, stride=2, name="conv1")`.
     """
 
     def factory(features: int, *, kernel: int, stride: int, **options: Any) -> Any:
@@ -77,7 +79,7 @@ def blurring(conv: ModuleFactory) -> ModuleFactory:
             if images.shape[-1] < _LEAST_CHANNELS:
                 return conv(features, kernel=kernel, stride=stride, **options)(images)
             if kernel == 1:
-                # It looks at no other pixels than these.
+                # A 1x1 convolution reads only the pixels that the strided blur computes.
                 return conv(features, kernel=1, stride=1, **options)(blur(images, stride))
             return conv(features, kernel=kernel, stride=stride, **options)(blur(images))
 

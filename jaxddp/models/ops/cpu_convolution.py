@@ -1,14 +1,15 @@
-"""Square convolutions that are quick on CPUs, forward and backward; `jaxddp.models.adapt` says where they are used.
+"""Square convolutions that are fast on CPUs, forward and backward. `jaxddp.models.adapt` decides where they are used.
 
-XLA's CPU compiler has three slow cases (times of one core, against 7 ms for a convolution of as many multiplications):
+XLA's CPU compiler has three slow cases (times of one core, compared with 7 ms for a convolution with as many
+multiplications):
 
-- the gradient of a kernel is a convolution with a window as large as the image, with images transposed and every patch
-  laid out in memory: 10 to 24 ms;
-- where the kernel is larger than the image, as a 3x3 on a 2x2 map, 725 ms;
-- for the gradient of many-featured small images, the kernel is transposed first: 8 to 14 ms.
+- The gradient of a kernel takes 10 to 24 ms. XLA computes it as a convolution with a window as large as the image, and
+  transposes the images and copies every patch for it.
+- A convolution with a kernel larger than the image, such as 3x3 on a 2x2 map, takes 725 ms.
+- The gradient of small images with many features takes 8 to 14 ms, because the kernel is transposed first.
 
-Here these are products of matrices, with an image's patches as rows. A product also multiplies the padding, which a
-convolution does not, so each is a `composite` that says how many multiplications the convolution has.
+Here these cases are matrix products with an image's patches as rows. Such a product also multiplies the padding, which
+a convolution does not. So each product is a `composite` with the number of multiplications of the convolution.
 """
 
 import functools
@@ -23,24 +24,26 @@ from jax import lax
 
 import jaxddp.models.ops.cpu_depthwise as cpu_depthwise
 
-# A patch copies each value k * k times, for as many products as there are features on the other side. From so many on
-# the copies are cheaper than what they save (measured: 128 to 512 features, maps of 2x2 to 14x14).
+# Patches copy each value k * k times. From this number of output features on, the product saves more than the copies
+# cost (measured with 128 to 512 features on maps of 2x2 to 14x14).
 _MANY_FEATURES = 256
-# Rows of patches that are multiplied at once, so that they stay in a core's cache: 11 ms in place of 28 in one piece.
+# The number of patch rows that are multiplied at once and fit a core's cache: 11 ms in place of 28 ms in one piece.
 _BLOCK_PIXELS = 256
-# Of channels times features, from here on, and of channels, below: patches are transposed before they are multiplied.
+# Patches are transposed before they are multiplied if channels * features is at least the first number, or if there
+# are fewer channels than the second.
 _LARGE_KERNEL, _FEW_CHANNELS = 1 << 18, 16
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """Cross-correlation of [B, H, W, C] with [k, k, C, F]: [B, H', W', F], H' = (H + 2 padding - k) // stride + 1.
+    """Cross-correlate [B, H, W, C] with [k, k, C, F]: [B, H', W', F], H' = (H + 2 padding - k) // stride + 1.
 
-    With a kernel [k, k, 1, C] and stride 1 it is depthwise: [B, H', W', C]. Any float dtype; a kernel's gradient is
-    summed in float32 at least. Differentiable in reverse mode.
+    With a kernel [k, k, 1, C] and stride 1 the convolution is depthwise: [B, H', W', C]. Any float dtype; a kernel's
+    gradient is summed in float32 or wider. It supports reverse-mode differentiation.
 
     Args:
-        stride, padding: of both axes; the padding is of zeros, on either side.
+        stride: the stride of both axes.
+        padding: the number of zeros on each side of both axes.
     """
     if cpu_depthwise.is_depthwise(images, kernel, stride):
         product = functools.partial(cpu_depthwise.depthwise, padding=padding)
@@ -70,7 +73,7 @@ def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[
 
     of_kernel = _pixels_product if size == 1 else functools.partial(_blocks_product, size=size)
     kernel_gradient = _marked(functools.partial(of_kernel, **settings), count)
-    # The library's is one over the output, so a stride to a 2x2 map makes it slow too: 4.2 ms in place of 0.5.
+    # XLA's gradient of the images is a convolution of the output, so it is slow if that is a 2x2 map: 4.2 ms, not 0.5.
     multiplies = _multiplies(grads, kernel, kernel.shape[2])
     of_images = _marked(images_gradient(_product), count) if multiplies else images_gradient(_library)
     return of_images(grads, kernel), kernel_gradient(images, grads)
@@ -85,7 +88,7 @@ def _marked(product: Callable[[jax.Array, jax.Array], jax.Array], multiplication
 
 
 def _multiplications(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> int:
-    """Those of a convolution with pixels, and not with padding; its two gradients have as many."""
+    """Return the number of a convolution's multiplications, without padding. Each of its two gradients has as many."""
     batch, *sides, _ = images.shape
     size, _, channels, features = kernel.shape
 
@@ -98,7 +101,7 @@ def _multiplications(images: jax.Array, kernel: jax.Array, stride: int, padding:
 
 
 def _multiplies(images: jax.Array, kernel: jax.Array, features: int) -> bool:
-    """Whether a product of matrices is the quicker way from these to so many `features`, on a CPU."""
+    """Tell whether a matrix product is faster on a CPU than XLA's convolution of these images to `features`."""
     size = kernel.shape[0]
     smallest = min(images.shape[1:3])
     return size == 1 or smallest < size or features >= _MANY_FEATURES
@@ -119,14 +122,14 @@ def _product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
 
 
 def _pixels_product(images: jax.Array, grads: jax.Array, stride: int, padding: int) -> jax.Array:
-    """[1, 1, C, F], a 1x1 kernel's gradient: the sum over all pixels of their outer product with their gradient."""
+    """Return a 1x1 kernel's gradient, [1, 1, C, F]: the sum over all pixels of pixel times gradient (outer product)."""
     channels, features = images.shape[-1], grads.shape[-1]
     pixels = _patches(_padded(images, padding), 1, stride).reshape(-1, channels)
     return _summed(grads.reshape(-1, features), pixels).T.reshape(1, 1, channels, features).astype(images.dtype)
 
 
 def _blocks_product(images: jax.Array, grads: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
-    """[k, k, C, F], a kernel's gradient: the sum over all pixels of a patch's outer product with its gradient."""
+    """Return a kernel's gradient, [k, k, C, F]: the sum over all pixels of patch times gradient (outer product)."""
     batch, height, width, features = grads.shape
     padded = _padded(images, padding)
     channels = images.shape[-1]
@@ -134,34 +137,35 @@ def _blocks_product(images: jax.Array, grads: jax.Array, size: int, stride: int,
     count, rows = _block(batch, height, width)
     span, blocks_an_image = (rows - 1) * stride + 1, height // rows
 
-    def product(patch_rows: jax.Array, own: jax.Array) -> jax.Array:
+    def product(patch_rows: jax.Array, pixel_grads: jax.Array) -> jax.Array:
         if transposed:
-            # The barrier has them transposed in memory: the library is slow to do so while it multiplies.
+            # The barrier transposes the patches in memory. XLA is slow if it transposes while it multiplies.
             laid_out = lax.optimization_barrier(patch_rows.T)
-            return jnp.matmul(laid_out, own, preferred_element_type=_total_dtype(own))
-        # The longer side last, which is that of the patches.
-        return _summed(own, patch_rows)
+            return jnp.matmul(laid_out, pixel_grads, preferred_element_type=_total_dtype(pixel_grads))
+        # The longer side, that of the patches, comes last.
+        return _summed(pixel_grads, patch_rows)
 
     def block(number: jax.Array | int) -> list[jax.Array]:
-        """For each row of the kernel, [k * C, F] or its transpose."""
+        """Return the block's gradient for each row of the kernel, [k * C, F] or its transpose."""
         image, row = number // blocks_an_image * count, number % blocks_an_image * rows
         corner = (image * padded.shape[1] + row * stride) * padded.shape[2]
-        found = _patch_rows(padded, corner, (count, span + size - 1, width), size, stride)
-        own = lax.dynamic_slice(grads, (image, row, 0, 0), (count, rows, width, features)).reshape(-1, features)
-        met = (found[:, first : first + span : stride] for first in range(size))
-        return [product(each.reshape(-1, size * channels), own) for each in met]
+        patch_rows = _patch_rows(padded, corner, (count, span + size - 1, width), size, stride)
+        pixel_grads = lax.dynamic_slice(grads, (image, row, 0, 0), (count, rows, width, features))
+        pixel_grads = pixel_grads.reshape(-1, features)
+        by_kernel_row = (patch_rows[:, first : first + span : stride] for first in range(size))
+        return [product(part.reshape(-1, size * channels), pixel_grads) for part in by_kernel_row]
 
-    # Zeros made of the gradients, so that inside of a `shard_map` they vary over its devices as what is added does.
+    # Zeros derived from the gradients vary over the devices of a `shard_map`, like the terms that are added to them.
     zeros = [lax.full_like(grads, 0, like.dtype, like.shape) for like in jax.eval_shape(block, 0)]
     totals = lax.fori_loop(
         0, batch // count * blocks_an_image, lambda number, totals: jax.tree.map(jnp.add, totals, block(number)), zeros
     )
-    total = jnp.stack(totals if transposed else [each.T for each in totals])
+    total = jnp.stack(totals if transposed else [part.T for part in totals])
     return total.reshape(size, size, channels, features).astype(images.dtype)
 
 
 def _summed(a: jax.Array, b: jax.Array) -> jax.Array:
-    """[N, A], [N, B] -> [A, B]: the sum of the rows' outer products."""
+    """Sum the outer products of the rows: [N, A], [N, B] -> [A, B]."""
     return lax.dot_general(a, b, (((0,), (0,)), ((), ())), preferred_element_type=_total_dtype(a))
 
 
@@ -170,7 +174,7 @@ def _total_dtype(x: jax.Array) -> Any:
 
 
 def _block(batch: int, height: int, width: int) -> tuple[int, int]:
-    """(images, rows of each) in a block: the fewest that divide all evenly and have enough pixels."""
+    """Return the number of images and of rows of each in a block: the fewest with enough pixels that divide evenly."""
     pixels = height * width
     if pixels >= _BLOCK_PIXELS:
         return 1, next(rows for rows in range(1, height + 1) if height % rows == 0 and rows * width >= _BLOCK_PIXELS)
@@ -179,16 +183,20 @@ def _block(batch: int, height: int, width: int) -> tuple[int, int]:
 
 
 def _patch_rows(padded: jax.Array, corner: jax.Array | int, part: tuple[int, int, int], size: int, stride: int) -> Any:
-    """A patch's rows, for every row of a part of the images: [images, rows, W', k * C].
+    """Return the rows of patches for each row of a part of the images: [images, rows, W', k * C].
 
-    `corner` is where the part, (images, rows, W'), begins among all pixels. A row of an image is in as many patches as
-    the kernel has rows, and is copied once for all of them; one gather is quicker than a slice for each column.
+    A row of an image belongs to as many patches as the kernel has rows, and is copied once for all of them. One gather
+    is faster than a slice for each column.
+
+    Args:
+        corner: the index of the part's first pixel among all pixels.
+        part: the size of the part, (images, rows, W').
     """
     channels = padded.shape[-1]
     image, row, column, tap = np.ogrid[: part[0], : part[1], : part[2] * stride : stride, :size]
     pixels = (((image * padded.shape[1]) + row) * padded.shape[2] + column + tap).astype(np.int32).reshape(-1)
-    found = padded.reshape(-1, channels).at[pixels + corner].get(mode="promise_in_bounds")
-    return found.reshape(*part, size * channels)
+    rows = padded.reshape(-1, channels).at[pixels + corner].get(mode="promise_in_bounds")
+    return rows.reshape(*part, size * channels)
 
 
 def _padded(images: jax.Array, padding: int) -> jax.Array:
@@ -196,7 +204,7 @@ def _padded(images: jax.Array, padding: int) -> jax.Array:
 
 
 def _patches(images: jax.Array, size: int, stride: int) -> jax.Array:
-    """[B, H, W, C] -> [B, H', W', k * k * C], rows first, as a kernel's values lie in memory."""
+    """Extract patches: [B, H, W, C] -> [B, H', W', k * k * C], in the memory order of a kernel."""
     height, width = ((length - size) // stride * stride + 1 for length in images.shape[1:3])
     taps = [images[:, i : i + height : stride, j : j + width : stride] for i in range(size) for j in range(size)]
     return jnp.concatenate(taps, -1)

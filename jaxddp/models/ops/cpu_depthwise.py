@@ -1,7 +1,7 @@
-"""Depthwise convolutions for CPUs, as sums of shifted images: each feature is one channel of the images, convolved.
+"""Depthwise convolutions for CPUs, as sums of shifted images.
 
-XLA's CPU compiler takes 158 ms where this takes 6 (8 images of 56x56 with 96 channels, a 7x7 kernel, two cores), and
-where the kernel is larger than the image in float64, 336 ms where this takes 0.1.
+For 8 images of 56x56 with 96 channels and a 7x7 kernel on two cores, XLA's convolution takes 158 ms and this one 6 ms.
+For a float64 kernel larger than the image, XLA's takes 336 ms and this one 0.1 ms.
 """
 
 import functools
@@ -12,12 +12,12 @@ from jax import lax
 
 
 def is_depthwise(images: jax.Array, kernel: jax.Array, stride: int) -> bool:
-    """Whether a kernel [k, k, 1, C] is for these images [B, H, W, C], in every pixel."""
+    """Tell whether a convolution is depthwise: stride 1 and a kernel [k, k, 1, C] for images [B, H, W, C]."""
     return stride == 1 and kernel.shape[2] == 1 and kernel.shape[3] == images.shape[-1] > 1
 
 
 def depthwise(images: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
-    """[B, H, W, C] with [k, k, 1, C]: [B, H', W', C], H' = H + 2 padding - k + 1."""
+    """Convolve [B, H, W, C] with [k, k, 1, C]: [B, H', W', C], H' = H + 2 padding - k + 1."""
     size, padded = kernel.shape[0], _padded(images, padding)
     height, width = (side - size + 1 for side in padded.shape[1:3])
     taps = [(i, j) for i in range(size) for j in range(size)]
@@ -26,19 +26,19 @@ def depthwise(images: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
 
 
 def images_gradient(grads: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
-    """[B, H', W', C] -> [B, H, W, C]: what the convolution of that padding does, transposed."""
+    """Compute the gradient of the images, the transposed convolution: [B, H', W', C] -> [B, H, W, C]."""
     return depthwise(grads, kernel[::-1, ::-1], kernel.shape[0] - 1 - padding)
 
 
 def kernel_gradient(images: jax.Array, grads: jax.Array, padding: int, size: int) -> jax.Array:
-    """[k, k, 1, C], summed in float32 at least."""
+    """Compute the gradient of the kernel, [k, k, 1, C], summed in float32 or wider."""
     padded, wide = _padded(images, padding), jnp.promote_types(grads.dtype, jnp.float32)
 
     def tap(number: jax.Array) -> jax.Array:
         shifted = lax.dynamic_slice(padded, (0, number // size, number % size, 0), grads.shape)
         return (shifted.astype(wide) * grads.astype(wide)).sum((0, 1, 2))
 
-    # A loop: as many sums side by side take the compiler 1.5 s.
+    # A loop, because as many separate sums take 1.5 s to compile.
     return lax.map(tap, jnp.arange(size * size)).reshape(size, size, 1, -1).astype(images.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Maximum over windows, with a gradient that knows which pixel of each window was the largest."""
+"""Max pooling with a custom gradient that stores the index of each window's maximum."""
 
 import functools
 import math
@@ -11,13 +11,12 @@ from jax import lax
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int = 1) -> jax.Array:
-    """Maximum over square windows, [B, H, W, C] -> [B, ceil(H/2), ceil(W/2), C] by default; of any float dtype that
-    has infinities.
+    """Take the maximum over square windows: [B, H, W, C] -> [B, ceil(H/2), ceil(W/2), C] by default.
 
-    Values and gradients are those of `flax.linen.max_pool`: of several pixels that tie for the maximum, the first in
-    row-major order has all of the gradient. That one's gradient (select and scatter) is a serial loop on CPUs, and on
-    GPUs reads the images once more; here a uint8 for each output says which pixel it was, so `window` is at most 16.
-    It can be differentiated in reverse mode, but not first in forward mode (`jax.jvp`).
+    Any float dtype with infinities. Values and gradients equal those of `flax.linen.max_pool`: of several equal
+    maxima, the first in row-major order gets the whole gradient. Flax's gradient (select and scatter) is a serial loop
+    on CPUs, and on GPUs it reads the images once more. Here a uint8 for each output stores the index of the pixel, so
+    `window` is at most 16. It supports reverse-mode differentiation, but not forward mode first (`jax.jvp`).
     """
     return _forward(images, window, stride, padding)[0]
 
@@ -29,7 +28,7 @@ def _forward(
     largest = next(pixels)
     which = lax.full_like(largest, 0, jnp.uint8)
     for number, pixel in enumerate(pixels, start=1):
-        # NaN stays: nothing is larger.
+        # Once the maximum is NaN it stays NaN, because no comparison with it is true.
         larger = (pixel > largest) | jnp.isnan(pixel)
         largest = jnp.where(larger, pixel, largest)
         which = jnp.where(larger, jnp.uint8(number), which)
@@ -43,8 +42,8 @@ def _backward(
     zero = jnp.zeros((), grads.dtype)
 
     def spread(number: int) -> jax.Array:
-        """The gradient of the windows whose largest pixel is that one, where it is in the images."""
-        firsts = (place - padding for place in divmod(number, window))
+        """Place the gradients of the windows whose maximum is their pixel `number` at that pixel of the images."""
+        firsts = (offset - padding for offset in divmod(number, window))
         margins = [
             (first, side - first - (outputs - 1) * stride - 1, stride - 1)
             for first, side, outputs in zip(firsts, shape[1:3], grads.shape[1:3], strict=True)
@@ -58,7 +57,7 @@ max_pool.defvjp(_forward, _backward)
 
 
 def _pixels(images: jax.Array, window: int, stride: int, padding: int) -> Iterator[jax.Array]:
-    """The pixel at each place of every window, in row-major order; each [B, H', W', C]."""
+    """Yield the pixels at each position within the windows, in row-major order; each [B, H', W', C]."""
     margins = [(0, 0, 0), (padding, padding, 0), (padding, padding, 0), (0, 0, 0)]
     padded = lax.pad(images, jnp.array(-math.inf, images.dtype), margins)
     batch, height, width, channels = padded.shape

@@ -1,7 +1,8 @@
-"""Initialization from images: a first convolution that whitens their patches.
+"""Initialize the first convolution from images, so that it whitens their patches.
 
-Its features are the patches' principal components, each divided by its deviation, and their negatives. Page 2019, "How
-to train your ResNet 8: bag of tricks" (whitening); Jordan 2024 (arXiv:2404.00498), section 3.2 (the negatives).
+Its features are the patches' principal components, each divided by its standard deviation, and their negatives.
+Sources: Page 2019, "How to train your ResNet 8: bag of tricks" (whitening); Jordan 2024 (arXiv:2404.00498), section 3.2
+(the negatives).
 """
 
 import json
@@ -15,19 +16,19 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE, Peers
 
 EPSILON = 5e-4
-"""Added to variances, as many patches are nearly flat."""
+"""This is added to variances, because many patches are nearly constant."""
 _IMAGES_AT_ONCE = 256
 
 
 def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """The mean product of each two values of a patch of normalized images: float64[D, D], D = size * size * C.
+    """Return the mean product of each two values of a patch of normalized images: float64[D, D], D = size * size * C.
 
-    A patch is laid out as a kernel is, [size, size, C]. Pixels are summed as integers, so the result is the same bits
-    on every machine (of 16 bits, for images of up to 90x90 pixels).
+    A patch is laid out like a kernel, [size, size, C]. Pixels are summed as integers, so the result has the same bits
+    on every machine. (With 16-bit pixels this holds for images of up to 90x90 pixels.)
 
     Args:
         images: uint8 or uint16 [N, H, W, C].
-        mean, std: of each channel, as in `DataConfig`.
+        mean, std: the mean and standard deviation of each channel, as in `DataConfig`.
     """
     count, height, width, channels = images.shape
     rows, columns = height - size + 1, width - size + 1
@@ -36,13 +37,13 @@ def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Seq
     for start in range(0, count, _IMAGES_AT_ONCE):
         some = images[start : start + _IMAGES_AT_ONCE]
         shifted = [some[:, y : y + rows, x : x + columns] for y in range(size) for x in range(size)]
-        # Sums of so few products of bytes are exact in float64, whose products of matrices are quick.
+        # Sums of so few products of bytes are exact in float64, which has fast matrix products.
         patches = np.concatenate(shifted, axis=-1).reshape(-1, length).astype(np.float64)
         products += (patches.T @ patches).astype(np.int64)
         sums += patches.sum(0).astype(np.int64)
     total = count * rows * columns
-    # One value is for all channels.
-    shifts, scales = (np.broadcast_to(np.asarray(each)[:channels], channels) for each in (mean, std))
+    # A single value applies to all channels.
+    shifts, scales = (np.broadcast_to(np.asarray(values)[:channels], channels) for values in (mean, std))
     scale = 1 / (np.iinfo(images.dtype).max * np.tile(scales, size * size))
     shift = np.tile(shifts / scales, size * size)
     first = sums / total * scale
@@ -50,7 +51,7 @@ def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Seq
 
 
 def whitening_kernel(moments: np.ndarray, channels: int) -> np.ndarray:
-    """float64[size, size, C, 2 D] of `patch_moments`, the components of least variance first."""
+    """Compute the kernel, float64[size, size, C, 2 D], from `patch_moments`. The lowest variances come first."""
     variances, components = np.linalg.eigh(moments)
     whitened = components / np.sqrt(variances + EPSILON)
     size = round((len(moments) / channels) ** 0.5)
@@ -60,29 +61,29 @@ def whitening_kernel(moments: np.ndarray, channels: int) -> np.ndarray:
 def initialize_whitening(
     name: str, images: Callable[[], np.ndarray], mean: Sequence[float], std: Sequence[float]
 ) -> Callable[..., tuple[Any, Any]]:
-    """A transform of fresh parameters, see `jaxddp.engine.initial_state.create_state`: the convolution `name` whitens.
-
-    Its kernel is [size, size, C, 2 size * size * C].
+    """Return a transform of fresh parameters (see `jaxddp.engine.initial_state.make_init`) for a whitening kernel.
 
     Args:
-        images: gives uint8[N, H, W, C]; process 0 calls it when the parameters are made, and tells the others.
-        mean, std: of each channel, as in `DataConfig`.
+        name: the name of the first convolution, whose kernel is [size, size, C, 2 size * size * C].
+        images: a function that returns uint8[N, H, W, C]. Process 0 calls it when the parameters are initialized, and
+            sends the kernel to the other processes.
+        mean, std: the mean and standard deviation of each channel, as in `DataConfig`.
 
     Raises:
-        InputError: when the parameters are made; the network has no such convolution.
+        InputError: when the parameters are initialized; the network has no such convolution.
     """
 
     def transform(params: Any, model_state: Any, peers: Peers = ALONE) -> tuple[Any, Any]:
         if "kernel" not in params.get(name, {}):
-            raise InputError(f"no convolution {name!r} to whiten in this network; give the name of its first one")
+            raise InputError(f"this network has no convolution {name!r}; give the name of its first convolution")
         kernel = params[name]["kernel"]
 
-        def made() -> str:
+        def computed() -> str:
             moments = patch_moments(images(), kernel.shape[0], mean, std)
             return json.dumps(whitening_kernel(moments, kernel.shape[2]).tolist())
 
-        # Eigenvectors differ between kinds of processors, in their signs for one.
-        whitened = jnp.asarray(json.loads(peers.from_first("whitening kernel", made)), kernel.dtype)
+        # Eigenvectors differ between kinds of processors, for example in their signs.
+        whitened = jnp.asarray(json.loads(peers.from_first("whitening kernel", computed)), kernel.dtype)
         return {**params, name: {**params[name], "kernel": whitened}}, model_state
 
     return transform
