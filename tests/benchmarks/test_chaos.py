@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/chaos.py` that start no process: what is drawn, what counts as kept, what as identical."""
+"""The parts of `benchmarks/chaos.py` without processes: random scenarios, promises, comparison of outcomes, table."""
 
 import re
 
