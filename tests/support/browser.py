@@ -1,4 +1,4 @@
-"""A real Chromium without a window, driven through its DevTools protocol over a pair of pipes.
+"""Drives a headless Chromium through its DevTools protocol, over a pair of pipes.
 
 https://chromedevtools.github.io/devtools-protocol/
 """
@@ -19,18 +19,18 @@ _FLAGS = (
     *("--remote-debugging-pipe", "--force-color-profile=srgb", "--font-render-hinting=none"),
 )
 _HANGING = 60
-"""Seconds after which an answer does not come."""
+"""Timeout in seconds for an answer of the browser."""
 
 
 class Browser:
-    """One page of a browser, and what it reports: errors on its console, and requests for anything but the page."""
+    """One page of a browser, with its console errors and its requests for other resources."""
 
     def __init__(self, profile: Path):
         self._numbers = itertools.count(1)
         self._read, self._buffer = b"", b""
         to_browser, self._write = os.pipe()
         self._read_end, from_browser = os.pipe()
-        # The protocol's file descriptors are 3 and 4.
+        # The protocol uses file descriptors 3 and 4.
         shell = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
         command = ["bash", "-c", shell, "bash", "chromium", *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
         self._process = subprocess.Popen(
@@ -51,7 +51,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def open(self, page: Path, width: int, height: int, *, dark: bool = False) -> None:
-        """Load a file in a window of this size, of a phone where it is narrow; returns once its scripts have run."""
+        """Loads a file in a window of a size, a phone's if narrow, and waits for its scripts."""
         phone = width < 600
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -70,17 +70,17 @@ class Browser:
         self.settle()
 
     def settle(self) -> None:
-        """Wait for two frames: what was asked for is drawn then."""
+        """Waits for two frames, until changes are drawn."""
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
     def run(self, script: str) -> Any:
-        """The value of an expression, or of the promise that it is, in JSON's types."""
+        """Evaluates an expression, or awaits its promise, and returns the value as JSON types."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
 
     def picture(self, file: Path, *, top: int = 0, height: int | None = None) -> None:
-        """Write what is seen, or a part of the whole page, as a PNG file."""
+        """Writes a screenshot of the window, or of a part of the whole page, as a PNG file."""
         more: dict[str, Any] = {}
         if height is not None:
             width = self.run("innerWidth")
@@ -89,7 +89,7 @@ class Browser:
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", **more)["data"]))
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Call a method of the protocol, and return its result; what is reported meanwhile is noted."""
+        """Calls a method of the protocol and returns its result. Records the events that arrive before it."""
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": params}
         if self._session is not None:
@@ -103,7 +103,7 @@ class Browser:
             self._note(answer.get("method", ""), answer.get("params", {}))
 
     def close(self) -> None:
-        """End the browser."""
+        """Ends the browser."""
         os.close(self._write)
         try:
             self._process.wait(10)
@@ -115,9 +115,9 @@ class Browser:
     def _message(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read_end], [], [], _HANGING)
-            assert ready, f"chromium gives no answer for {_HANGING} s"
+            assert ready, f"chromium did not answer for {_HANGING} s"
             part = os.read(self._read_end, 1 << 20)
-            assert part, f"chromium ended with {self._process.wait(10)}"
+            assert part, f"chromium ended with exit code {self._process.wait(10)}"
             self._buffer += part
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)

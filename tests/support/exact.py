@@ -1,4 +1,4 @@
-"""Trainings whose bits are compared."""
+"""Training runs whose results are compared bit for bit."""
 
 from typing import Any
 
@@ -17,8 +17,11 @@ OPTIMIZER, TABLE = optax.adamw(0.01), random_table(96, image=8)
 
 
 class Net(nn.Module):
-    """What may tell one number of devices from another: statistics, dropout, a gradient that ends with a product, and
-    one that no other is added to where a shard holds one image."""
+    """A network with all layers whose bits may depend on the number of devices.
+
+    It has batch statistics, dropout, a gradient that ends with a product, and one that is not summed if a shard has
+    only one image.
+    """
 
     @nn.compact
     def __call__(self, images, train: bool):

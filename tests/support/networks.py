@@ -1,4 +1,4 @@
-"""Small networks, what a step needs of them, and what compares their parameters."""
+"""Small networks, their states and steps, and comparisons of parameters."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from support.shared import adapted
 
 @functools.cache
 def linear_model(classes: int = CLASSES):
-    """Softmax regression as a pair of functions: its gradient can be written down in one line."""
+    """Returns softmax regression as a pair of functions, whose gradient is one line."""
 
     def init(key, example):
         return {"weight": 0.1 * jax.random.normal(key, (example[0].size, classes), example.dtype)}
@@ -37,8 +37,7 @@ def linear_model(classes: int = CLASSES):
 
 
 def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)) -> None:
-    """Every network that a config can name has few blocks, a ResNet so many, and compiles soon; a test asks for little
-    width."""
+    """Reduces the blocks of every network that a config can name, so that it compiles fast."""
     for name, architecture in resnet.ARCHITECTURES.items():
         monkeypatch.setitem(resnet.ARCHITECTURES, name, dataclasses.replace(architecture, stage_sizes=stages))
     for name in vit.SIZES:
@@ -48,7 +47,7 @@ def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)
 
 
 def randomized(tree, seed: int = 7):
-    """The same tree with every scale and bias random and positive, so that no gradient vanishes because one is zero."""
+    """Replaces every scale and bias by random positive numbers, so that no gradient vanishes because one is zero."""
     leaves, structure = jax.tree.flatten(tree)
     rng = np.random.default_rng(seed)
     vectors = [jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype) for x in leaves]
@@ -56,7 +55,7 @@ def randomized(tree, seed: int = 7):
 
 
 def largest_difference(a, b) -> float:
-    """Over all leaves of two trees of one shape: absolute below 1, relative above."""
+    """Returns the largest difference of two trees: absolute for values below 1, relative above."""
 
     def difference(x, y) -> float:
         x, y = np.asarray(x), np.asarray(y)
@@ -66,7 +65,7 @@ def largest_difference(a, b) -> float:
 
 
 def objective_of(model, loss=None, **preprocess) -> Objective:
-    # A random crop or flip takes longer to compile than all the rest of a step: what wants one says so.
+    # A random crop or flip takes longer to compile than the rest of a step, so it is off by default.
     settings = {"augment": AugmentConfig(flip=False), "dtype": jnp.float64, **preprocess}
     return Objective(
         adapted(model),
@@ -78,9 +77,9 @@ def objective_of(model, loss=None, **preprocess) -> Objective:
 
 @functools.cache
 def _initial(model, image: int, dtype, wide: bool):
-    """Of a model's parameters, with `randomized` scales, and of its statistics, what `fresh_state` copies."""
+    """Returns a model's `randomized` parameters and its statistics, which `fresh_state` copies."""
     initial = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, image, image, 3), jnp.float64))
-    # Statistics too: of another type after the first step, they would have it compiled a second time.
+    # Statistics too: if their dtype changed in the first step, it would be compiled twice.
     return jax.tree.map(lambda x: np.asarray(x.astype(dtype)), (randomized(initial[0]), initial[1]))
 
 

@@ -1,9 +1,9 @@
-"""An independent statement of ResNet v1.5 in NumPy, from the papers alone: values, running statistics and gradients.
+"""An independent implementation of ResNet v1.5 in NumPy, from the papers: values, statistics and gradients.
 
-Every operation returns its result and a function that carries the gradient back. Images are [B, H, W, C]; kernels are
-[kh, kw, in, out]; everything is float64. `params` and `stats` are the network's own nested dicts, of NumPy arrays.
+Every operation returns its result and its backward function. Images are [B, H, W, C]; kernels are
+[kh, kw, in, out]; everything is float64. `params` and `stats` are the network's nested dicts, with NumPy arrays.
 
-Batch norm: Ioffe and Szegedy 2015 (arXiv:1502.03167), whose running variance here is the biased one, as in Flax.
+Batch norm: Ioffe and Szegedy 2015 (arXiv:1502.03167), with the biased running variance, as in Flax.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ STAGE_SIZES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4,
 
 
 def convolution(x, kernel, stride):
-    """Correlation with (k - 1) // 2 pixels of zero on every side."""
+    """Computes a correlation, with (k - 1) // 2 pixels of zero padding on every side."""
     kh, kw, _, _ = kernel.shape
     pad = (kh - 1) // 2
     height, width = x.shape[1:3]
@@ -39,7 +39,7 @@ def convolution(x, kernel, stride):
 
 
 def batch_norm(x, params, stats, train):
-    """Returns y, the running statistics after it, and the way back."""
+    """Returns y, the new running statistics, and the backward function."""
     if train:
         mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
         after = {
@@ -66,7 +66,7 @@ def relu(x):
 
 
 def max_pool(x):
-    """Maximum over 3x3 pixels, stride 2, beyond one pixel of padding that never wins; the first of a tie takes all."""
+    """Computes the maximum over 3x3 pixels with stride 2 and padding 1. The first of equal values gets the gradient."""
     height, width = x.shape[1:3]
     out_h, out_w = (height - 1) // 2 + 1, (width - 1) // 2 + 1
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
@@ -85,7 +85,7 @@ def max_pool(x):
 
 
 def conv_norm(x, names, params, stats, train, stride, gradients):
-    """A convolution and its batch norm, named ("conv1", "bn1"); the way back leaves both gradients in `gradients`."""
+    """Computes a convolution and its batch norm, named ("conv1", "bn1"). The backward function fills `gradients`."""
     conv_name, norm_name = names
     y, conv_back = convolution(x, params[conv_name]["kernel"], stride)
     y, after, norm_back = batch_norm(y, params[norm_name], stats[norm_name], train)
@@ -99,7 +99,7 @@ def conv_norm(x, names, params, stats, train, stride, gradients):
 
 
 def residual_block(x, params, stats, train, stride):
-    """Basic where two convolutions are named, bottleneck where three are; both stride on their (first) 3x3."""
+    """Computes a basic block of two convolutions, or a bottleneck of three; the stride is in the first 3x3."""
     count = sum(name.startswith("conv") for name in params)
     strided = 2 if count == 3 else 1
     gradients, after, backs, y = {}, {}, [], x
@@ -136,7 +136,7 @@ def residual_block(x, params, stats, train, stride):
 
 
 def resnet(depth, params, stats, images, train):
-    """Logits [B, K], the running statistics after the pass, and the way back: d_logits -> (d_images, gradients)."""
+    """Returns logits [B, K], the new running statistics, and backward: d_logits -> (d_images, gradients)."""
     gradients, after = {}, {}
     x, after["bn1"], stem_back = conv_norm(images, ("conv1", "bn1"), params, stats, train, 2, gradients)
     x, relu_back = relu(x)

@@ -1,4 +1,4 @@
-"""What an optimizer does to two parameters, by its config and by hand."""
+"""Applies optimizers to a few parameters, by config and by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
 
 LONGEST = 300
-"""Steps of a run whose rates are asked for."""
+"""Maximum number of steps of a run for `rates`."""
 
 
 def config_of(**optimizer) -> Config:
@@ -24,7 +24,7 @@ def make_optimizer(config: Config, learning_rate) -> optax.GradientTransformatio
 
 
 def parameters() -> dict:
-    """A convolution, a normalization and a dense layer."""
+    """Returns parameters of a convolution, a normalization and a dense layer."""
     rng = np.random.default_rng(0)
     shapes = {
         "conv": {"kernel": (3, 3, 2, 4)},
@@ -44,7 +44,7 @@ def rate(step):
 
 
 def updated(config: Config, steps: int) -> dict:
-    """The parameters after some steps, by the code."""
+    """Returns the parameters after some steps of the config's optimizer."""
     optimizer, params = make_optimizer(config, rate), jax.tree.map(jnp.asarray, parameters())
     state = optimizer.init(params)
     for step in range(steps):
@@ -54,7 +54,7 @@ def updated(config: Config, steps: int) -> dict:
 
 
 def by_optax(optimizer, steps: int, params=None, frozen=NO_LAYERS) -> dict:
-    """The parameters after some steps of an optimizer, which keeps nothing of the frozen ones."""
+    """Returns the parameters after some steps of an optimizer without state for frozen parameters."""
     params = jax.tree.map(jnp.asarray, params or parameters())
     state = optimizer.init(params)
     for step in range(steps):
@@ -65,7 +65,7 @@ def by_optax(optimizer, steps: int, params=None, frozen=NO_LAYERS) -> dict:
 
 
 def by_hand(update, steps: int) -> dict:
-    """The parameters after some steps, by `update(p, g, memory, step, decays)`, which changes p and memory in place."""
+    """Returns the parameters after some steps of `update(p, g, memory, step, decays)`, which works in place."""
     params = parameters()
     memories = jax.tree.map(lambda p: np.zeros((2, *p.shape)), params)
     for step in range(steps):
@@ -78,7 +78,7 @@ def assert_equal(found: dict, expected: dict) -> None:
 
 
 def rates(total: int, warmup: int, peak: float, **words) -> np.ndarray:
-    """The learning rate of every step of a run."""
+    """Returns the learning rate of every step of a run."""
     schedule = make_schedule(config_of(learning_rate=peak, **words), Steps(total, warmup))
-    # Of one shape for every run, so that JAX compiles its operations once.
+    # All runs have one shape, so that JAX compiles the operations once.
     return np.asarray(jax.vmap(schedule)(jnp.arange(LONGEST)))[:total]

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Block(NamedTuple):
-    """A fenced block: the word after its fence, and its lines."""
+    """A fenced block: its info word and its lines."""
 
     language: str
     text: str

@@ -1,6 +1,6 @@
-"""Weights by a formula of their names, and what torchvision and timm compute with them (`published.json`).
+"""Weights computed from their names, and the logits of torchvision and timm with these weights (`published.json`).
 
-CI has neither of them. `torch_logits.py`, run where they are, writes the file; any machine makes the same weights.
+CI has neither library. `torch_logits.py` writes the file where they are installed; the weights are equal everywhere.
 """
 
 import hashlib
@@ -20,23 +20,23 @@ _BITS = 53
 
 @cache
 def golden() -> dict[str, dict]:
-    """By network: `source`, how many `arrays`, a `digest` of their names and shapes, `logits` by size ("224x224")."""
+    """Returns by network: `source`, number of `arrays`, `digest` of names and shapes, `logits` by size ("224x224")."""
     return json.loads(GOLDEN.read_text())
 
 
 def digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Of names and shapes, in any order; counters of batches are left out."""
+    """Returns a digest of names and shapes in any order, without counters of batches."""
     lines = [f"{name} {tuple(shape)}" for name, shape in sorted(shapes.items()) if not name.endswith("batches_tracked")]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """float64 arrays, none zero or one throughout, with which the logits are neither large nor small."""
+    """Returns float64 arrays, none constantly zero or one, that give logits of moderate size."""
     return {name: _values(name, tuple(shape)) for name, shape in shapes.items()}
 
 
 def image(height: int, width: int) -> np.ndarray:
-    """One normalized image, float64[1, height, width, 3] in [-2, 2)."""
+    """Returns a normalized image, float64[1, height, width, 3] in [-2, 2)."""
     return 4 * _uniform("image", (1, height, width, 3)) - 2
 
 
@@ -55,6 +55,6 @@ def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _uniform(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    # Raw words: NumPy promises them for every release, and promises no distribution.
+    # Raw words are stable across NumPy releases; distributions are not.
     words = np.random.Philox(key=zlib.crc32(name.encode())).random_raw(math.prod(shape))
     return ((words >> np.uint64(64 - _BITS)) * 2.0**-_BITS).reshape(shape)

@@ -1,4 +1,4 @@
-"""What a report is made of, without training: work directories as runs leave them, predictions, and hostile names."""
+"""Input of reports without training: work directories, predictions, and hostile names."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ HOSTILE = "</script><script>alert(1)</script><b>&amp;{{ 7 * 7 }}"
 
 
 def write_run(directory: Path, seed: int = 0, status: str | None = "done", **changes: Any) -> Path:
-    """A run of 40 steps that logs every 5, validates every 10, and has a random course that follows from its seed."""
+    """Writes a run of 40 steps that logs every 5 and validates every 10, with random metrics that depend on `seed`."""
     directory.mkdir(parents=True)
     (directory / LOCK_FILE).touch()
     train = {"batch_size": BATCH_SIZE, "duration": f"{EPOCHS} epochs"} | changes.pop("train", {})
@@ -42,7 +42,7 @@ def write_run(directory: Path, seed: int = 0, status: str | None = "done", **cha
 
 
 def course(rng: np.random.Generator) -> list[dict[str, Any]]:
-    """The rows of a run, with an accuracy that need not rise."""
+    """Returns the rows of a run, whose accuracy need not rise."""
     rows = []
     for step in range(LOG_EVERY, STEPS + 1, LOG_EVERY):
         at = {"step": step, "epoch": step * BATCH_SIZE / EXAMPLES}
@@ -60,13 +60,13 @@ def course(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def rows_of(directory: Path, split: str) -> list[dict[str, Any]]:
-    """What metrics.jsonl holds of a split."""
+    """Reads the rows of a split in metrics.jsonl."""
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["split"] == split]
 
 
 def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "d", "e")) -> ValidationImages:
-    """Images and predictions that are right more often than not."""
+    """Returns random images, and predictions that are mostly right."""
     rng = np.random.default_rng(0)
     table = random_table(count, image=8)
     logits = rng.normal(size=(count, len(names))) + 1.5 * np.eye(len(names))[table.labels]
@@ -76,7 +76,7 @@ def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "
 
 
 def hostile_page(folder: Path) -> Page:
-    """A page on which everything that comes from a run would like to be markup."""
+    """Returns a page whose texts from runs all contain markup."""
     place = write_run(folder / "<img src=x onerror=alert(2)>", 0, model={"weights": HOSTILE})
     rows = [row | {HOSTILE: 1.0} for row in course(np.random.default_rng(0))]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

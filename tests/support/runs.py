@@ -1,4 +1,4 @@
-"""Setups, runs and experiments made in a few words, for the tests that train them."""
+"""Short functions that create setups, runs and experiments for tests."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ SMALL = [
     *("--data.image-size", "16", "--data.resize", "16", "--data.augment.pad", "1"),
     *("--train.batch-size", "8", "--eval.batch-size", "8", "--log.to", "jsonl,parameters"),
 ]
-"""What makes `train digits` small."""
+"""Options that make `train digits` small."""
 
 
 def setup_of(
@@ -61,13 +61,15 @@ def setup_of(
     share: bool = True,
     **more: Any,
 ) -> RunSetup:
-    """A setup of objects, as `prepare_training` makes it: `more` are further fields of `Recipe`.
+    """Returns a setup as `prepare_training` does.
 
-    What is compiled for it is there for all others of equal objects, unless it is not to `share`; see `support.shared`.
+    Args:
+        share: Whether setups of equal objects share compiled programs; see `support.shared`.
+        more: Further fields of `Recipe`.
     """
     table = random_table(50) if table is None else table
     topology = devices if isinstance(devices, Topology) else topology_of(devices)
-    # Of hundreds of small runs each would compile a test of its gradient.
+    # Otherwise each of hundreds of small runs would compile its self-test.
     config = config or Config().replace(parallel={"self_test": "never"})
     config = config.replace(seed=seed, train={"batch_size": batch_size})
     config = dataclasses.replace(config, data=data or DataConfig())
@@ -87,7 +89,7 @@ def setup_of(
 
 
 def changed(setup: RunSetup, changes: Mapping[str, Any], val: Any = None, **more: Any) -> RunSetup:
-    """The setup with other numbers in its config, validated on `val`; `more` are further fields of `Recipe`."""
+    """Returns the setup with changes of its config, validation data, and further fields of `Recipe`."""
     resources = dataclasses.replace(setup.resources, val=val)
     return setup.changed(resources=resources, config=setup.recipe.config.replace(**changes), **more)
 
@@ -105,7 +107,7 @@ def train(
     evaluators: Any = (),
     **more: Any,
 ) -> Any:
-    """Train a setup under a config changed so; consumes its state."""
+    """Trains a setup with changes of its config. Donates its state."""
     made = changed(setup, {"eval": {"batch_size": setup.order.batch_size}} | dict(changes), val, **more)
     own = None
     if checkpoints is not None:
@@ -116,7 +118,7 @@ def train(
 
 
 def logged_in_two_parts(workdir: Path, train: Any, val: Any, log_to: str | list[str]) -> Path:
-    """The work directory of a run of one epoch that was then resumed for a second one."""
+    """Returns the work directory of a run of one epoch that was resumed for a second one."""
     for epochs in (1, 2):
         setup = shared(jaxddp.prepare_training(linear_model(), train, 2, sgd(0.1), 4, epochs=2))
         jaxddp.train(
@@ -132,22 +134,22 @@ def logged_in_two_parts(workdir: Path, train: Any, val: Any, log_to: str | list[
 
 
 def file_of(config: Config) -> RecipeFile:
-    """A recipe file that holds a config alone."""
+    """Returns a recipe file with only a config."""
     return RecipeFile(config, Path("a test"), Path())
 
 
 def experiment_of(config: Config) -> Experiment:
-    """What the terminal makes of a config."""
+    """Opens an experiment from a config, as the command line does."""
     return open_experiment(file_of(config))
 
 
 def train_config(config: Config, directory: Path, **more: Any) -> Any:
-    """As `jaxddp train` does."""
+    """Trains a config as `jaxddp train` does."""
     return run_training(of_file(experiment_of(config)), directory, **more)
 
 
 def evaluate_config(config: Config, directory: Path, which: str = "latest") -> dict[str, float]:
-    """As `jaxddp eval` does."""
+    """Evaluates a run as `jaxddp eval` does."""
     return evaluate(file_of(config), directory, which)
 
 
@@ -155,7 +157,7 @@ RECIPE = str(Path(__file__).parents[1] / "recipes" / "small_recipe.py")
 
 
 LEAN = ["--parallel.devices", "2", "--parallel.self-test", "never", "--log.to", "jsonl"]
-"""What a run at the terminal does without in a test that is about something else."""
+"""Options that switch off features which a test does not need."""
 
 
 def train_words(data: Path, workdir: Path, *more: str) -> list[str]:
@@ -164,7 +166,7 @@ def train_words(data: Path, workdir: Path, *more: str) -> list[str]:
 
 
 def fails(arguments: list[str], capfd, code: int = 2) -> str:
-    """The one line that a command leaves on stderr."""
+    """Runs a command that fails, and returns its one line on stderr."""
     assert main(arguments) == code
     error = capfd.readouterr().err
     assert "Traceback" not in error
@@ -178,7 +180,7 @@ def metrics(workdir: Path) -> list[dict]:
 
 
 class Recorder:
-    """A listener that keeps all that it is told."""
+    """A listener that keeps all events."""
 
     def __init__(self):
         self.moments, self.steps, self.evaluations, self.ends = [], [], [], []
@@ -202,12 +204,12 @@ class Recorder:
 
 @functools.cache
 def exploding(step: int):
-    """An optimizer whose update number `step` makes the parameters infinite."""
+    """Returns an optimizer whose update at `step` makes the parameters infinite."""
     return optax.sgd(lambda count: np.float32(1e-3) + (count == step - 1) * np.float32(np.inf))
 
 
 class Records:
-    """A listener with two of the methods."""
+    """A listener with only two of the methods."""
 
     def __init__(self) -> None:
         self.steps: list[Any] = []

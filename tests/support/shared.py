@@ -1,9 +1,9 @@
-"""What a worker traces and compiles once: setups of equal pieces have the same pieces, and so the same programs.
+"""Shares compiled programs between setups of equal objects, within a worker.
 
-The package keeps programs by the identity of the objects that they are made of, since of a user's objects equality may
-say nothing. Of those that tests make in a few words it does: a Linen module, a topology and a config's parts are equal
-where they compute the same. `setup_of` shares by itself, and `shared` does it for a setup from anywhere else. A test of
-what is compiled, or how often, wants `share=False`.
+The package caches programs by the identity of their objects, because equality of a user's objects may mean nothing.
+For the objects of tests equality is enough: equal Linen modules, topologies and parts of configs compute the same.
+Therefore equal objects are replaced by the first one. `setup_of` does this by default, and `shared` for other setups.
+Tests that count compilations use `share=False`.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ PROGRAMS = Programs(most=400)
 _known: dict[Hashable, Any] = {}
 
 sgd = functools.cache(optax.sgd)
-"""The same optimizer for the same words."""
+"""`optax.sgd`, with the same object for the same arguments."""
 plain_loss = functools.cache(cross_entropy)
 taken_apart = functools.cache(example_loss)
-"""See `example_loss`, which tries a loss out in a program of its own."""
+"""Cached `example_loss`, which traces the loss in a separate program."""
 topology_of = functools.cache(Topology.create)
 
 
 def interned(piece: Any) -> Any:
-    """The first piece that was equal to this one; itself, where there is no telling."""
+    """Returns the first equal object, or the object itself if it cannot be compared."""
     try:
         return _known.setdefault(_key(piece), piece)
     except TypeError:
@@ -40,12 +40,12 @@ def interned(piece: Any) -> Any:
 
 
 def adapted(model: Any) -> Any:
-    """See `adapt`; of equal modules, and of the same functions, the same model."""
+    """Returns `adapt(model)`, the same object for equal modules or functions."""
     return interned(adapt(model))
 
 
 def shared(setup: RunSetup) -> RunSetup:
-    """The setup with pieces and programs that are one in a worker."""
+    """Returns the setup with shared objects and programs."""
     recipe, resources = setup.recipe, setup.resources
     pieces = {
         name: interned(getattr(recipe, name))
@@ -58,13 +58,13 @@ def shared(setup: RunSetup) -> RunSetup:
 
 
 def _key(piece: Any) -> Hashable:
-    """Raises: TypeError; it cannot be told from others."""
+    """Returns a hashable key of an object. Raises TypeError if there is none."""
     if isinstance(piece, Mapping):
         key: Hashable = tuple(sorted((name, _key(value)) for name, value in piece.items()))
     elif isinstance(piece, tuple | list):
         key = tuple(map(_key, piece))
     elif dataclasses.is_dataclass(piece) and type(piece).__eq__ is object.__eq__:
-        # The package's own wrappers of a model, which the package compares by identity.
+        # Wrappers of models, which the package compares by identity.
         key = tuple(_key(getattr(piece, field.name)) for field in dataclasses.fields(piece))
     else:
         key = piece

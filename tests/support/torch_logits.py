@@ -1,11 +1,11 @@
-"""What torchvision and timm compute, for tests on machines that have neither: to be run where both are installed.
+"""Writes the logits of torchvision and timm for `published.py`. It must run where both libraries are installed.
 
     python tests/support/torch_logits.py                          writes tests/support/published.json
     python tests/support/torch_logits.py resnet18 FILE.safetensors...
                                                           loads exported weights strictly and compares with it
     python tests/support/torch_logits.py resnet18 FILE.pth        writes a .pth file of the same weights
 
-torch 2.13.0, torchvision 0.29.2 and timm 1.0.31 wrote the file that is committed.
+The committed file was written with torch 2.13.0, torchvision 0.29.2 and timm 1.0.31.
 """
 
 import json
@@ -30,7 +30,7 @@ NETWORKS = {
     "timm_convnext_tiny": ("timm", "convnext_tiny", (ODD,)),
     "timm_vit_b16": ("timm", "vit_base_patch16_224", ("224x224",)),
 }
-"""Library, name there, and the sizes of the images."""
+"""Library, name in the library, and sizes of images, by name."""
 
 
 def network(name: str) -> torch.nn.Module:
