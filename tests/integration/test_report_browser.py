@@ -1,4 +1,4 @@
-"""A report in a real browser: everything is drawn, nothing is loaded, and a phone shows all of it."""
+"""A report in a real browser: all charts are drawn, nothing is loaded from elsewhere, and it fits a phone."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ci
 
 WIDE, PHONE = (1400, 1000), (390, 844)
 CHARTS = 12
-"""Seven of curves, two of seeds, and the matrices of three runs."""
+"""Number of charts: seven of curves, two of seeds, and the matrices of three runs."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def browser(require, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
-    """Three seeds, and a run with another learning rate whose time is not known."""
+    """A page of three seeds, and of a run with another learning rate and without times."""
     folder = tmp_path_factory.mktemp("runs")
     places = [write_run(folder / f"imagenet_resnet50-with-a-long-name-seed{seed}", seed) for seed in range(3)]
     places.append(write_run(folder / "other", 3, optimizer={"learning_rate": 0.3}))
@@ -45,7 +45,7 @@ def page(tmp_path_factory) -> Path:
 
 
 def drawn(browser: Browser) -> dict[str, bool]:
-    """By its id, whether a chart shows a line, a marker or an image."""
+    """Returns by id whether a chart shows a line, a marker or an image."""
     return browser.run(
         """Object.fromEntries([...document.querySelectorAll(".chart")].map(chart => [chart.id,
             [...chart.querySelectorAll(".scatterlayer path, .heatmaplayer image")].some(mark => {
@@ -67,7 +67,7 @@ def press(browser: Browser, button: str) -> None:
 
 
 def x_of(browser: Browser, chart: str) -> list[list[float]]:
-    """The x of each trace as plotly has it."""
+    """Returns the x values of each trace in plotly."""
     return browser.run(f"document.getElementById('{chart}').data.map(trace => [...trace.x])")
 
 
@@ -87,7 +87,7 @@ def test_all_is_drawn_and_nothing_is_loaded(browser, page, size, dark):
 
 
 def test_what_would_be_an_error_is_seen(browser, tmp_path):
-    """The test before this one would see a script that fails, and a picture from elsewhere."""
+    """The previous test detects failing scripts and pictures from elsewhere."""
     bad = tmp_path / "bad.html"
     bad.write_text("<script>undefined.x</script><img src='http://127.0.0.1:9/x.png'>")
     browser.errors.clear()
@@ -130,7 +130,7 @@ def test_the_reader_chooses_the_axis(browser, page):
         unit = 60 if axis == "time" else 1
         for got, wanted in zip(shown, expected, strict=False):
             assert got == pytest.approx((wanted / unit).tolist(), rel=1e-6)
-        # The fourth run logs no speed.
+        # The fourth run has no speeds.
         assert all(bool(x) == (axis != "time") for x in shown[9:]) and len(shown) == 12
         title = browser.run(f"document.querySelector('#{chart} .xtitle').textContent")
         assert title == {"time": "training time (min)"}.get(axis, axis)
