@@ -150,12 +150,12 @@ def table(found: list[Figures]) -> str:
     for name, several in sorted(by_fault.items()):
         # A job that goes on has no time to its end.
         ended = [each for each in several if each.get("came") and any(each["codes"])]
-        told = seconds([each["told"] for each in ended if each["told"] is not None])
+        named = seconds([each["named"] for each in ended if each["named"] is not None])
         ends = seconds([each["seconds"] for each in ended]) or "goes on"
         kept = sum(not each["broken"] for each in several)
         same = sum(each.get("differs") == "" for each in several)
         struck = sum(bool(each.get("came")) for each in several)
-        lines.append(f"{name:<{WIDTH}}{len(several):>6}{struck:>8}{kept:>13}{same:>11}{told:>13}{ends:>13}")
+        lines.append(f"{name:<{WIDTH}}{len(several):>6}{struck:>8}{kept:>13}{same:>11}{named:>13}{ends:>13}")
     return "\n".join(lines)
 
 

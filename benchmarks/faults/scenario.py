@@ -154,9 +154,9 @@ def strike(stage: Stage, fault: Fault, moment: str, chance: random.Random) -> Fi
                 # The process has not started yet, or is over.
                 found["came"], found["missed"] = False, str(error)
         limit = fault.promise.seconds if found["came"] and not fault.passes else 2 * LONGEST
-        told = job.wait_for_end(limit, fault.promise.words)
-    found |= {"told": told, "seconds": time.monotonic() - began, "codes": job.codes}
-    found["broken"] = fault.promise.broken_by(job.codes, job.said) if found["came"] else ""
+        named = job.wait_for_end(limit, fault.promise.words)
+    found |= {"named": named, "seconds": time.monotonic() - began, "codes": job.codes}
+    found["broken"] = fault.promise.broken_by(job.codes, job.output) if found["came"] else ""
     return found
 
 

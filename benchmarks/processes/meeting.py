@@ -111,10 +111,10 @@ def measured(processes: int) -> Figures:
     figures: Figures = {"processes": processes}
     try:
         for part in parts:
-            said, _ = part.communicate(timeout=CHILD_SECONDS)
+            output, _ = part.communicate(timeout=CHILD_SECONDS)
             if part.returncode:
                 sys.exit(f"a part of the job ended with exit code {part.returncode}")
-            figures |= json.loads(said)
+            figures |= json.loads(output)
     finally:
         for part in parts:
             part.kill()

@@ -94,8 +94,8 @@ class Call:
 
     def _put(self, key: str, figures: Figures) -> None:
         self.plan.table.put(key, figures)
-        said = f": {figures['failed']}" if "failed" in figures else ""
-        print(f"{key}{said}", flush=True)
+        failure = f": {figures['failed']}" if "failed" in figures else ""
+        print(f"{key}{failure}", flush=True)
 
     def _needed(self, each: Measurement) -> float:
         """Returns the seconds needed for a start: those of similar children, or a fraction of its limit."""

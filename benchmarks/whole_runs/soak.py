@@ -68,10 +68,13 @@ def soak(folder: Path, options: argparse.Namespace) -> list[Sample]:
     """Trains, and samples the job until its end. Exits if it fails or takes too long."""
     folder.mkdir(parents=True, exist_ok=True)
     data, workdir = write_data(folder / "images.npz"), folder / "run"
-    said = (folder / "said").open("wb")
+    output = (folder / "output").open("wb")
     launch = ["-m", "jaxddp", "launch", "--processes", str(options.processes), "--gpus", "0"]
     command = [sys.executable, *launch, "--logs", str(workdir / "logs"), "--", *program(data, workdir, options)]
-    with said, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT) as launcher:
+    with (
+        output,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT) as launcher,
+    ):
         try:
             samples = sample(launcher, workdir, options)
         finally:
@@ -80,7 +83,9 @@ def soak(folder: Path, options: argparse.Namespace) -> list[Sample]:
                 launcher.wait(60)
             launcher.kill()
     if launcher.returncode or last_step(workdir) != options.steps:
-        sys.exit(f"the run ended with exit code {launcher.returncode} at step {last_step(workdir)}: {folder / 'said'}")
+        sys.exit(
+            f"the run ended with exit code {launcher.returncode} at step {last_step(workdir)}: {folder / 'output'}"
+        )
     return samples
 
 
