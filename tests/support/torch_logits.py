@@ -41,7 +41,7 @@ def network(name: str) -> torch.nn.Module:
 
 
 def formula(made: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Of a network's names and shapes; counters of batches stay."""
+    """Returns a state dict with the weights of `published.weights`, and unchanged counters of batches."""
     state = made.state_dict()
     made_up = weights({key: tuple(value.shape) for key, value in state.items() if value.is_floating_point()})
     return {**state, **{key: torch.from_numpy(value) for key, value in made_up.items()}}
