@@ -138,10 +138,10 @@ def main() -> None:
 
 
 def figures(convolution: Pointwise, count: int, batch: int) -> Figures:
-    found = {}
+    results = {}
     for name, operation in (("plain", plain), ("fused", fused)):
-        found[f"{name}_forward"], found[f"{name}_backward"] = moved(operation, convolution, batch)
-    return convolution._asdict() | {"count": count} | found
+        results[f"{name}_forward"], results[f"{name}_backward"] = moved(operation, convolution, batch)
+    return convolution._asdict() | {"count": count} | results
 
 
 def _line(head: str, row: Figures) -> str:

@@ -108,9 +108,9 @@ class Contenders:
             done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode:
             raise RuntimeError((done.stderr.strip() or "no output").splitlines()[-1])
-        found = json.loads(done.stdout.splitlines()[-1])
-        self.areas.setdefault(f"torch {kind}", []).append(found["area"])
-        return found["seconds"]
+        results = json.loads(done.stdout.splitlines()[-1])
+        self.areas.setdefault(f"torch {kind}", []).append(results["area"])
+        return results["seconds"]
 
     def _on_some_cores(self, stream: Callable[[], Any]) -> float:
         cores = os.sched_getaffinity(0)
@@ -186,13 +186,13 @@ def main() -> None:
         pack({"train": benchmark.photographs}, Path(folder) / "packed", PackOptions())
         able = contenders(benchmark, options.torch, read_packed(Path(folder) / "packed", "train"))
         seconds = alternate(able, options.rounds)
-    found = figures(seconds, options.batches * BATCH)
+    results = figures(seconds, options.batches * BATCH)
     areas = {name: float(np.mean(areas)) for name, areas in benchmark.areas.items()}
     areas = {"ours": mean_area(benchmark.photographs), **areas}
-    print(table(found))
+    print(table(results))
     print("mean area of a crop, pixels: " + ", ".join(f"{name} {area:,.0f}" for name, area in areas.items()))
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "areas": areas, **found}, indent=2) + "\n")
+        options.json.write_text(json.dumps({"machine": machine(), "areas": areas, **results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -71,11 +71,11 @@ def main() -> None:
         print(json.dumps(self_test(*NETWORKS[options.child])))
         return
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
-    report["replicas"] = found = compare_replicas(setup_of(*NETWORKS["resnet18"]), options.rounds)
+    report["replicas"] = results = compare_replicas(setup_of(*NETWORKS["resnet18"]), options.rounds)
     print(
-        f"replicas: {found['megabytes']:.1f} MB compared in {1000 * found['seconds']:.1f} ms (step "
-        f"{1000 * found['step_seconds']:.0f} ms, {found['share_of_a_step']:.1%}); compiled in "
-        f"{found['compile_seconds']:.2f} s"
+        f"replicas: {results['megabytes']:.1f} MB compared in {1000 * results['seconds']:.1f} ms (step "
+        f"{1000 * results['step_seconds']:.0f} ms, {results['share_of_a_step']:.1%}); compiled in "
+        f"{results['compile_seconds']:.2f} s"
     )
     report["self_test"] = {}
     for name in options.networks:

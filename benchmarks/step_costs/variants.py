@@ -79,10 +79,10 @@ def compare_variants(variants: Mapping[str, Variant], rounds: int, steps: int) -
         placed = {name: list(setup.batches(0, steps)) for name, setup in setups.items()}
     compiled = {name: setup.step() for name, setup in setups.items()}
     states = {name: setup.state for name, setup in setups.items()}
-    found = {name: losses(step, states[name], placed[name][:GATE_STEPS]) for name, step in compiled.items()}
+    results = {name: losses(step, states[name], placed[name][:GATE_STEPS]) for name, step in compiled.items()}
     for name, variant in variants.items():
         if variant.tolerance is not None:
-            check_losses({PLAIN: found[PLAIN], name: found[name]}, variant.tolerance)
+            check_losses({PLAIN: results[PLAIN], name: results[name]}, variant.tolerance)
     turns = {name: functools.partial(time_steps, step, states[name], placed[name]) for name, step in compiled.items()}
     seconds = alternate(turns, rounds)
     return {name: compare({each: seconds[each] for each in (name, PLAIN)}, BATCH * steps) for name in variants}

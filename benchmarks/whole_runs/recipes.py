@@ -48,16 +48,16 @@ def start(
 def measured(workdir: Path) -> list[Figures]:
     """Reads the validations with the seconds until their end, those of averaged parameters if there are any."""
     rows = [row for _, row in parse(workdir / "metrics.jsonl")]
-    found = series(rows)
-    between = np.diff(found.train["step"], prepend=0)
+    results = series(rows)
+    between = np.diff(results.train["step"], prepend=0)
     batch_size = json.loads((workdir / "config.json").read_text())["train"]["batch_size"]
-    ends = np.cumsum(between * batch_size / found.train["images_per_second"])
+    ends = np.cumsum(between * batch_size / results.train["images_per_second"])
     validations, seconds = [row for row in rows if row["split"].startswith("val")], 0.0
     last = {row["step"]: row for row in validations}
     points = []
     for step in last:
         seconds += sum(row["seconds"] for row in validations if row["step"] == step)
-        training = float(np.interp(step, found.train["step"], ends))
+        training = float(np.interp(step, results.train["step"], ends))
         points.append({"step": step, "seconds": training + seconds, "top1": last[step]["top1"]})
     return points
 
@@ -87,11 +87,11 @@ def side_by_side(seed: int, swapped: bool, options: argparse.Namespace, folder: 
     }
 
 
-def table(found: dict[int, dict[str, Figures]]) -> str:
+def table(results: dict[int, dict[str, Figures]]) -> str:
     """Formats the accuracy of each validation with its time, and the medians of the last ones."""
     lines = [f"{'seed':<6}{'recipe':<24}{'process':>9}   top-1 at seconds"]
     last: dict[str, list[float]] = {}
-    for seed, of_seed in found.items():
+    for seed, of_seed in results.items():
         for recipe, figures in of_seed.items():
             points = ", ".join(f"{100 * p['top1']:.2f}% at {p['seconds']:.0f}" for p in figures["validations"])
             lines.append(f"{seed:<6}{recipe:<24}{figures['process_seconds']:>7.0f} s   {points}")
@@ -111,14 +111,14 @@ def main() -> None:
     split = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:split])
     options.overrides = words[split + 1 :]
-    found: dict[int, dict[str, Figures]] = {}
+    results: dict[int, dict[str, Figures]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for place, seed in enumerate(options.seeds):
-            found[seed] = side_by_side(seed, bool(place % 2), options, Path(folder))
+            results[seed] = side_by_side(seed, bool(place % 2), options, Path(folder))
             # Written after each seed, because a long benchmark may be cut off.
             report = {"recipes": options.recipes, "durations": options.durations, "options": options.overrides}
-            options.out.write_text(json.dumps({**report, **machine(), "found": found}, indent=2) + "\n")
-            print(table(found), flush=True)
+            options.out.write_text(json.dumps({**report, **machine(), "found": results}, indent=2) + "\n")
+            print(table(results), flush=True)
 
 
 if __name__ == "__main__":

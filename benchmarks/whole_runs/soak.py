@@ -159,17 +159,17 @@ def rate(quarter: Sequence[Sample], name: str) -> float:
 
 def row(first: Sequence[float], last: Sequence[float]) -> Figures:
     kinds = {"least": min, "median": statistics.median, "most": max}
-    found: Figures = {kind: [of(first), of(last)] for kind, of in kinds.items()}
-    return found | {"ratio": over(*found["median"])}
+    results: Figures = {kind: [of(first), of(last)] for kind, of in kinds.items()}
+    return results | {"ratio": over(*results["median"])}
 
 
-def judged(name: str, found: Figures) -> Figures:
+def judged(name: str, results: Figures) -> Figures:
     """Adds the verdict by the rules in the module's docstring."""
     comes_and_goes = name.endswith(("open files", "threads"))
-    first, last = found["most" if name in CHECKPOINTS else "least" if comes_and_goes else "median"]
+    first, last = results["most" if name in CHECKPOINTS else "least" if comes_and_goes else "median"]
     allowed = max(FLAT * first, 1 if comes_and_goes else 0)
     verdict = "flat" if abs(last - first) <= allowed else "falls" if last < first else "grows"
-    return found | {"ratio": over(first, last), "verdict": verdict}
+    return results | {"ratio": over(first, last), "verdict": verdict}
 
 
 def over(base: float, value: float) -> float:
@@ -179,9 +179,9 @@ def over(base: float, value: float) -> float:
 def table(rows: dict[str, Figures]) -> str:
     kinds, title = ("least", "median", "most"), "first and last quarter"
     lines = [f"{title:<36}" + "".join(f"{kind:>20}" for kind in kinds) + f"{'ratio':>9}"]
-    for name, found in rows.items():
-        values = "".join("".join(f"{value:>10,.4g}" for value in found[kind]) for kind in kinds)
-        lines.append(f"{name:<36}{values}{found['ratio']:>9.3f}  {found['verdict']}".rstrip())
+    for name, results in rows.items():
+        values = "".join("".join(f"{value:>10,.4g}" for value in results[kind]) for kind in kinds)
+        lines.append(f"{name:<36}{values}{results['ratio']:>9.3f}  {results['verdict']}".rstrip())
     return "\n".join(lines)
 
 

@@ -101,8 +101,10 @@ class FirstStep:
     def step(self, record: Any) -> None:
         total, cpu = time.monotonic() - self._begin, time.process_time()
         seconds["the rest"] = total - sum(seconds.values())
-        found = {"seconds": dict(seconds), "total": total, "cpu": cpu, "loss": record.metrics["loss"]}
-        print(json.dumps(found | {"loaded": compiled["cache_hits"], "compiled": compiled["cache_misses"]}), flush=True)
+        results = {"seconds": dict(seconds), "total": total, "cpu": cpu, "loss": record.metrics["loss"]}
+        print(
+            json.dumps(results | {"loaded": compiled["cache_hits"], "compiled": compiled["cache_misses"]}), flush=True
+        )
         os._exit(0)
 
 
