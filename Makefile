@@ -1,4 +1,4 @@
-# Two commands do everything: `make demo` and `make test`. Each first makes .venv.
+# The main commands are `make demo` and `make test`. Both first create the environment .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,12 +10,12 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
-	  || { echo "jaxddp needs Python 3.11 to 3.13; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	  || { echo "jaxddp needs Python 3.11 to 3.13; give one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	@echo "setting up .venv"
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv \
 	  && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[demo,dev,docs]' \
-	  || { echo "uv cannot; pip does it in a few minutes"; \
+	  || { echo "uv failed; pip takes a few minutes"; \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev,docs]'; }
 	@touch $@
 
@@ -24,9 +24,10 @@ demo: setup
 	@$(BIN)/jaxddp data sample digits --out data/digits
 	$(BIN)/jaxddp train digits --data.path data/digits --workdir runs/demo --parallel.cpu-devices 4
 
-# Tests are in three rings, by markers (pyproject.toml): `test` proves every promise and every command once, `test-ci` is
-# what .ci/run adds, `test-all` leaves nothing out. Tests of processes wait for two thirds of their time, so more workers
-# than cores share the files, the longest first. Programs that tests compile are kept in ~/.cache/jaxddp-tests.
+# Markers (pyproject.toml) select three sets of tests: `test` covers every promise and every command once, `test-ci` has
+# the tests that .ci/run adds, and `test-all` runs everything. Tests of processes spend two thirds of their time
+# waiting, so there are more workers than cores, and the longest files start first. Compiled programs are cached in
+# ~/.cache/jaxddp-tests.
 FILES := --dist loadfile --no-loadscope-reorder
 POOL := -n 3 $(FILES)
 
@@ -39,7 +40,7 @@ test-ci: setup
 test-all: setup test-newest
 	$(BIN)/python -m pytest $(POOL) --hypothesis-profile exhaustive
 
-# What moves with the libraries, with the newest of them that pip resolves, on the newest Python: the environment
+# Tests that depend on the libraries run with their newest versions on the newest Python, in the environment
 # .venv-newest, which is kept for a day.
 NEWEST := $(patsubst %,tests/test_%.py,start private_names order loop api optimizers cost memory adapt xla_options tfds \
   manifest) tests/test_reproducible.py tests/integration/test_kept_programs.py \
@@ -52,8 +53,8 @@ newest: setup
 test-newest: newest
 	.venv-newest/bin/python -m pytest -n 2 -m "not slow and not exhaustive" $(NEWEST)
 
-# For every edit, in two minutes on two cores: of `test` all but the tests of processes and those marked slow.
-# They wait for nothing, so there is a worker a core.
+# For every edit, in two minutes on two cores: `test` without tests of processes and tests marked slow. These tests do
+# not wait, so there is one worker for each core.
 test-quick: setup
 	$(BIN)/python -m pytest -n 2 $(FILES) -m "not slow and not processes and not ci and not exhaustive"
 
@@ -76,7 +77,7 @@ clean:
 docs: setup
 	$(BIN)/python -m website.build
 
-# The picture of README.md, from a run of its own.
+# The picture in README.md, drawn by the demo.
 .PHONY: picture
 picture: demo
 	cp runs/demo/curves.png docs/curves.png

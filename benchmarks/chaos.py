@@ -54,17 +54,17 @@ def main() -> None:
     scenarios = [each for each in scenarios if options.number is None or each.number in options.number]
     folder = options.folder or Path(tempfile.mkdtemp(prefix="jaxddp-chaos-"))
     begin = time.monotonic()
-    found = play_all(scenarios, folder)
-    report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "found": found}
+    results = play_all(scenarios, folder)
+    report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "found": results}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2) + "\n")
-    kept = sum(is_kept(each) for each in found)
-    print(f"results: {options.out}\n\n{table(found)}")
+    kept = sum(is_kept(each) for each in results)
+    print(f"results: {options.out}\n\n{table(results)}")
     minutes = (time.monotonic() - begin) / 60
-    print(f"{kept} of {len(found)} kept their promise with identical results, in {minutes:.0f} minutes")
-    if kept == len(found):
+    print(f"{kept} of {len(results)} kept their promise with identical results, in {minutes:.0f} minutes")
+    if kept == len(results):
         shutil.rmtree(folder)
-    sys.exit(0 if kept == len(found) else 1)
+    sys.exit(0 if kept == len(results) else 1)
 
 
 def possible() -> dict[str, Fault]:
@@ -88,7 +88,7 @@ def possible() -> dict[str, Fault]:
 
 def play_all(scenarios: list[Scenario], folder: Path) -> list[Figures]:
     """Runs all scenarios in turn, and deletes the files of those that kept their promise."""
-    data, references, found = write_data(folder), dict[str, Outcome](), list[Figures]()
+    data, references, results = write_data(folder), dict[str, Outcome](), list[Figures]()
     for scenario in scenarios:
         place, cache = scenario.place, folder / "programs"
         if place not in references:
@@ -96,13 +96,13 @@ def play_all(scenarios: list[Scenario], folder: Path) -> list[Figures]:
         logs = emptied(folder / f"{scenario.seed}-{scenario.number}")
         result = {"number": scenario.number, "seed": scenario.seed}
         result |= play(scenario, logs, data, cache, references[place])
-        found.append(result)
+        results.append(result)
         print(f"{scenario}: {summary(result)}", flush=True)
         if is_kept(result):
             shutil.rmtree(logs)
         else:
             print(f"     logs: {logs}; to repeat: --seed {scenario.seed} --number {scenario.number}", flush=True)
-    return found
+    return results
 
 
 def emptied(folder: Path) -> Path:
@@ -127,41 +127,41 @@ def write_data(folder: Path) -> dict[str, Path]:
 # --- Results ---
 
 
-def is_kept(found: Figures) -> bool:
-    return not found["broken"] and not found.get("differs")
+def is_kept(result: Figures) -> bool:
+    return not result["broken"] and not result.get("differs")
 
 
-def summary(found: Figures) -> str:
-    if not is_kept(found):
-        return f"BROKEN PROMISE: {found['broken'] or found['differs']}"
-    struck = f"struck at step {found['step']}" if found["came"] else "the fault came too late"
-    return f"{struck}, ended with {found['codes']} after {found['seconds']:.1f} s, identical"
+def summary(result: Figures) -> str:
+    if not is_kept(result):
+        return f"BROKEN PROMISE: {result['broken'] or result['differs']}"
+    struck = f"struck at step {result['step']}" if result["came"] else "the fault came too late"
+    return f"{struck}, ended with {result['codes']} after {result['seconds']:.1f} s, identical"
 
 
-def table(found: list[Figures]) -> str:
+def table(results: list[Figures]) -> str:
     """Formats a row for each fault: how often it was injected, kept its promise and gave identical results, and the
     seconds until a line named it and until all processes ended.
     """
     by_fault = defaultdict[str, list[Figures]](list)
-    for each in found:
+    for each in results:
         by_fault[each["fault"]].append(each)
     columns = f"{'times':>6}{'struck':>8}{'as promised':>13}{'identical':>11}{'named, s':>13}{'ended, s':>13}"
     lines = [f"{'fault':<{WIDTH}}{columns}"]
     for name, several in sorted(by_fault.items()):
         # A job that goes on has no time to its end.
         ended = [each for each in several if each.get("came") and any(each["codes"])]
-        told = seconds([each["told"] for each in ended if each["told"] is not None])
+        named = seconds([each["named"] for each in ended if each["named"] is not None])
         ends = seconds([each["seconds"] for each in ended]) or "goes on"
         kept = sum(not each["broken"] for each in several)
         same = sum(each.get("differs") == "" for each in several)
         struck = sum(bool(each.get("came")) for each in several)
-        lines.append(f"{name:<{WIDTH}}{len(several):>6}{struck:>8}{kept:>13}{same:>11}{told:>13}{ends:>13}")
+        lines.append(f"{name:<{WIDTH}}{len(several):>6}{struck:>8}{kept:>13}{same:>11}{named:>13}{ends:>13}")
     return "\n".join(lines)
 
 
-def seconds(found: list[float]) -> str:
+def seconds(results: list[float]) -> str:
     """The median and the maximum."""
-    return f"{statistics.median(found):.1f}, {max(found):.1f}" if found else ""
+    return f"{statistics.median(results):.1f}, {max(results):.1f}" if results else ""
 
 
 if __name__ == "__main__":

@@ -63,16 +63,16 @@ def main() -> None:
     try:
         _, file = parse_recipe(Overrides, "gpu_program.py", [options.config, *overrides])
         data = Data(options.examples, options.classes, options.channels)
-        found = {name: program_figures(file, name, options.batch, data) for name in options.topology}
+        results = {name: program_figures(file, name, options.batch, data) for name in options.topology}
     except InputError as error:
         print(f"gpu_program.py: {error}", file=sys.stderr)
         sys.exit(2)
     report = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
     first, *others = options.topology
-    report |= found[first] | {"others": {name: found[name] for name in others}}
+    report |= results[first] | {"others": {name: results[name] for name in others}}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"{table(found)}\n\nresults: {options.out}")
+    print(f"{table(results)}\n\nresults: {options.out}")
 
 
 def program_figures(file: RecipeFile, topology: str, batch: int | None, data: Data) -> Figures:

@@ -89,25 +89,25 @@ def write_idx(path: Path, values: np.ndarray) -> None:
 
 def compare_starts(folder: Path, words: list[str], rounds: int) -> Figures:
     """Returns the median seconds of cold and warm starts and of their parts, and the ratio of warm to cold."""
-    found: dict[str, list[Figures]] = {"cold": [], "warm": []}
+    results: dict[str, list[Figures]] = {"cold": [], "warm": []}
 
     def turn(kind: str) -> float:
         with tempfile.TemporaryDirectory(dir=folder) as empty:
-            found[kind].append(start(Path(empty) if kind == "cold" else folder / "kept", folder, words))
-        return found[kind][-1]["total"]
+            results[kind].append(start(Path(empty) if kind == "cold" else folder / "kept", folder, words))
+        return results[kind][-1]["total"]
 
     start(folder / "kept", folder, words)
-    totals = alternate({kind: lambda kind=kind: turn(kind) for kind in found}, rounds)
-    check(found)
+    totals = alternate({kind: lambda kind=kind: turn(kind) for kind in results}, rounds)
+    check(results)
     cold, warm = (statistics.median(totals[kind]) for kind in ("cold", "warm"))
     return {
-        "parts": {kind: {part: median(starts, part) for part in PARTS} for kind, starts in found.items()},
+        "parts": {kind: {part: median(starts, part) for part in PARTS} for kind, starts in results.items()},
         "total": {"cold": cold, "warm": warm},
-        "cpu": {kind: statistics.median(one["cpu"] for one in starts) for kind, starts in found.items()},
+        "cpu": {kind: statistics.median(one["cpu"] for one in starts) for kind, starts in results.items()},
         "ratio": warm / cold,
         "ratio_of_best_turns": min(totals["warm"]) / min(totals["cold"]),
         "seconds": totals,
-        "programs": found["cold"][0]["compiled"],
+        "programs": results["cold"][0]["compiled"],
         "target": TARGET,
     }
 
@@ -128,12 +128,12 @@ def start(kept: Path, folder: Path, words: list[str]) -> Figures:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def check(found: dict[str, list[Figures]]) -> None:
+def check(results: dict[str, list[Figures]]) -> None:
     """Raises AssertionError if a cold start loaded programs, a warm start compiled, or losses differ."""
-    starts = [one for several in found.values() for one in several]
+    starts = [one for several in results.values() for one in several]
     assert {one["loss"] for one in starts} == {starts[0]["loss"]}, [one["loss"] for one in starts]
-    assert all(one["loaded"] == 0 and one["compiled"] > 0 for one in found["cold"]), found["cold"]
-    assert all(one["compiled"] == 0 and one["loaded"] > 0 for one in found["warm"]), found["warm"]
+    assert all(one["loaded"] == 0 and one["compiled"] > 0 for one in results["cold"]), results["cold"]
+    assert all(one["compiled"] == 0 and one["loaded"] > 0 for one in results["warm"]), results["warm"]
 
 
 def median(starts: list[Figures], part: str) -> float:
@@ -142,13 +142,15 @@ def median(starts: list[Figures], part: str) -> float:
 
 def table(starts: dict[str, Figures]) -> str:
     lines = []
-    for name, found in starts.items():
+    for name, results in starts.items():
         lines.append(f"{name:<18}{'cold':>8}{'warm':>8}   seconds")
-        rows = {part: [found["parts"][kind][part] for kind in ("cold", "warm")] for part in PARTS}
-        rows |= {"total": [*found["total"].values()], "CPU": [*found["cpu"].values()]}
+        rows = {part: [results["parts"][kind][part] for kind in ("cold", "warm")] for part in PARTS}
+        rows |= {"total": [*results["total"].values()], "CPU": [*results["cpu"].values()]}
         lines += [f"  {part:<16}{cold:>8.2f}{warm:>8.2f}" for part, (cold, warm) in rows.items()]
-        best = found["ratio_of_best_turns"]
-        lines.append(f"  {'ratio':<16}{found['ratio']:>16.3f}   (best turns {best:.3f}; target {found['target']})\n")
+        best = results["ratio_of_best_turns"]
+        lines.append(
+            f"  {'ratio':<16}{results['ratio']:>16.3f}   (best turns {best:.3f}; target {results['target']})\n"
+        )
     return "\n".join(lines)
 
 

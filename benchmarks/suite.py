@@ -135,8 +135,8 @@ def main() -> int:
         "test": summed(tests),
         "fixture": summed(row for row in rows if row["kind"] == "fixture"),
     }
-    for title, found in tables.items():
-        print(table(title, found, options.top), end="\n\n")
+    for title, results in tables.items():
+        print(table(title, results, options.top), end="\n\n")
     print(f"{wall:.0f} s in total, exit code {code}")
     if options.out:
         options.out.write_text(json.dumps({"wall": wall, "exit_code": code} | tables, indent=1))

@@ -1,16 +1,16 @@
-"""A training script on jaxddp's Python API: ResNets on ImageNet's files, one process for each GPU.
+"""Trains a ResNet on ImageNet with jaxddp's Python API, with one process for each GPU.
 
     python launch/main.py --data /data/imagenet --epochs 90            # all GPUs of this machine
     python launch/main.py --data /data/imagenet --epochs 90 --nodes 2 --gpus 8 --nr 0 --coordinator host0:12321
     python launch/main.py --data /data/imagenet --epochs 90 --nodes 2 --gpus 8 --nr 1 --coordinator host0:12321
 
-The last two are for two machines, which share the work directory. On a machine without GPUs, say how many processes:
+The last two commands are for two machines, which share the work directory. Without GPUs, give the number of processes:
 
     jaxddp data sample digits --out data/digits
     python launch/main.py --data data/digits --gpus 0 --processes 2 --model resnet18 --width 8 --image-size 32
 
-Started by srun, mpirun, torchrun or `jaxddp launch -- python launch/main.py …`, it joins that job instead of starting
-processes. The same command again resumes from the last checkpoint.
+Started by srun, mpirun, torchrun or `jaxddp launch -- python launch/main.py …`, the script joins that job
+instead of starting processes. The same command again resumes from the last checkpoint.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from jaxddp.optimizers.decay import decayed
 
 
 def train(args: argparse.Namespace) -> None:
-    """Runs in every process: the same program, on its own share of each batch."""
+    """Trains in every process, each on its slice of every batch."""
     table = jaxddp.train_solutions(args.data, classes=args.classes)
     val = jaxddp.val_solutions(args.data, classes=args.classes)
-    # The ImageNet stem halves images twice before the first block, which is too much for small ones.
+    # The ImageNet stem halves images twice before the first block, which is too much for small images.
     stem = "imagenet" if args.image_size > 64 else "small"
     model = jaxddp.resnet(args.model, table.num_classes, width=args.width, stem=stem)
     data = jaxddp.DataConfig(image_size=args.image_size, resize=args.image_size * 8 // 7)
-    # Joins the job's processes, so nothing before this line may ask JAX for its devices.
+    # This joins the job's processes, so JAX's devices must not be used before.
     setup = jaxddp.prepare_training(
         model,
         table,
@@ -55,13 +55,13 @@ def train(args: argparse.Namespace) -> None:
     _, history = jaxddp.train(
         jaxddp.softmax_cross_entropy, setup, val=val, schedule=schedule, workdir=args.workdir, log_every=args.log_every
     )
-    # A run that was finished before has no history of its own.
+    # A run that had already finished has an empty history.
     if setup.topology.process_index == 0 and history.val:
         print(f"validation top-1: {history.val['top1'][-1]:.4f}")
 
 
 def make_optimizer(learning_rate: float) -> optax.GradientTransformation:
-    """Nesterov momentum with a weight decay of kernels alone: batch norm and biases have none."""
+    """Returns SGD with Nesterov momentum, and weight decay for kernels only."""
     return optax.chain(
         optax.add_decayed_weights(1e-4, mask=decayed),
         optax.sgd(learning_rate, momentum=0.9, nesterov=True),
@@ -71,17 +71,17 @@ def make_optimizer(learning_rate: float) -> optax.GradientTransformation:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     start = parser.add_argument_group("processes")
-    start.add_argument("-n", "--nodes", type=int, default=1, help="machines in the job")
-    start.add_argument("-g", "--gpus", type=int, help="GPUs on each, one process a GPU (default: all; 0: the CPU)")
+    start.add_argument("-n", "--nodes", type=int, default=1, help="number of machines in the job")
+    start.add_argument("-g", "--gpus", type=int, help="GPUs of each machine, a process each (default: all; 0: CPU)")
     start.add_argument("-nr", "--nr", type=int, help="this machine's number, from 0")
-    start.add_argument("--processes", type=int, help="processes on each machine, if not one for each GPU")
-    start.add_argument("--coordinator", metavar="HOST:PORT", help="an address of machine 0, for several machines")
+    start.add_argument("--processes", type=int, help="processes on each machine (default: one for each GPU)")
+    start.add_argument("--coordinator", metavar="HOST:PORT", help="address of machine 0, for several machines")
     recipe = parser.add_argument_group("recipe")
     recipe.add_argument("--data", type=Path, required=True, help="the unpacked ILSVRC archive")
-    recipe.add_argument("--classes", help="only these of its classes, such as 0:100")
+    recipe.add_argument("--classes", help="a subset of the classes, such as 0:100")
     recipe.add_argument("--workdir", type=Path, default=Path("runs/main"), help="for checkpoints, metrics and logs")
     recipe.add_argument("--epochs", type=float, default=2)
-    recipe.add_argument("--batch-size", type=int, default=32, help="of each device")
+    recipe.add_argument("--batch-size", type=int, default=32, help="batch size of each device")
     recipe.add_argument("--model", default="resnet50")
     recipe.add_argument("--width", type=int, default=64, help="channels of the first stage")
     recipe.add_argument("--image-size", type=int, default=224)
@@ -94,7 +94,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     args = arguments()
     try:
-        # The only process of a launcher is a worker too, though it has no job to join.
+        # The single process of a launcher is a worker too, although it has no job to join.
         if "JAX_PROCESS_ID" in os.environ or find_job():
             train(args)
             return 0
@@ -109,7 +109,7 @@ def main() -> int:
         return launch(options, [sys.executable, *sys.argv])
     except JaxddpError as error:
         line = with_notes(str(error), error)
-        # In a job, ends the other processes with this reason.
+        # Tells the other processes of the job to end with this reason.
         abandon(line, error.exit_code)
         print(f"main.py: {line}", file=sys.stderr)
         return error.exit_code

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Several processes, started by Open MPI's mpirun. They communicate through NCCL or gloo, not through MPI.
+# Trains in several processes, which Open MPI's mpirun starts. They communicate through NCCL or gloo, not MPI.
 #
 #     HOSTS=host0:8,host1:8 launch/openmpi.sh imagenet_resnet50 --data.path /data/imagenet --workdir /shared/runs/first
 #     PROCESSES=2 launch/openmpi.sh digits --data.path data/digits
 #
-# Run it on the first of the hosts: process 0 and the coordinator are on mpirun's own machine.
+# Run it on the first host, because process 0 and the coordinator are on the machine of mpirun.
 set -euo pipefail
 
 if (($# == 0)); then
@@ -12,16 +12,16 @@ if (($# == 0)); then
   exit 2
 fi
 options=(
-  # By default mpirun pins each process, with all its threads that decode images, to a single core.
+  # By default mpirun pins each process, including its decoding threads, to a single core.
   --bind-to none
-  # Fill one host with ranks before the next, so that the local rank is the number of a GPU.
+  # Ranks fill one host before the next, so that the local rank is the index of a GPU.
   --map-by slot
 )
 [[ -n "${HOSTS:-}" ]] && options+=(--host "$HOSTS")
 [[ -n "${PROCESSES:-}" ]] && options+=(-np "$PROCESSES")
-# Only processes that know it may join.
+# Only processes with this key can join.
 export JAXDDP_JOB_KEY="${JAXDDP_JOB_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}"
-# mpirun passes only named variables on to other hosts.
+# mpirun passes only named variables to other hosts.
 for name in JAXDDP_JOB_KEY PATH LD_LIBRARY_PATH JAX_PLATFORMS JAX_COMPILATION_CACHE_DIR JAXDDP_CACHE JAXDDP_DATASETS; do
   [[ -n "${!name:-}" ]] && options+=(-x "$name")
 done

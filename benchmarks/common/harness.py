@@ -49,11 +49,11 @@ def compare(seconds: Mapping[str, list[float]], images: int, target: float | Non
     }
 
 
-def check_losses(found: Mapping[str, list[float]], tolerance: float) -> None:
+def check_losses(results: Mapping[str, list[float]], tolerance: float) -> None:
     """Raises if the losses of contenders differ: only equal computations can be compared in speed."""
-    first, *others = found.values()
+    first, *others = results.values()
     for other in others:
-        np.testing.assert_allclose(other, first, rtol=tolerance, err_msg=str(found))
+        np.testing.assert_allclose(other, first, rtol=tolerance, err_msg=str(results))
 
 
 def random_images(count: int, size: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -115,11 +115,11 @@ def table(comparisons: Mapping[str, Figures]) -> str:
     """Formats the images per second of every contender, and the ratio with its range over the rounds."""
     width = max(map(len, ["comparison", *comparisons])) + 2
     lines = [f"{'comparison':<{width}}{'contender':<18}{'images/s':>10}"]
-    for comparison, found in comparisons.items():
-        for name, speed in found["images_per_second"].items():
+    for comparison, results in comparisons.items():
+        for name, speed in results["images_per_second"].items():
             lines.append(f"{comparison:<{width}}{name:<18}{speed:>10.1f}")
-        low, high = min(found["ratio_of_each_round"]), max(found["ratio_of_each_round"])
-        spread = f"best turns {found['ratio_of_best_turns']:.3f}, rounds {low:.3f} to {high:.3f}"
-        target = f"; target {found['target']}" if found["target"] else ""
-        lines.append(f"{comparison:<{width}}{'ratio':<18}{found['ratio']:>10.3f}   ({spread}{target})")
+        low, high = min(results["ratio_of_each_round"]), max(results["ratio_of_each_round"])
+        spread = f"best turns {results['ratio_of_best_turns']:.3f}, rounds {low:.3f} to {high:.3f}"
+        target = f"; target {results['target']}" if results["target"] else ""
+        lines.append(f"{comparison:<{width}}{'ratio':<18}{results['ratio']:>10.3f}   ({spread}{target})")
     return "\n".join(lines)

@@ -43,17 +43,17 @@ def children(pid: int) -> list[int]:
 
 def job_processes(launcher: int) -> dict[str, int]:
     """Returns the pids of a job by role: "launcher", "process 0", "keeper 0", …, and "child of 0" for any other."""
-    found = {"launcher": launcher}
+    results = {"launcher": launcher}
     for worker in children(launcher):
         rank = rank_of(worker)
         if rank is None:
             continue
-        found[f"process {rank}"] = worker
+        results[f"process {rank}"] = worker
         with suppress(OSError):
             for child in children(worker):
                 command = Path(f"/proc/{child}/cmdline").read_bytes()
-                found[f"keeper {rank}" if b"coordinator_proxy.py" in command else f"child of {rank}"] = child
-    return found
+                results[f"keeper {rank}" if b"coordinator_proxy.py" in command else f"child of {rank}"] = child
+    return results
 
 
 def rank_of(pid: int) -> int | None:

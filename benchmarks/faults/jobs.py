@@ -63,9 +63,9 @@ class Job:
         own = ["--processes", str(self.processes), "--logs", str(self.folder / "logs"), "--grace", "2"]
         own += ["--nodes", str(len(self.hosts)), "--nr", str(number)] if several else []
         command = [*inside, sys.executable, "-m", "jaxddp", "launch", *own, *self._options, "--", *self._words]
-        with (self.folder / f"launcher-{number}.log").open("ab") as said:
+        with (self.folder / f"launcher-{number}.log").open("ab") as output:
             return subprocess.Popen(
-                command, env=self._environ, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
+                command, env=self._environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
 
     def launch_again(self, number: int) -> None:
@@ -83,7 +83,7 @@ class Job:
         return [launcher.poll() for launcher in self.launchers]
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """The output of all launchers and processes."""
         found = [*self.folder.glob("*.log"), *self.folder.glob("logs/*.log")]
         return "\n".join(file.read_text(errors="replace") for file in sorted(found))
@@ -146,14 +146,14 @@ class Job:
         Raises:
             TookTooLong: Processes are left after `seconds`.
         """
-        began, told = time.monotonic(), None
+        began, named = time.monotonic(), None
         while not self.is_over or self.left():
-            if told is None and words and re.search(words, self.said):
-                told = time.monotonic() - began
+            if named is None and words and re.search(words, self.output):
+                named = time.monotonic() - began
             if time.monotonic() > began + seconds:
                 raise TookTooLong(f"not over after {seconds:g} s: {self.codes}, pids {self.left()}")
             time.sleep(0.02)
-        return told
+        return named
 
     def close(self) -> None:
         """Kills all processes that are left."""

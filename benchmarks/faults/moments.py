@@ -27,7 +27,7 @@ def start(job: Job, workdir: Path, chance: random.Random) -> bool:
 
 def compilation(job: Job, workdir: Path, chance: random.Random) -> bool:
     """Between the line that describes the run and the first step."""
-    came = job.wait_until(lambda: "writing to" in job.said, LONGEST)
+    came = job.wait_until(lambda: "writing to" in job.output, LONGEST)
     time.sleep(chance.uniform(0, 1))
     return came
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from benchmarks.faults.jobs import HEARTBEAT, STALL, START_TIMEOUT
 from benchmarks.faults.strikes import (
     Strike,
-    asked,
     fill_disk,
     kill_host,
     kill_keeper,
@@ -16,6 +15,7 @@ from benchmarks.faults.strikes import (
     loose_cable,
     paused,
     pull_cable,
+    signaled,
     silence_store,
     start_host_again,
     start_launcher_again,
@@ -43,14 +43,14 @@ class Promise:
     words: str = ""
     seconds: float = HEARTBEAT + SLACK
 
-    def broken_by(self, codes: list[int | None], said: str) -> str:
+    def broken_by(self, codes: list[int | None], output: str) -> str:
         """Returns which part of the promise was broken, or ""."""
         unexpected = [code for code in codes if code not in self.codes]
         if unexpected:
             return f"exit codes {codes}, expected each among {sorted(self.codes)}"
         # A launcher that was killed has a negative code.
         failed = any(code is not None and code > 0 for code in codes)
-        if self.words and failed and not re.search(self.words, said):
+        if self.words and failed and not re.search(self.words, output):
             return f"no output matches {self.words!r}"
         return ""
 
@@ -108,13 +108,13 @@ FAULTS: dict[str, Fault] = {
         to_workdir(read_only), Promise(_codes(2), "Read-only file system"), places=("two",)
     ),
     "launcher asked to stop": Fault(
-        asked(signal.SIGTERM, "launcher"), Promise(_codes(ASKED, *BEFORE_IT_LISTENS, -15, 1)), places=("two",)
+        signaled(signal.SIGTERM, "launcher"), Promise(_codes(ASKED, *BEFORE_IT_LISTENS, -15, 1)), places=("two",)
     ),
     "Ctrl-C": Fault(
-        asked(signal.SIGINT, "launcher"), Promise(_codes(ASKED, *BEFORE_IT_LISTENS, -2, 1)), places=("two",)
+        signaled(signal.SIGINT, "launcher"), Promise(_codes(ASKED, *BEFORE_IT_LISTENS, -2, 1)), places=("two",)
     ),
     "process asked to stop": Fault(
-        asked(signal.SIGTERM, "process"),
+        signaled(signal.SIGTERM, "process"),
         Promise(_codes(ASKED, *BEFORE_IT_LISTENS, 1), "asked to stop|SIGTERM", MEETING),
     ),
     "process paused": Fault(paused("process", HEARTBEAT / 2), GOES_ON, passes=True),

@@ -119,17 +119,17 @@ def play(scenario: Scenario, folder: Path, data: Mapping[str, Path], cache: Path
     if scenario.moment == "compile":
         # With the shared cache nothing would be compiled.
         cache = folder / "programs"
-    found: Figures = {"fault": scenario.fault, "moment": scenario.moment, "place": scenario.place, "broken": ""}
+    results: Figures = {"fault": scenario.fault, "moment": scenario.moment, "place": scenario.place, "broken": ""}
     with staged(scenario.place, folder, data, cache, small=scenario.fault == "disk full") as stage:
         try:
             if is_of_a_restart(scenario.moment):
                 kill_once(stage, chance)
-            found |= strike(stage, fault, scenario.moment, chance)
+            results |= strike(stage, fault, scenario.moment, chance)
             stage.until_done()
-            found["differs"] = difference(outcome(stage.workdir), expected)
+            results["differs"] = difference(outcome(stage.workdir), expected)
         except (TookTooLong, RuntimeError, OSError, ValueError) as error:
-            found["broken"] = found["broken"] or f"{type(error).__name__}: {error}"
-    return found
+            results["broken"] = results["broken"] or f"{type(error).__name__}: {error}"
+    return results
 
 
 def kill_once(stage: Stage, chance: random.Random) -> None:
@@ -144,7 +144,7 @@ def strike(stage: Stage, fault: Fault, moment: str, chance: random.Random) -> Fi
     """Starts the run, waits for the moment, injects the fault, and waits for the end."""
     job = stage.start(*fault.options)
     came = MOMENTS[moment](job, stage.workdir, chance)
-    found: Figures = {"came": came, "step": step_of(stage.workdir), "broken": ""}
+    results: Figures = {"came": came, "step": step_of(stage.workdir), "broken": ""}
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         if came:
@@ -152,12 +152,12 @@ def strike(stage: Stage, fault: Fault, moment: str, chance: random.Random) -> Fi
                 stack.enter_context(fault.strike(stage.struck(job, chance)))
             except ProcessLookupError as error:
                 # The process has not started yet, or is over.
-                found["came"], found["missed"] = False, str(error)
-        limit = fault.promise.seconds if found["came"] and not fault.passes else 2 * LONGEST
-        told = job.wait_for_end(limit, fault.promise.words)
-    found |= {"told": told, "seconds": time.monotonic() - began, "codes": job.codes}
-    found["broken"] = fault.promise.broken_by(job.codes, job.said) if found["came"] else ""
-    return found
+                results["came"], results["missed"] = False, str(error)
+        limit = fault.promise.seconds if results["came"] and not fault.passes else 2 * LONGEST
+        named = job.wait_for_end(limit, fault.promise.words)
+    results |= {"named": named, "seconds": time.monotonic() - began, "codes": job.codes}
+    results["broken"] = fault.promise.broken_by(job.codes, job.output) if results["came"] else ""
+    return results
 
 
 def is_root() -> bool:

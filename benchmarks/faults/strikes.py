@@ -115,7 +115,7 @@ def fill_disk(struck: Struck) -> Iterator[None]:
         filler.unlink(missing_ok=True)
 
 
-def asked(number: signal.Signals, whom: str) -> Strike:
+def signaled(number: signal.Signals, whom: str) -> Strike:
     """Returns a fault that sends a process or a launcher a signal to stop."""
 
     @contextmanager

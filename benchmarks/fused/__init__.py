@@ -1,1 +1,1 @@
-"""1x1 convolutions fused with their batch norms as Pallas kernels, and the bytes that they move."""
+"""Pallas kernels that fuse 1x1 convolutions with their batch norms, and a count of the bytes that they move."""

@@ -1,4 +1,4 @@
-"""Blocks of the arrays that a Pallas kernel reads and writes; those that reach past the end of an array are masked."""
+"""Loads and stores blocks of arrays in Pallas kernels. Blocks that extend past the end of an array are masked."""
 
 import functools
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 LEAST = 16
-"""Triton multiplies no smaller blocks."""
+"""The smallest blocks that Triton multiplies."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """`length` places of an axis; where not `exact`, the last of its blocks may reach past its `size`."""
+    """`length` elements of an axis. Unless `exact`, the last block may extend past the axis's `size`."""
 
     start: jax.Array
     length: int
@@ -30,24 +30,24 @@ class Block:
 
 
 def block_length(size: int, longest: int) -> int:
-    """Of the blocks of an axis: a power of two, for Triton has no others."""
+    """Returns the block length for an axis, a power of two, as Triton requires."""
     return min(longest, max(LEAST, pl.next_power_of_2(size)))
 
 
 def inside(values: jax.Array, *blocks: Block) -> jax.Array:
-    """The values of a block, zero outside of the array."""
+    """Sets the values of a block outside the array to zero."""
     mask = _mask(*blocks)
     return values if mask is None else jnp.where(mask, values, 0)
 
 
 def load(ref: Any, *blocks: Block) -> jax.Array:
-    """A block of an array in memory, zero outside of it."""
+    """Loads a block of an array, with zeros outside the array."""
     mask = _mask(*blocks)
     return plgpu.load(ref.at[_places(blocks)], mask=mask, other=None if mask is None else 0)
 
 
 def store(ref: Any, values: jax.Array, *where: Any) -> None:
-    """`where` has a `Block` or a number for each axis of the array."""
+    """Stores values at `where`, which has a `Block` or a number for each axis of the array."""
     mask = _mask(*(each for each in where if isinstance(each, Block)))
     plgpu.store(ref.at[_places(where)], values, mask=mask)
 
@@ -57,7 +57,7 @@ def _places(where: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _mask(*blocks: Block) -> jax.Array | None:
-    """Which places are in the array; None where all are."""
+    """Returns a mask of the elements inside the array, or None if all are inside."""
     shape = tuple(block.length for block in blocks)
     limits = [
         block.start + lax.broadcasted_iota(jnp.int32, shape, axis) < block.size

@@ -1,19 +1,17 @@
-"""Batch norm, a 1x1 convolution and the batch norm behind it with fewer passes over memory; no network uses it yet.
+"""Fuses batch norm, a 1x1 convolution and the following batch norm into fewer passes over memory.
 
-On a GPU the three cost what they read and write. Here the convolution normalizes its input while it reads it, and sums
-the statistics of its result while it writes it; its two gradients compute that of the norm behind it as they read
-(`kernels.py`). What is left to XLA is to apply the norm behind, whose statistics are known only when all of the
-convolution is computed, and the sums of that norm's gradient.
+On a GPU the three operations are bound by memory. Here the convolution normalizes its input while it reads it, and sums
+the statistics of its result while it writes it. Its two gradients compute that of the following norm while they read
+(`kernels.py`). XLA applies the following norm, whose statistics need the whole convolution, and sums its gradient.
 
-It compiles for an H200, and its bytes are counted (`benchmarks/fused/pointwise.py`); no GPU has timed it. Until one
-has, it is switched on by a model of one's own alone: `get_model` of a recipe file returns a network whose blocks call
-`convolve_between_norms` in the place of a 1x1 convolution and its norms, such as, in a bottleneck,
+It compiles for an H200, and its bytes are counted (`pointwise.py`), but it was not timed on a GPU. Therefore no network
+of jaxddp uses it. A bottleneck block would call `convolve_between_norms` in place of a 1x1 convolution and its norms:
 
     y, own, _ = convolve_between_norms(x, kernel1, norm1, form=Form(relu=True))
     y = conv2(y)
     y, own, before = convolve_between_norms(y, kernel3, norm3, norm2, residual=x, form=Form(relu=True))
 
-where `norm1` is (scale, bias), and `own` and `before` are the (mean, variance) of a batch that running averages take.
+`norm1` is (scale, bias); `own` and `before` are (mean, variance) of the batch, for running averages.
 """
 
 import functools
@@ -28,12 +26,12 @@ from jaxddp.models.ops.batch_norm import Pair, applied, is_positive, moments, su
 
 
 class Form(NamedTuple):
-    """What is known when the program is traced.
+    """Static options of the fused operation.
 
     Attributes:
-        relu: a ReLU ends it.
-        axis_name: mesh axis over which statistics are averaged; None for those of a device.
-        interpret: compute the kernels by plain operations, on any platform; without it a GPU is needed.
+        relu: Whether a ReLU follows.
+        axis_name: Mesh axis over which statistics are averaged, or None for those of the device.
+        interpret: Whether to compute the kernels by plain operations, on any platform. Otherwise a GPU is needed.
     """
 
     relu: bool = False
@@ -51,23 +49,23 @@ def convolve_between_norms(
     *,
     form: Form,
 ) -> tuple[jax.Array, Pair, Pair | None]:
-    """norm_after(relu(norm_before(x)) kernel) + residual, and a ReLU of it, in training.
+    """Computes norm_after(relu(norm_before(x)) kernel) + residual, and optionally a ReLU of it, in training.
 
-    Values and gradients are those of `batch_norm.BatchNorm` before and behind the convolution.
+    Values and gradients equal those of `batch_norm.BatchNorm` before and after the convolution.
 
     Args:
         x: bfloat16 or float32[..., K].
-        kernel: [K, F] or [1, 1, K, F], of any dtype, which its gradient has too; multiplied in that of `x`.
-        after: scale and bias of the norm behind the convolution.
-        before: those of the norm of `x`, which a ReLU follows; None convolves `x` as it is.
-        residual: of the result's shape and dtype; added before the ReLU.
+        kernel: [K, F] or [1, 1, K, F] of any dtype, which its gradient has too. It is cast to the dtype of `x`.
+        after: Scale and bias of the norm after the convolution.
+        before: Scale and bias of the norm of `x`, which a ReLU follows; None convolves `x` itself.
+        residual: An array of the result's shape and dtype, added before the ReLU.
 
     Returns:
-        The result, [..., F], of the dtype of `x`; mean and variance of the convolution; those of `x`, None without
-        `before`. Mean and variance pass no gradient on.
+        The result, [..., F], with the dtype of `x`; mean and variance of the convolution; and those of `x`, or None
+        without `before`. Mean and variance have no gradient.
 
     Raises:
-        ValueError: of JAX, where no GPU is, and `form` does not ask for plain operations.
+        ValueError: There is no GPU and `form.interpret` is False (raised by JAX).
     """
     pixels, matrix = x.reshape(-1, x.shape[-1]), kernel.reshape(kernel.shape[-2:])
     added = None if residual is None else residual.reshape(-1, residual.shape[-1])
@@ -94,7 +92,7 @@ def _forward(
     y, totals = convolve(x, norm, kernel.astype(x.dtype), interpret=form.interpret)
     own = moments(totals, count, form.axis_name)
     result = applied(y, *_norm(own, after, form), residual, form.relu)
-    # Without an addition the sign is found from y, which is read anyway.
+    # Without a residual the sign follows from y, which is read anyway.
     kept = result if form.relu and residual is not None else None
     return (result, own, others), (x, kernel, y, before, others, after, own, residual is not None, kept)
 
@@ -104,7 +102,7 @@ def _backward(form: Form, saved: Any, grads: Any) -> tuple[Any, ...]:
     gradient, count = grads[0], len(x)
     relu = form.relu and result is None
     if result is not None:
-        # As in batch_norm.py, where ">" would be the dearer question.
+        # As in batch_norm.py, where ">" would be more expensive.
         gradient = jnp.where(result != 0, gradient, 0)
     norm = _norm(own, after, form)
     wide = gradient.astype(norm.mean.dtype)
@@ -136,7 +134,7 @@ def _norm(statistics: Pair, parameters: Pair, form: Form) -> Norm:
 
 
 def _gradients(norm: Norm, statistics: Pair, totals: Pair, count: int, form: Form) -> tuple[Pair, NormGradient]:
-    """The gradients by scale and bias of a norm, and that by its input, from the sums of that by its result."""
+    """Returns a norm's gradients by scale and bias, and by its input, from sums of the gradient by its result."""
     (total, moment), deviation = totals, lax.rsqrt(statistics[1] + form.epsilon)
     given = NormGradient(norm, *through_statistics(totals, deviation, count, form.axis_name))
     return (moment * deviation, total), given

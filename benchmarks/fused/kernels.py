@@ -1,12 +1,12 @@
-"""The three products of a 1x1 convolution that stands between two batch norms, as Pallas kernels for a GPU.
+"""The three matrix products of a 1x1 convolution between two batch norms, as Pallas kernels for a GPU.
 
-Each reads a norm's input and normalizes it in registers, so that neither the normalized images nor the gradient by the
-convolution's output are ever in memory; and sums in registers what the norm behind it needs of its result. Images are
-matrices [M, K] or [M, F], a row for each pixel; the kernel is [K, F]. Accumulation is in float32 at least. On a GPU
-float32 is rounded to TF32 before it is multiplied, as by the library.
+Each kernel reads a norm's input and normalizes it in registers, so that neither the normalized images nor the gradient
+by the convolution's output are written to memory. In registers it also sums the statistics that the following norm
+needs. Images are matrices [M, K] or [M, F] with a row for each pixel; the kernel is [K, F]. Accumulation is in float32
+or wider. On a GPU float32 is rounded to TF32 before products, as in the library.
 
-Any M, K and F: a block that reaches past the end of an array is masked. The sizes of blocks are what fits in the
-registers of 8 warps; no GPU has timed others.
+M, K and F are arbitrary: a block that extends past the end of an array is masked. The sizes of blocks fit into the
+registers of 8 warps; other sizes were not timed.
 """
 
 import functools
@@ -23,12 +23,12 @@ from jax.experimental.pallas import triton as plgpu
 from benchmarks.fused.blocks import Block, block_length, inside, load, store
 from jaxddp.models.ops.batch_norm import Pair
 
-# Of a result's block, and of what is multiplied at once.
+# Sizes of a result's block, and the depth of one product.
 ROWS, COLUMNS, DEPTH = 128, 128, 64
 MULTIPROCESSORS = 132
-"""Of an H200. The kernel's gradient, a small matrix of long sums, is split until there is a program for each."""
+"""Multiprocessors of an H200. The long sums of the kernel's gradient are split until each has a program."""
 LEAST_STEPS = 4
-"""Blocks of rows that a program of the kernel's gradient adds up, so that there are fewer sums to add up later."""
+"""Minimum blocks of rows that a program of the kernel's gradient sums, which limits the number of partial sums."""
 COMPILER = plgpu.CompilerParams(num_warps=8, num_stages=3)
 
 
@@ -41,7 +41,7 @@ class Norm(NamedTuple):
 
 
 class NormGradient(NamedTuple):
-    """multiplier (gradient - shift - (x - mean) slope), the gradient by a norm's input; each float32[C]."""
+    """The gradient by a norm's input: multiplier (gradient - shift - (x - mean) slope); each float32[C]."""
 
     norm: Norm
     shift: jax.Array
@@ -49,7 +49,7 @@ class NormGradient(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """The gradient by what the norm behind a convolution gives, [M, F], with the convolution's result y, [M, F]."""
+    """The gradient by the result of the norm after a convolution, [M, F], and the convolution's result y, [M, F]."""
 
     gradient: jax.Array
     y: jax.Array
@@ -59,12 +59,12 @@ class Incoming(NamedTuple):
 def convolve(
     x: jax.Array, before: Norm | None, kernel: jax.Array, *, interpret: bool = False
 ) -> tuple[jax.Array, Pair]:
-    """y = relu(normalized(x)) kernel, [M, F]; and the sums of y and of its squares over rows, float32[F].
+    """Computes y = relu(normalized(x)) kernel, [M, F], and the sums of y and of its squares over rows, float32[F].
 
     Args:
         x: [M, K].
-        before: None leaves x as it is, without a ReLU.
-        interpret: compute by plain operations, on any platform.
+        before: The norm of x, which a ReLU follows; None uses x itself.
+        interpret: Whether to compute by plain operations, on any platform.
     """
     (pixels, _), features = x.shape, kernel.shape[1]
     blocks = pl.cdiv(pixels, block_length(pixels, ROWS))
@@ -89,14 +89,14 @@ def image_gradient(
     relu: bool,
     interpret: bool = False,
 ) -> tuple[jax.Array, Any]:
-    """The gradient by the normalized input of `convolve`, before its ReLU; [M, K].
+    """Computes the gradient by the normalized input of `convolve`, before its ReLU, [M, K].
 
     Args:
-        inputs: x and the norm before; None where there is no norm.
-        relu: whether a ReLU follows the norm behind y.
+        inputs: x and its norm, or None without a norm.
+        relu: Whether a ReLU follows the norm of y.
 
     Returns:
-        The gradient; and its sum over rows and that of it times (x - mean), float32[K] each, () without a norm.
+        The gradient; and the sums over rows of it and of it times (x - mean), float32[K] each, or () without a norm.
     """
     y, depth = incoming.y, kernel.shape[0]
     pixels = len(y)
@@ -116,7 +116,7 @@ def image_gradient(
 def kernel_gradient(
     x: jax.Array, before: Norm | None, incoming: Incoming, *, relu: bool, interpret: bool = False
 ) -> jax.Array:
-    """The gradient by the kernel of `convolve`; float32[K, F]. Arguments as above."""
+    """Computes the gradient by the kernel of `convolve`, float32[K, F]. Arguments as in `image_gradient`."""
     (pixels, depth), features = x.shape, incoming.y.shape[1]
     grid = (pl.cdiv(features, block_length(features, COLUMNS)), pl.cdiv(depth, block_length(depth, ROWS)))
     blocks = pl.cdiv(pixels, block_length(pixels, DEPTH))
@@ -134,7 +134,7 @@ def kernel_gradient(
     return partial.sum(0)
 
 
-# --- What a program computes; its arguments are references to the whole arrays ---
+# --- Kernels; their arguments are references to whole arrays ---
 
 
 def _multiply(x: Any, before: Any, kernel: Any, y: Any, sums: Any, squares: Any) -> None:
@@ -146,7 +146,7 @@ def _multiply(x: Any, before: Any, kernel: Any, y: Any, sums: Any, squares: Any)
 
     result = _added(product, x.shape[1], rows, columns, _wide(y)).astype(y.dtype)
     store(y, result, rows, columns)
-    # Of what is in memory afterwards, rounded.
+    # Statistics are those of the rounded result.
     wide = result.astype(sums.dtype)
     store(sums, wide.sum(0), pl.program_id(1), columns)
     store(squares, jnp.square(wide).sum(0), pl.program_id(1), columns)
@@ -186,17 +186,17 @@ def _multiply_by_gradient(relu: bool, parts: int, steps: int, x: Any, before: An
 
 
 def _normalized(x: Any, norm: Any, rows: Block, columns: Block) -> jax.Array:
-    """relu(normalized(x)) of a block; rows past the end are zero."""
+    """Returns relu(normalized(x)) of a block; rows past the end are zero."""
     values = load(x, rows, columns)
     if norm is None:
         return values
     result = _affine(values.astype(_wide(x)), _vectors(norm, columns)).astype(x.dtype)
-    # Not a maximum, which on Triton makes 0 of NaN.
+    # Not a maximum, which turns NaN into 0 on Triton.
     return inside(jnp.where(result < 0, 0, result), rows, columns)
 
 
 def _gradient_by_y(incoming: Any, relu: bool, rows: Block, columns: Block) -> jax.Array:
-    """The gradient by y of a block; rows past the end are zero."""
+    """Returns the gradient by y of a block; rows past the end are zero."""
     gradient, y = (load(ref, rows, columns).astype(_wide(ref)) for ref in (incoming.gradient, incoming.y))
     norm, shift, slope = _vectors(incoming.norm, columns)
     if relu:
@@ -214,7 +214,7 @@ def _affine(x: jax.Array, norm: Norm) -> jax.Array:
 
 
 def _added(product: Callable[[jax.Array], jax.Array], depth: int, rows: Block, columns: Block, dtype: Any) -> jax.Array:
-    """The sum of the products of a block's steps along the axis that is summed over."""
+    """Sums the products of a block's steps along the contracted axis."""
     steps = pl.cdiv(depth, block_length(depth, DEPTH))
     zeros = jnp.zeros((rows.length, columns.length), dtype)
     return lax.fori_loop(0, steps, lambda step, total: total + product(step), zeros)
@@ -230,6 +230,6 @@ def _wide(array: Any) -> Any:
 
 
 def _like(array: jax.Array, shape: tuple[int, ...], dtype: Any = None) -> jax.ShapeDtypeStruct:
-    """A result's shape and dtype; within a `shard_map` it varies over the axes that `array` varies over."""
-    # The name of that property is another one in each release of JAX.
+    """Returns a result's shape and dtype; within a `shard_map` it varies over the axes of `array`."""
+    # The name of that property changes between releases of JAX.
     return jax.eval_shape(lambda values: lax.full_like(values, 0, dtype, shape) + values.sum(dtype=dtype), array)

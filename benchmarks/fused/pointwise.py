@@ -1,12 +1,12 @@
-"""The bytes that ResNet-50's 1x1 convolutions and the norms around them move, as compiled for an H200: plain and fused.
+"""Counts the bytes that ResNet-50's 1x1 convolutions and their norms move on an H200: plain and fused.
 
     python benchmarks/fused/pointwise.py
 
-Each convolution is compiled with the norm and the ReLU before it (of a block's last), the norm behind it and what is
-added there; as the network has them, and by `benchmarks/fused/convolution.py`. Forward and backward are a program,
-forward alone another; backward is the difference. No GPU is needed, and nothing is timed. A kernel's bytes are those of
-its operands and of its result, as though each were moved once: what programs of a fused kernel read again is in the
-GPU's cache, or is not. The three shortcuts with a stride are left out: both ways leave them to the library.
+Each convolution is compiled with its norms, ReLU and residual: as the network has them, and by `convolution.py`. The
+bytes of the backward pass are the difference between a program of both passes and one of the forward pass. No GPU is
+needed, and nothing is timed. A kernel's bytes are those of its operands and its result, each moved once; repeated reads
+by the programs of a fused kernel are not counted, because they may hit the cache. The three shortcuts with a stride are
+excluded, because both ways leave them to the library.
 """
 
 import argparse
@@ -37,7 +37,7 @@ Operation = Callable[..., jax.Array]
 
 
 class Pointwise(NamedTuple):
-    """A 1x1 convolution; `place` says what is around it."""
+    """A 1x1 convolution; `place` names its position in the block."""
 
     place: str
     side: int
@@ -46,7 +46,7 @@ class Pointwise(NamedTuple):
 
 
 def convolutions() -> Iterator[Pointwise]:
-    """Those of ResNet-50 without a stride."""
+    """Yields the 1x1 convolutions of ResNet-50 without a stride."""
     side, depth = IMAGE_SIZE // 4, WIDTH
     for stage, blocks in enumerate(ARCHITECTURES["resnet50"].stage_sizes):
         narrow = WIDTH * 2**stage
@@ -84,7 +84,7 @@ def fused(
 
 
 def moved(operation: Operation, convolution: Pointwise, batch: int) -> tuple[float, float]:
-    """Bytes an image, forward and backward."""
+    """Returns the bytes per image of the forward and the backward pass."""
     place, side, depth, features = convolution
     (device,) = described_devices("1x1x1")
 
@@ -106,7 +106,7 @@ def moved(operation: Operation, convolution: Pointwise, batch: int) -> tuple[flo
 
     def both(gradient: jax.Array, *arguments: Any) -> Any:
         result, pull_back = jax.vjp(forward, *arguments)
-        # In a network much lies between the two, which shall not be joined here.
+        # In a network both passes are far apart, so they must not be fused here.
         gradient, result = lax.optimization_barrier((gradient, result))
         return result, pull_back(gradient)
 
@@ -134,14 +134,14 @@ def main() -> None:
     print(f"{'MB an image':<32}{'plain':>16}{'fused':>16}\n{'':<32}" + 2 * f"{'ahead':>8}{'back':>8}")
     for row in rows:
         print(_line("{place:<9} {side:>2} px {depth:>4} > {features:<4} x{count}".format(**row), row))
-    print(_line("all, each as often as it is", sums), f"\n\nresults: {options.out}")
+    print(_line("sum, with repetitions", sums), f"\n\nresults: {options.out}")
 
 
 def figures(convolution: Pointwise, count: int, batch: int) -> Figures:
-    found = {}
+    results = {}
     for name, operation in (("plain", plain), ("fused", fused)):
-        found[f"{name}_forward"], found[f"{name}_backward"] = moved(operation, convolution, batch)
-    return convolution._asdict() | {"count": count} | found
+        results[f"{name}_forward"], results[f"{name}_backward"] = moved(operation, convolution, batch)
+    return convolution._asdict() | {"count": count} | results
 
 
 def _line(head: str, row: Figures) -> str:

@@ -1,1 +1,1 @@
-"""The speed of reading, decoding and verifying images."""
+"""Benchmarks of reading, decoding and verifying images."""

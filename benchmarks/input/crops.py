@@ -1,4 +1,4 @@
-"""Shared by all contenders of benchmarks/input/stream.py, some of which must not import TensorFlow."""
+"""The crops that all contenders of `stream.py` draw, without TensorFlow, which some of them must not import."""
 
 import math
 import random
@@ -8,7 +8,7 @@ AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
 def draw_window(height: int, width: int) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a crop of random area and aspect; the middle of the image after ten misfits."""
+    """Draws a crop of random area and aspect: top, left, height, width. After ten misfits it is the image's center."""
     for _ in range(10):
         area = height * width * random.uniform(*AREA)
         aspect = math.exp(random.uniform(*map(math.log, ASPECT)))

@@ -1,18 +1,18 @@
-"""What input costs a step when the training set is on the device, and what that saves over a stream.
+"""Measures the cost of input with the training set in device memory, and its speed relative to a stream.
 
     python benchmarks/input/resident.py
     python benchmarks/input/resident.py --rounds 9 --linear-batch 16
 
-Three comparisons, each of contenders that take turns in one process, on one device:
+There are three comparisons, each of contenders that alternate in one process on one device:
 
-- input: `fit` on images that lie on the device, beside the bare jitted step on one batch that is on the device, for a
-  ResNet-18 of width 16 at 32 pixels. Input may cost 3% of a step: the target is 0.97 of the bare step's speed.
-- files: `fit` with softmax regression on the device's images, beside the stream that reads and decodes the same JPEG
-  files of 32 pixels for every batch. Target: at least 5 times its speed.
-- arrays: the same beside batches gathered from the host's memory, undecoded. The smaller the batch, the
-  larger the share of a step that the transfer to the device takes.
+- input: `fit` on resident images, against the jitted step on one resident batch, for a ResNet-18 of width 16 at 32
+  pixels. The target is 0.97 of the step's speed.
+- files: softmax regression by `fit` on resident images, against the stream that reads and decodes the same JPEG files
+  of 32 pixels for every batch. The target is 5 times its speed.
+- arrays: the same against batches gathered from arrays in host memory. The smaller the batch, the larger the fraction
+  of a step that the transfer to the device takes.
 
-Before anything is timed, the contenders of the last two must compute the same losses.
+In the last two, the contenders must first compute the same losses.
 """
 
 import argparse
@@ -73,11 +73,11 @@ def main() -> None:
     print(f"results: {options.out}\n\n{table(report['comparisons'])}")
 
 
-# --- The comparisons ---
+# --- Comparisons ---
 
 
 def compare_input(rounds: int, steps: int) -> Figures:
-    """Training on the device's images beside the bare step on a fixed batch, in images a second."""
+    """Compares training on resident images with the bare step on a fixed batch, in images per second."""
     setup = make_setup(resnet("resnet18", CLASSES, width=WIDTH, stem="small"), array_table(), INPUT_BATCH, "device")
     step, placed = setup.step(), list(setup.batches(0, 1))
     turns = {"resident": Training(setup, steps), "bare step": lambda: time_steps(step, setup.state, placed * steps)}
@@ -87,7 +87,7 @@ def compare_input(rounds: int, steps: int) -> Figures:
 
 
 def compare_linear(images: Source, rounds: int, steps: int, batch_size: int, target: float | None = None) -> Figures:
-    """The same training on the device's images and on the stream's, in images a second."""
+    """Compares training on resident images with training on the stream, in images per second."""
     turns = {
         "resident": Training(make_setup(linear(), images, batch_size, "device"), steps),
         "streamed": Training(make_setup(linear(), images, batch_size, "none"), steps),
@@ -98,11 +98,11 @@ def compare_linear(images: Source, rounds: int, steps: int, batch_size: int, tar
     return compare(alternate(turns, rounds), batch_size * steps, target) | {"batch_size": batch_size}
 
 
-# --- Their parts ---
+# --- Parts of the comparisons ---
 
 
 class Training:
-    """A turn: `fit` from the setup's state, with a program that the first turn compiles."""
+    """Times a turn: `fit` from the setup's initial state. The first turn compiles the program."""
 
     def __init__(self, setup: RunSetup, steps: int):
         changes = {"train": {"duration": f"{steps} steps"}, "log": {"every": f"{LOG_STEPS} steps"}}
@@ -111,7 +111,7 @@ class Training:
 
     @property
     def losses(self) -> np.ndarray:
-        """Those that the last turn logged."""
+        """Returns the losses that the last turn logged."""
         return self._history.train["loss"]
 
     def __call__(self) -> float:
@@ -126,13 +126,13 @@ def array_table() -> ArrayTable:
 
 
 def make_setup(model: Any, images: Source, batch_size: int, cache: Literal["none", "device"]) -> RunSetup:
-    """A network on whole images and one device."""
+    """Returns the setup of a network on whole images and one device."""
     data = DataConfig(image_size=SIZE, crop="whole", augment=AugmentConfig(flip=False), cache=cache)
     return prepare_training(model, images, 1, optax.sgd(0.001), batch_size, data=data)
 
 
 def linear() -> Any:
-    """Softmax regression, as a pair of functions."""
+    """Returns softmax regression as a pair of functions."""
 
     def init(key: jax.Array, example: jax.Array) -> Any:
         return {"weight": jnp.zeros((example[0].size, CLASSES)), "bias": jnp.zeros(CLASSES)}

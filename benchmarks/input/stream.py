@@ -1,15 +1,15 @@
-"""Speed of the input: the training stream beside a bare tf.data map and torch's data loader, on the same photographs.
+"""Compares the training stream with a bare tf.data map and torch's data loader on the same photographs.
 
     python benchmarks/input/stream.py DIR
 
 DIR holds solution files (Kaggle's archive, or a part of it). Every contender reads the training images in random order,
 draws a crop of random area (8 to 100 percent) and aspect (3:4 to 4:3) and resizes it to 224 pixels, on two threads or
-in two workers. Ours and the bare maps give uint8, which is normalized on the device. One bare map resizes as tf.image
-does by default, without antialiasing; the other as ours does, which shows what the stream costs beside its images.
-"evaluation" is the stream of evaluation over the same images, short side 256, its middle 224 pixels.
-torch's loaders give what their usual recipes give. `--torch PYTHON` names a Python with torch, and torchvision where
-its two recipes are wanted; what cannot run is named. Turns alternate; medians. The crops' mean area is printed too,
-since small crops are quick.
+in two workers. Our stream and the bare maps yield uint8, which is normalized on the device. One bare map resizes with
+the default of tf.image, without antialiasing; the other resizes as our stream does, which shows the stream's overhead.
+"evaluation" is the evaluation stream over the same images: short side 256, center crop of 224 pixels. torch's loaders
+yield the output of their usual recipes. `--torch PYTHON` names a Python with torch, and with torchvision for its two
+recipes; contenders that cannot run are listed. Turns alternate, and medians are printed. So is the mean area of the
+crops, because small crops are fast.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from jaxddp.data.stream.windows import example_keys, random_area_window, resize
 from jaxddp.data.table import ExampleTable
 
 TORCH_LOADER = Path(__file__).with_name("torch_loader.py")
-# Of the stream's speed: that of the other, times this.
+# Targets for the speed of the stream, as multiples of the other's.
 TARGETS = {
     "bare map": 0.9,
     "bare map, our resizing": 0.9,
@@ -55,11 +55,11 @@ EPOCHS = 8
 
 
 class Contenders:
-    """One turn of each takes `batches` batches, after a first one that is not timed, and returns its seconds."""
+    """The contenders. A turn takes `batches` batches after an untimed first one, and returns its seconds."""
 
     def __init__(self, photographs: ExampleTable, batches: int):
         self.photographs, self.batches = photographs, batches
-        # One pass over it takes a turn; which of its rows were verified is remembered for this table alone.
+        # A turn passes over it once. Verified rows are remembered for this table only.
         count = (batches + 1) * BATCH
         repeated = {name: np.resize(getattr(photographs, name), count) for name in ("id", "path", "labels")}
         self.repeated = dataclasses.replace(photographs, **repeated)
@@ -77,11 +77,11 @@ class Contenders:
         return self._on_some_cores(lambda: self.repeated.eval_batches(order, data))
 
     def first_read(self) -> float:
-        """The same for files that this process has not read yet, each of which is read to its last pixel once."""
+        """Like `ours`, for files that this process has not read yet: each is verified to its last pixel once."""
         return self.ours(dataclasses.replace(self.photographs))
 
     def bare_map(self, resized: Callable[[Any, int], Any]) -> float:
-        """Read, decode a crop drawn as ours are, resize."""
+        """Reads, decodes a crop drawn as in our stream, and resizes."""
         self.turns += 1
         count = (self.batches + 1) * BATCH
         rows = np.random.default_rng(self.turns).integers(0, len(self.photographs), count, np.int32)
@@ -108,13 +108,13 @@ class Contenders:
             done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode:
             raise RuntimeError((done.stderr.strip() or "no output").splitlines()[-1])
-        found = json.loads(done.stdout.splitlines()[-1])
-        self.areas.setdefault(f"torch {kind}", []).append(found["area"])
-        return found["seconds"]
+        results = json.loads(done.stdout.splitlines()[-1])
+        self.areas.setdefault(f"torch {kind}", []).append(results["area"])
+        return results["seconds"]
 
     def _on_some_cores(self, stream: Callable[[], Any]) -> float:
         cores = os.sched_getaffinity(0)
-        # A stream has a thread for each core that it may use.
+        # A stream has a thread for each available core.
         os.sched_setaffinity(0, sorted(cores)[:WORKERS])
         try:
             return self._timed(stream())
@@ -130,12 +130,12 @@ class Contenders:
 
 
 def aliased(image: Any, image_size: int) -> Any:
-    """Bilinear without antialiasing, cut off to uint8."""
+    """Resizes bilinearly without antialiasing, and truncates to uint8."""
     return tf.cast(tf.image.resize(image, [image_size, image_size]), tf.uint8)
 
 
 def mean_area(photographs: ExampleTable) -> float:
-    """The mean area, in pixels, of the crops that the stream draws in some epochs."""
+    """Returns the mean area, in pixels, of the stream's crops in some epochs."""
     rows = np.tile(np.arange(len(photographs), dtype=np.int32), EPOCHS)
     keys = example_keys(0, np.repeat(np.arange(EPOCHS, dtype=np.int32), len(photographs)), rows)
     sizes = [tf.image.extract_jpeg_shape(photographs.read(row))[:2] for row in rows.tolist()]
@@ -144,7 +144,7 @@ def mean_area(photographs: ExampleTable) -> float:
 
 
 def contenders(benchmark: Contenders, python: str, packed: ExampleTable) -> dict[str, Callable[[], float]]:
-    """All that can run here; a first turn of each warms the file cache, and shows which cannot run."""
+    """Returns the contenders that can run. A first turn of each shows this, and warms the file cache."""
     every: dict[str, Callable[[], float]] = {
         "ours": lambda: benchmark.ours(benchmark.photographs),
         "evaluation": benchmark.evaluation,
@@ -165,7 +165,7 @@ def contenders(benchmark: Contenders, python: str, packed: ExampleTable) -> dict
 
 
 def figures(seconds: dict[str, list[float]], images: int) -> dict[str, Figures]:
-    """Ours against each of the others, and the packed copy against ours."""
+    """Compares our stream with each of the others, and the packed copy with our stream."""
     ours = seconds.pop("ours")
     packed = {"packed": seconds.pop("packed"), "ours": ours}
     pairs = {name: {"ours": ours, name: turns} for name, turns in seconds.items()}
@@ -177,22 +177,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path, metavar="DIR")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batches", type=int, default=20, help=f"of {BATCH} images, in each turn")
-    parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="a Python that has torch")
-    parser.add_argument("--json", type=Path, help="also write the results there")
+    parser.add_argument("--batches", type=int, default=20, help=f"batches of {BATCH} images in each turn")
+    parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="a Python with torch")
+    parser.add_argument("--json", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     benchmark = Contenders(train_solutions(options.root), options.batches)
     with tempfile.TemporaryDirectory() as folder:
         pack({"train": benchmark.photographs}, Path(folder) / "packed", PackOptions())
         able = contenders(benchmark, options.torch, read_packed(Path(folder) / "packed", "train"))
         seconds = alternate(able, options.rounds)
-    found = figures(seconds, options.batches * BATCH)
+    results = figures(seconds, options.batches * BATCH)
     areas = {name: float(np.mean(areas)) for name, areas in benchmark.areas.items()}
     areas = {"ours": mean_area(benchmark.photographs), **areas}
-    print(table(found))
+    print(table(results))
     print("mean area of a crop, pixels: " + ", ".join(f"{name} {area:,.0f}" for name, area in areas.items()))
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "areas": areas, **found}, indent=2) + "\n")
+        options.json.write_text(json.dumps({"machine": machine(), "areas": areas, **results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""One turn of a torch data loader, in a process of its own; prints images, seconds and the crops' mean area as JSON.
+"""Times one turn of a torch data loader. Prints images, seconds and the mean area of crops as JSON.
 
-    python torch_input.py KIND FILES BATCHES
+    python torch_loader.py KIND FILES BATCHES
 
-FILES is a text file of image paths. Kinds, as torch's recipes write them: `pil` (Pillow, ToTensor, normalize), `v2`
+FILES is a text file of image paths. KIND names one of torch's recipes: `pil` (Pillow, ToTensor, normalize), `v2`
 (Pillow decodes, torchvision v2 on uint8), `io` (torchvision.io decodes, v2 on uint8).
 """
 
@@ -24,7 +24,7 @@ STD = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
 
 
 class Photographs(torch.utils.data.Dataset):
-    """(image, area of its crop) of a row."""
+    """Items are (image, area of its crop)."""
 
     def __init__(self, files: list[str], kind: str):
         self.files, self.kind = files, kind
@@ -62,7 +62,7 @@ class Photographs(torch.utils.data.Dataset):
 
 
 def turn(files: list[str], kind: str, batches: int) -> dict[str, float]:
-    """Time all batches but the first, which waits for the workers to start."""
+    """Times all batches but the first, which waits for the workers to start."""
     dataset = Photographs(files, kind)
     sampler = torch.utils.data.RandomSampler(dataset, replacement=True, num_samples=(batches + 1) * BATCH)
     loader = iter(torch.utils.data.DataLoader(dataset, BATCH, sampler=sampler, num_workers=WORKERS))

@@ -1,12 +1,12 @@
-"""How images are verified: what it takes, what sound files leave over, and which damage is found.
+"""Measures the verification of images: its time, unused bytes of intact files, and which damage it finds.
 
     python benchmarks/input/verify.py DIR [--files 200] [--times 3]
 
-DIR holds solution files (Kaggle's archive, or a part of it). All its JPEG files are verified, and what is left over
-behind their last pixel is counted; so are the longest run of zeros in their data, and the least that is left over where
-a header names one row of blocks less. Then some of the files are damaged in every way of `tests/support/damage.py`. The
-stream is timed over training images that nobody verified, that this process verified, and that an earlier run did, and
-over those held against a manifest besides (`data.verify`), in turns; medians. So is reading a manifest of a million.
+DIR holds solution files (Kaggle's archive, or a part of it). The script verifies all JPEG files, and counts the bytes
+left after their last pixel, the longest run of zeros in their data, and the fewest bytes left if a header has one row
+of blocks less. Then it damages some files in every way of `tests/support/damage.py`. It times the stream over training
+images that are not verified, verified by this process, or verified by an earlier run, each with and without a manifest
+(`data.verify`); turns alternate, and medians are printed. It also times reading a manifest of a million images.
 """
 
 import argparse
@@ -64,8 +64,8 @@ def sound_files(files: list[Path]) -> None:
         zeros = max([zeros, *map(len, re.findall(rb"\0+", data[scan.end :]))])
         if (shorter := other_size(-1, 0)(data, random.Random())) != data:
             rows.append(bytes_left_over(*essence(shorter, [*segments(shorter)])))
-    print(f"{len(files)} files accepted; bytes left over, and in how many: {dict(left)}; longest run of zeros {zeros}")
-    print(f"least left over with one row of blocks less, in {len(rows)} files: {sorted(rows)[:3]}")
+    print(f"{len(files)} files accepted; files by bytes left over: {dict(left)}; longest run of zeros {zeros}")
+    print(f"fewest bytes left over with one row of blocks less, in {len(rows)} files: {sorted(rows)[:3]}")
 
 
 def damages(data: list[bytes], times: int) -> None:
@@ -78,7 +78,7 @@ def damages(data: list[bytes], times: int) -> None:
 
 
 def read(table: ExampleTable) -> float:
-    """Images a second of one epoch, without its first batch. The next epoch follows, so that the work does not end."""
+    """Returns the images per second of one epoch, without its first batch. Workers go on with the next epoch."""
     steps = len(table) // 32
     batches = iter(table.train_batches(SampleOrder(len(table), 32, seed=0), DATA, range(2 * steps)))
     next(batches)
@@ -107,11 +107,11 @@ def streams(root: Path, manifest: ImageManifest) -> None:
             speeds[name].append(read(table))
     for name, speed in speeds.items():
         ratio = median(one / other for one, other in zip(speed, speeds["verified by this process"], strict=True))
-        print(f"stream, {name}: {median(speed):.0f} images/s; {ratio:.2f} of those verified by this process")
+        print(f"stream, {name}: {median(speed):.0f} images/s; {ratio:.2f} of the speed when verified by this process")
 
 
 def checked(root: Path, file: Path) -> ImageManifest:
-    """The manifest of the training images, and the time to read one of a million."""
+    """Writes the manifest of the training images, and prints the time to read one of a million."""
     table = train_solutions(root)
     split = CheckedSplit("train", table)
     for row in range(len(table)):
@@ -146,7 +146,7 @@ def main() -> None:
         for one in data:
             verify(one)
         spent.append((time.process_time() - begin) / len(data))
-    print(f"verify: {1e6 * min(spent):.1f} us an image, CPU time, the best of {TURNS} turns")
+    print(f"verify: {1e6 * min(spent):.1f} us of CPU time an image, best of {TURNS} turns")
     damages(data, options.times)
     with tempfile.TemporaryDirectory() as cache:
         os.environ[CACHE_VARIABLE] = cache

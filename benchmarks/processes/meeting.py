@@ -111,10 +111,10 @@ def measured(processes: int) -> Figures:
     figures: Figures = {"processes": processes}
     try:
         for part in parts:
-            said, _ = part.communicate(timeout=CHILD_SECONDS)
+            output, _ = part.communicate(timeout=CHILD_SECONDS)
             if part.returncode:
                 sys.exit(f"a part of the job ended with exit code {part.returncode}")
-            figures |= json.loads(said)
+            figures |= json.loads(output)
     finally:
         for part in parts:
             part.kill()
@@ -132,12 +132,12 @@ def main() -> None:
         return first(options.address, options.processes[0])
     if options.part == "others":
         return asyncio.run(others(options.address, options.processes[0]))
-    found = []
+    results = []
     for processes in options.processes:
-        found.append(measured(processes))
-        print("\n".join(f"{name:<28}{value:,.3f}" for name, value in found[-1].items()), flush=True)
+        results.append(measured(processes))
+        print("\n".join(f"{name:<28}{value:,.3f}" for name, value in results[-1].items()), flush=True)
     if options.out:
-        options.out.write_text(json.dumps({**machine(), "found": found}, indent=2) + "\n")
+        options.out.write_text(json.dumps({**machine(), "found": results}, indent=2) + "\n")
     return None
 
 

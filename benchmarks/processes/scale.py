@@ -108,15 +108,15 @@ def measure_groups(options: argparse.Namespace) -> dict[str, list[Figures]]:
     """Measures one process at either batch, and two processes, `--repeats` times."""
     groups = {"1 process": (1, LOCAL_BATCH), "1 process, both shares": (1, 2 * LOCAL_BATCH)}
     groups["2 processes"] = (2, LOCAL_BATCH)
-    found: dict[str, list[Figures]] = {name: [] for name in groups}
+    results: dict[str, list[Figures]] = {name: [] for name in groups}
     turns = ["--rounds", str(options.rounds), "--steps", str(options.steps)]
     with tempfile.TemporaryDirectory() as folder:
         write_photographs(Path(folder))
         for _ in range(options.repeats):
             for name, (count, batch) in groups.items():
                 own = ["--photographs", folder, "--local-batch", str(batch)]
-                found[name].append(in_processes(count, [__file__, *own, *turns]) | {"processes": count})
-    return found
+                results[name].append(in_processes(count, [__file__, *own, *turns]) | {"processes": count})
+    return results
 
 
 def evaluate(groups: dict[str, list[Figures]], choose: Statistic) -> Figures:
@@ -124,14 +124,14 @@ def evaluate(groups: dict[str, list[Figures]], choose: Statistic) -> Figures:
 
     Efficiency is the speed of two processes over twice that of one, for the full step.
     """
-    found = {name: summary(repeats, choose) for name, repeats in groups.items()}
-    speed = {name: group["images_per_second"] for name, group in found.items()}
+    results = {name: summary(repeats, choose) for name, repeats in groups.items()}
+    speed = {name: group["images_per_second"] for name, group in results.items()}
     half = speed["2 processes"] / 2
     shares = {
         "fixed batch a process": half / speed["1 process"],
         "fixed global batch": half / speed["1 process, both shares"],
     }
-    return {"groups": found, "efficiency": shares, "model": check_model(found["2 processes"])}
+    return {"groups": results, "efficiency": shares, "model": check_model(results["2 processes"])}
 
 
 def summary(repeats: list[Figures], choose: Statistic) -> Figures:
@@ -165,8 +165,8 @@ def scheduled(program: Path) -> list[Message] | None:
 
     A step is bound by memory, so the bytes of its kernels represent their time.
     """
-    found = json.loads(program.read_text()) if program.is_file() else {}
-    programs = {each["topology"]: each for each in (found, *found.get("others", {}).values()) if "topology" in each}
+    results = json.loads(program.read_text()) if program.is_file() else {}
+    programs = {each["topology"]: each for each in (results, *results.get("others", {}).values()) if "topology" in each}
     if TOPOLOGY not in programs:
         command = f"python benchmarks/gpu_program.py imagenet_resnet50 --topology {TOPOLOGY} --out {program}"
         print(f"{program} has no program for {TOPOLOGY}, so the projection assumes no overlap; to get one: {command}")

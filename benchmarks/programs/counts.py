@@ -26,8 +26,8 @@ def count(schedule: Schedule, images: int) -> Figures:
         "trip_counts": schedule.trip_counts,
         **{name: len(kinds.get(kind, [])) for name, kind in MOVERS.items()},
         "kinds": {
-            kind: {"kernels": len(found), "bytes_per_image": total_bytes(found) / images}
-            for kind, found in kinds.items()
+            kind: {"kernels": len(results), "bytes_per_image": total_bytes(results) / images}
+            for kind, results in kinds.items()
         },
         "largest": [asdict(kernel) | {"bytes_per_image": kernel.num_bytes / images} for kernel in largest],
         **communication(kernels),
@@ -101,15 +101,15 @@ _ROWS = {
 }
 
 
-def table(found: Mapping[str, Figures]) -> str:
+def table(results: Mapping[str, Figures]) -> str:
     """Formats a column for each topology, then the kinds, largest kernels and collectives of the last topology."""
-    lines = [_row("", found)] + [
-        _row(key, (form.format(each[key]) for each in found.values())) for key, form in _ROWS.items()
+    lines = [_row("", results)] + [
+        _row(key, (form.format(each[key]) for each in results.values())) for key, form in _ROWS.items()
     ]
-    for key in next(iter(found.values()))["roofline"]:
-        cells = (f"{each['roofline'][key]:,.6g}" for each in found.values())
+    for key in next(iter(results.values()))["roofline"]:
+        cells = (f"{each['roofline'][key]:,.6g}" for each in results.values())
         lines.append(_row(f"model: {key}", cells))
-    name, last = list(found.items())[-1]
+    name, last = list(results.items())[-1]
     return "\n".join([*lines, "", f"of {name}, MB an image:", *_kinds(last), "", *_largest(last), *_collectives(last)])
 
 
@@ -118,8 +118,8 @@ def _row(head: str, cells: Iterator[str] | Mapping[str, Figures]) -> str:
 
 
 def _kinds(figures: Figures) -> Iterator[str]:
-    for kind, found in sorted(figures["kinds"].items(), key=lambda item: -item[1]["bytes_per_image"]):
-        yield f"{found['bytes_per_image'] / 1e6:>8.2f}  {kind:<16}{found['kernels']:>6} kernels"
+    for kind, results in sorted(figures["kinds"].items(), key=lambda item: -item[1]["bytes_per_image"]):
+        yield f"{results['bytes_per_image'] / 1e6:>8.2f}  {kind:<16}{results['kernels']:>6} kernels"
 
 
 def _largest(figures: Figures) -> Iterator[str]:

@@ -68,8 +68,8 @@ def fetch() -> None:
         try:
             subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS, check=True)
         except (OSError, subprocess.SubprocessError) as error:
-            said = [*str(getattr(error, "stderr", None) or error).strip().splitlines(), ""][0]
-            sys.exit(f"gpu_plugin.py: {' and '.join(wheels)} cannot be installed ({said}); try again with a network")
+            reason = [*str(getattr(error, "stderr", None) or error).strip().splitlines(), ""][0]
+            sys.exit(f"gpu_plugin.py: {' and '.join(wheels)} cannot be installed ({reason}); try again with a network")
         with suppress(OSError):  # another process was faster
             whole.rename(folder)
 

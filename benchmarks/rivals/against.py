@@ -40,9 +40,9 @@ def compare_rival(rival: str, names: list[str], rounds: int, steps: int, python:
     for name in names:
         for processes in (2, 1) if rival == "flax" else (2,):
             label = f"{name}, {processes} {'process' if processes == 1 else 'processes'}"
-            found = compare_case(rival, CASES[name], processes, rounds, steps, python)
-            print(f"{label}: {found['ratio']:.3f}", flush=True)
-            yield label, found
+            results = compare_case(rival, CASES[name], processes, rounds, steps, python)
+            print(f"{label}: {results['ratio']:.3f}", flush=True)
+            yield label, results
 
 
 def compare_case(rival: str, case: Case, processes: int, rounds: int, steps: int, python: str) -> Figures:

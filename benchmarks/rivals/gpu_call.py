@@ -45,60 +45,65 @@ class Call:
 
     def left(self, parts: Sequence[str]) -> list[str]:
         """Returns the missing keys, and the parts whose keys depend on them."""
-        found: list[str] = []
+        keys: list[str] = []
         for part in parts:
             try:
-                found += [key for each in self.plan.waiting(part) for key in each.missing(self.plan.table)]
+                keys += [key for measurement in self.plan.waiting(part) for key in measurement.missing(self.plan.table)]
             except NotRun:
                 # It may become possible after other measurements.
-                found += [part] if found else []
-        return found
+                keys += [part] if keys else []
+        return keys
 
-    def _measure(self, each: Measurement) -> None:
+    def _measure(self, measurement: Measurement) -> None:
         """Starts a child, and puts its results into the table. Raises CutOff if the call's time is up."""
         table, begin = self.plan.table, time.monotonic()
-        if same := next((key for key in each.smaller if table.failures.get(key) == OUT_OF_MEMORY), None):
-            self._put(each.key, {"failed": f"not started: {same} ran out of memory"})
+        if same := next((key for key in measurement.smaller if table.failures.get(key) == OUT_OF_MEMORY), None):
+            self._put(measurement.key, {"failed": f"not started: {same} ran out of memory"})
             return
         left = self.end - begin
-        if left < self._needed(each):
+        if left < self._needed(measurement):
             raise CutOff
         failed = self.children.run(
-            each.key,
-            self._command(each),
-            min(each.limit, left),
+            measurement.key,
+            self._command(measurement),
+            min(measurement.limit, left),
             # JAX's default for float32 is TF32 on GPUs that have it; torch's contender sets it from the precision.
-            {"JAX_DEFAULT_MATMUL_PRECISION": "highest"} if each.task and each.task.case.precision == "float32" else {},
-            lambda figures: self._take(each, figures, begin),
-            cut=left < each.limit,
+            {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+            if measurement.task and measurement.task.case.precision == "float32"
+            else {},
+            lambda figures: self._take(measurement, figures, begin),
+            cut=left < measurement.limit,
         )
-        if failed is None and each.missing(table):
-            failed = {"failed": f"it succeeded, but without {', '.join(each.missing(table))}"}
+        if failed is None and measurement.missing(table):
+            failed = {"failed": f"it succeeded, but without {', '.join(measurement.missing(table))}"}
         if failed is not None:
-            self._put(each.key, failed | {"took": time.monotonic() - begin})
+            self._put(measurement.key, failed | {"took": time.monotonic() - begin})
 
-    def _command(self, each: Measurement) -> list[str]:
-        python = self.torch if each.script.startswith(RIVAL) else sys.executable
-        command = [python, str(CONTENDERS / f"{each.script}.py"), *each.words]
-        if each.task is not None:
+    def _command(self, measurement: Measurement) -> list[str]:
+        python = self.torch if measurement.script.startswith(RIVAL) else sys.executable
+        command = [python, str(CONTENDERS / f"{measurement.script}.py"), *measurement.words]
+        if measurement.task is not None:
             described = self.children.folder / "task.json"
-            each.task.write(described)
+            measurement.task.write(described)
             command.append(str(described))
-        if each.keys:
-            command += ["--keys", *(key.removeprefix(f"{each.key}/") for key in each.missing(self.plan.table))]
+        if measurement.keys:
+            command += [
+                "--keys",
+                *(key.removeprefix(f"{measurement.key}/") for key in measurement.missing(self.plan.table)),
+            ]
         return command
 
-    def _take(self, each: Measurement, figures: Figures, begin: float) -> None:
-        key = f"{each.key}/{figures.pop('key')}" if each.keys else each.key
+    def _take(self, measurement: Measurement, figures: Figures, begin: float) -> None:
+        key = f"{measurement.key}/{figures.pop('key')}" if measurement.keys else measurement.key
         self._put(key, figures | {"took": time.monotonic() - begin})
 
     def _put(self, key: str, figures: Figures) -> None:
         self.plan.table.put(key, figures)
-        said = f": {figures['failed']}" if "failed" in figures else ""
-        print(f"{key}{said}", flush=True)
+        failure = f": {figures['failed']}" if "failed" in figures else ""
+        print(f"{key}{failure}", flush=True)
 
-    def _needed(self, each: Measurement) -> float:
+    def _needed(self, measurement: Measurement) -> float:
         """Returns the seconds needed for a start: those of similar children, or a fraction of its limit."""
-        alike = each.key.rpartition("/")[0]
-        took = [found["took"] for found in self.plan.table.below(f"{alike}/").values()]
-        return min(each.limit, max(took) if took and not each.keys else LEAST_SHARE * each.limit)
+        alike = measurement.key.rpartition("/")[0]
+        took = [results["took"] for results in self.plan.table.below(f"{alike}/").values()]
+        return min(measurement.limit, max(took) if took and not measurement.keys else LEAST_SHARE * measurement.limit)

@@ -71,19 +71,19 @@ class Children:
         self.out.unlink(missing_ok=True)
         log = self.cache / "logs" / f"{re.sub('[^a-zA-Z0-9.=_-]+', '-', key)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        told: list[Figures] = []
+        results: list[Figures] = []
         lines = _Lines(self.out)
         with log.open("w+") as output, self._started(command, environment, output) as child:
             end = time.monotonic() + limit
             while (code := child.poll()) is None and time.monotonic() < end:
                 time.sleep(POLL_SECONDS)
-                self._hand_on(lines, told, take)
-            self._hand_on(lines, told, take)
+                self._hand_on(lines, results, take)
+            self._hand_on(lines, results, take)
         if code is None and cut:
             raise CutOff
-        reason = next((figures["failed"] for figures in told if "failed" in figures), None)
+        reason = next((figures["failed"] for figures in results if "failed" in figures), None)
         if code == 0 and reason is None:
-            return None if told else {"failed": "it succeeded, but without a result"}
+            return None if results else {"failed": "it succeeded, but without a result"}
         text = log.read_text(errors="replace")
         return {"failed": f"no result within {limit:.0f} s" if code is None else reason or _said(code, text)} | {
             "output": text[-TAIL:]
@@ -106,9 +106,9 @@ class Children:
             child.wait()
 
     @staticmethod
-    def _hand_on(lines: "_Lines", told: list[Figures], take: Callable[[Figures], None]) -> None:
+    def _hand_on(lines: "_Lines", results: list[Figures], take: Callable[[Figures], None]) -> None:
         for figures in lines.new():
-            told.append(figures)
+            results.append(figures)
             if "failed" not in figures:
                 take(figures)
 
@@ -160,8 +160,8 @@ def _said(code: int, text: str) -> str:
 
 def probed(environment: Mapping[str, str]) -> tuple[str, str]:
     """Returns JAX's platform and device kind, from a child, because the process that asks keeps GPU memory."""
-    asked = "import jax; print(jax.default_backend(), jax.devices()[0].device_kind, sep='\\n')"
-    command = [sys.executable, "-c", asked]
+    program = "import jax; print(jax.default_backend(), jax.devices()[0].device_kind, sep='\\n')"
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
     if done.returncode:
         return "", _said(done.returncode, done.stderr)

@@ -42,8 +42,8 @@ def main() -> None:
     size = options.target.stat().st_size
     print(f"{options.target}: {size / 1e6:.1f} MB")
     if options.command == "unpack" and options.tell:
-        with options.tell.open("a") as told:
-            told.write(json.dumps({"bytes": size, "packed_bytes": options.source.stat().st_size}) + "\n")
+        with options.tell.open("a") as results:
+            results.write(json.dumps({"bytes": size, "packed_bytes": options.source.stat().st_size}) + "\n")
     if options.command == "pack" and size > MOST_BYTES:
         sys.exit(f"gpu_data.py: that is over {MOST_BYTES / 1e6:.0f} MB; give --jpeg 75, say, or a source of JPEG files")
 

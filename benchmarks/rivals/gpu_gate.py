@@ -29,9 +29,9 @@ def judge(table: Table) -> tuple[list[str], bool]:
     lines: list[str] = []
     wrong: list[str] = []
 
-    def check(what: str, found: float, most: float) -> None:
-        lines.append(f"{what}: {found:.1e} of at most {most:.1e}")
-        if not found <= most:
+    def check(what: str, value: float, most: float) -> None:
+        lines.append(f"{what}: {value:.1e} of at most {most:.1e}")
+        if not value <= most:
             wrong.append(what)
 
     exact = losses["float32"]
@@ -40,7 +40,7 @@ def judge(table: Table) -> tuple[list[str], bool]:
         check("remaining fraction of the loss", 1 - (first - last) / first, 1 - FALL)
     if exact.keys() >= {OURS, RIVAL}:
         check("float32, ours against torch", apart(exact[OURS], exact[RIVAL]), FLOAT32)
-    errors = {name: apart(found, exact[name]) for name, found in losses["bfloat16"].items() if name in exact}
+    errors = {name: apart(results, exact[name]) for name, results in losses["bfloat16"].items() if name in exact}
     for name, error in errors.items():
         check(f"bfloat16 against float32, {name}", error, BFLOAT16)
     if errors.keys() >= {OURS, RIVAL}:
@@ -55,20 +55,20 @@ def judge(table: Table) -> tuple[list[str], bool]:
     return [*lines, f"the gate: {verdict}"], not wrong
 
 
-def apart(found: list[float], expected: list[float]) -> float:
+def apart(losses: list[float], expected: list[float]) -> float:
     """Returns the largest relative difference, or infinity if a value is NaN."""
-    if len(found) != len(expected):
+    if len(losses) != len(expected):
         return float("inf")
-    differences = [abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True)]
+    differences = [abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True)]
     return max(differences) if all(each == each for each in differences) else float("inf")
 
 
 def disagreement(table: Table, batch: int) -> Mapping[str, float]:
     """Returns the difference of the first losses between ours and each mode of torch, at one batch size."""
     ours = table.figures(f"batches/{OURS}/{batch}")
-    found = {
+    results = {
         key.split("/")[0]: figures
         for key, figures in table.below(f"batches/{RIVAL}/").items()
         if key.endswith(f"/{batch}")
     }
-    return {} if ours is None else {mode: apart(figures["losses"], ours["losses"]) for mode, figures in found.items()}
+    return {} if ours is None else {mode: apart(figures["losses"], ours["losses"]) for mode, figures in results.items()}

@@ -95,9 +95,9 @@ class Plan:
 
     def speeds(self, name: str) -> dict[tuple[int, str | None], float]:
         """Returns the images per second of each (batch, mode)."""
-        found = self.table.below(f"batches/{name}/")
-        chosen = {rest: (int(rest.split("/")[-1]), rest.split("/")[0] if "/" in rest else None) for rest in found}
-        return {chosen[rest]: chosen[rest][0] / figures["step"] for rest, figures in found.items()}
+        results = self.table.below(f"batches/{name}/")
+        chosen = {rest: (int(rest.split("/")[-1]), rest.split("/")[0] if "/" in rest else None) for rest in results}
+        return {chosen[rest]: chosen[rest][0] / figures["step"] for rest, figures in results.items()}
 
     @property
     def label(self) -> str:

@@ -48,7 +48,7 @@ class Table:
     def forget(self, prefixes: Iterable[str]) -> None:
         """Removes the measurements whose keys begin with a prefix, so that they are repeated."""
         chosen = tuple(prefixes)
-        self.measured = {key: found for key, found in self.measured.items() if not key.startswith(chosen)}
+        self.measured = {key: results for key, results in self.measured.items() if not key.startswith(chosen)}
 
     def save(self) -> None:
         """Writes the file atomically."""
@@ -62,15 +62,15 @@ class Table:
 
     def figures(self, key: str) -> Figures | None:
         """Returns the figures of a key, or None if it is missing or failed."""
-        found = self.measured.get(key)
-        return None if found is None or "failed" in found else found
+        results = self.measured.get(key)
+        return None if results is None or "failed" in results else results
 
     def below(self, prefix: str) -> dict[str, Figures]:
         """Returns the figures of keys with a prefix, by the rest of the key, without failures."""
-        found = {key.removeprefix(prefix): self.figures(key) for key in self.measured if key.startswith(prefix)}
-        return {key: figures for key, figures in found.items() if figures is not None}
+        results = {key.removeprefix(prefix): self.figures(key) for key in self.measured if key.startswith(prefix)}
+        return {key: figures for key, figures in results.items() if figures is not None}
 
     @property
     def failures(self) -> dict[str, str]:
         """The reasons of failures, by key."""
-        return {key: found["failed"] for key, found in self.measured.items() if "failed" in found}
+        return {key: results["failed"] for key, results in self.measured.items() if "failed" in results}

@@ -19,8 +19,8 @@ def render(plan: Plan) -> str:
     lines = [f"case: {plan.table.about['case']}, on {plan.table.about['device']}"]
     sections: tuple[Callable[[Plan], Iterator[str]], ...] = (_facts, _gate, _batches, _rounds, _levers, _trace, _cifar)
     for section in (*sections, _failures):
-        if found := list(section(plan)):
-            lines += ["", *found]
+        if results := list(section(plan)):
+            lines += ["", *results]
     return "\n".join(lines)
 
 
@@ -30,9 +30,9 @@ def _facts(plan: Plan) -> Iterator[str]:
     facts = _known_facts(plan)
     if facts:
         yield f"{'device':<10}{'version':<16}{'matmul TFLOP/s':>16}{'memory GB/s':>14}"
-    for name, found in facts.items():
-        speeds = found["matmul_flops_a_second"] / 1e12, found["memory_bytes_a_second"] / 1e9
-        yield f"{name:<10}{found['version']:<16}{speeds[0]:>16.1f}{speeds[1]:>14.0f}   {found['device']}"
+    for name, results in facts.items():
+        speeds = results["matmul_flops_a_second"] / 1e12, results["memory_bytes_a_second"] / 1e9
+        yield f"{name:<10}{results['version']:<16}{speeds[0]:>16.1f}{speeds[1]:>14.0f}   {results['device']}"
     if OURS in facts:
         yield f"{facts[OURS]['flops_an_image'] / 1e9:.2f} GFLOP an image"
 
@@ -48,18 +48,18 @@ def _batches(plan: Plan) -> Iterator[str]:
     for name, mode in ((OURS, None), *((RIVAL, mode) for mode in plan.scale.modes if plan.rival)):
         cells = []
         for batch in plan.scale.batches:
-            found = table.measured.get(f"batches/{name}/{mode}/{batch}" if mode else f"batches/{name}/{batch}")
-            cells.append(f"{batch}: {_speed(found, batch, apart[batch].get(mode or ''))}")
+            results = table.measured.get(f"batches/{name}/{mode}/{batch}" if mode else f"batches/{name}/{batch}")
+            cells.append(f"{batch}: {_speed(results, batch, apart[batch].get(mode or ''))}")
         yield f"images/s of {name:<8}{mode or '':<28}by batch   {'   '.join(cells)}"
     if any(apart.values()):
-        largest = max(value for found in apart.values() for value in found.values())
+        largest = max(value for results in apart.values() for value in results.values())
         yield f"their first losses are at most {largest:.1e} from ours"
 
 
-def _speed(found: Figures | None, batch: int, apart: float | None) -> str:
-    if found is None:
+def _speed(results: Figures | None, batch: int, apart: float | None) -> str:
+    if results is None:
         return "not measured"
-    return found["failed"].split(":")[0] if "failed" in found else f"{batch / found['step']:,.1f}"
+    return results["failed"].split(":")[0] if "failed" in results else f"{batch / results['step']:,.1f}"
 
 
 def _rounds(plan: Plan) -> Iterator[str]:
@@ -69,17 +69,17 @@ def _rounds(plan: Plan) -> Iterator[str]:
         yield f"rounds: not run; {why}"
         return
     turns = {name: plan.table.below(f"{kind}/") for name, kind in kinds.items()}
-    seconds = {name: {n: f["step"] / plan.best(name)[0] for n, f in found.items()} for name, found in turns.items()}
-    for name, found in seconds.items():
-        if found:
-            yield from _shares(plan, name, 1 / statistics.median(found.values()), kinds[name].removeprefix("rounds/"))
+    seconds = {name: {n: f["step"] / plan.best(name)[0] for n, f in results.items()} for name, results in turns.items()}
+    for name, results in seconds.items():
+        if results:
+            yield from _shares(plan, name, 1 / statistics.median(results.values()), kinds[name].removeprefix("rounds/"))
     both = sorted(set.intersection(*map(set, seconds.values())))
     if plan.rival and both:
-        found = compare({name: [each[number] for number in both] for name, each in seconds.items()}, 1, 1.0)
-        each = found["ratio_of_each_round"]
+        results = compare({name: [each[number] for number in both] for name, each in seconds.items()}, 1, 1.0)
+        each = results["ratio_of_each_round"]
         yield (
-            f"ratio {found['ratio']:.3f}   (rounds {min(each):.3f} to {max(each):.3f}, {len(each)} of them; "
-            f"best turns {found['ratio_of_best_turns']:.3f}; target {found['target']})"
+            f"ratio {results['ratio']:.3f}   (rounds {min(each):.3f} to {max(each):.3f}, {len(each)} of them; "
+            f"best turns {results['ratio_of_best_turns']:.3f}; target {results['target']})"
         )
 
 
@@ -101,22 +101,23 @@ def _shares(plan: Plan, name: str, speed: float, label: str) -> Iterator[str]:
 
 
 def _levers(plan: Plan) -> Iterator[str]:
-    for number, (key, found) in enumerate(plan.table.below("levers/").items()):
+    for number, (key, results) in enumerate(plan.table.below("levers/").items()):
         if not number:
             yield f"{'lever':<98}{'ms a step':>10}{'ratio':>8}   rounds"
-        each = found["ratio_of_each_round"]
-        yield f"{key[:96]:<98}{1000 * found['step']:>10.2f}{found['ratio']:>8.3f}   {min(each):.3f} to {max(each):.3f}"
+        each = results["ratio_of_each_round"]
+        ratio = f"{results['ratio']:>8.3f}   {min(each):.3f} to {max(each):.3f}"
+        yield f"{key[:96]:<98}{1000 * results['step']:>10.2f}{ratio}"
 
 
 def _trace(plan: Plan) -> Iterator[str]:
-    for key, found in plan.table.below("trace/").items():
-        if not found["kernels"]:
-            yield f"trace of {key}: no kernels in {found['file']}"
+    for key, results in plan.table.below("trace/").items():
+        if not results["kernels"]:
+            yield f"trace of {key}: no kernels in {results['file']}"
             continue
-        busy, span = found["busy"], found["span"]
-        yield f"trace of {key}: {span:.2f} ms, in {busy / span:.1%} of which a kernel runs; {found['file']}"
-        for name, milliseconds, count in found["kernels"][:KERNELS]:
-            yield f"  {milliseconds:>10.3f} ms{milliseconds / found['in_all']:>8.1%}{count:>8} x   {name[:80]}"
+        busy, span = results["busy"], results["span"]
+        yield f"trace of {key}: {span:.2f} ms, in {busy / span:.1%} of which a kernel runs; {results['file']}"
+        for name, milliseconds, count in results["kernels"][:KERNELS]:
+            yield f"  {milliseconds:>10.3f} ms{milliseconds / results['in_all']:>8.1%}{count:>8} x   {name[:80]}"
 
 
 def _cifar(plan: Plan) -> Iterator[str]:
@@ -151,5 +152,5 @@ def _failures(plan: Plan) -> Iterator[str]:
 
 
 def _known_facts(plan: Plan) -> dict[str, Figures]:
-    found = {name: plan.table.figures(f"facts/{name}") for name in (OURS, RIVAL)}
-    return {name: figures for name, figures in found.items() if figures is not None}
+    results = {name: plan.table.figures(f"facts/{name}") for name in (OURS, RIVAL)}
+    return {name: figures for name, figures in results.items() if figures is not None}

@@ -1,1 +1,1 @@
-"""What options, checks and memory of a step cost."""
+"""Benchmarks of the step's options and checks, and of its memory."""

@@ -1,12 +1,12 @@
-"""What the run's own checks cost: the comparison of the replicas beside a step, and the self-test before the first.
+"""Measures the cost of a run's checks: the comparison of replicas, and the self-test before the first step.
 
     python benchmarks/step_costs/checks.py
     python benchmarks/step_costs/checks.py --rounds 9 --networks mlp resnet18
 
-The comparison alternates with a step of ResNet-18 of width 16 on 32x32 images, on two simulated devices of one
-process; its program is compiled before, and the time of that is told apart. The self-test is timed from nothing
-compiled to its end, in a process of its own for each network, as "always" makes it; beside it stands what "auto" goes
-by. Nothing comes from the cache of compiled programs.
+The comparison alternates with a step of a ResNet-18 of width 16 on 32x32 images, on two simulated devices of one
+process. Its program is compiled before, and the compile time is reported separately. The self-test is timed including
+compilation, in a separate process for each network, as the setting "always" runs it, with the estimate that "auto"
+uses. The cache of compiled programs is off.
 """
 
 import argparse
@@ -37,7 +37,7 @@ DEVICES, CLASSES, LOCAL_BATCH = 2, 10, 64
 
 
 class MLP(nn.Module):
-    """Two hidden layers of 64."""
+    """An MLP with two hidden layers of 64."""
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
@@ -55,7 +55,7 @@ NETWORKS: dict[str, tuple[Any, int]] = {
     "resnet18": (resnet("resnet18", CLASSES, width=16, stem="small"), 32),
     "resnet50": (resnet("resnet50", 1000), 64),
 }
-"""By name, with the side of its images."""
+"""Networks by name, with the side of their images."""
 
 
 def main() -> None:
@@ -71,11 +71,11 @@ def main() -> None:
         print(json.dumps(self_test(*NETWORKS[options.child])))
         return
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
-    report["replicas"] = found = compare_replicas(setup_of(*NETWORKS["resnet18"]), options.rounds)
+    report["replicas"] = results = compare_replicas(setup_of(*NETWORKS["resnet18"]), options.rounds)
     print(
-        f"replicas: {found['megabytes']:.1f} MB compared in {1000 * found['seconds']:.1f} ms (step "
-        f"{1000 * found['step_seconds']:.0f} ms, {found['share_of_a_step']:.1%}); compiled in "
-        f"{found['compile_seconds']:.2f} s"
+        f"replicas: {results['megabytes']:.1f} MB compared in {1000 * results['seconds']:.1f} ms (step "
+        f"{1000 * results['step_seconds']:.0f} ms, {results['share_of_a_step']:.1%}); compiled in "
+        f"{results['compile_seconds']:.2f} s"
     )
     report["self_test"] = {}
     for name in options.networks:
@@ -89,14 +89,14 @@ def main() -> None:
 
 
 def setup_of(network: Any, size: int) -> RunSetup:
-    """A network on random images, with momentum in its state."""
+    """Returns the setup of a network on random images, with momentum in its state."""
     classes = 1000 if size == 64 else CLASSES
     table = ArrayTable(*random_images(4 * DEVICES * LOCAL_BATCH, size, classes), tuple(map(str, range(classes))))
     return prepare_training(network, table, DEVICES, optax.sgd(0.1, momentum=0.9), LOCAL_BATCH)
 
 
 def compare_replicas(setup: RunSetup, rounds: int) -> Figures:
-    """The time of one comparison of a setup's state, of one step, and their ratio: medians of alternating turns."""
+    """Returns the median times of a comparison of replicas and of a step, and their ratio."""
     replicas, step, (batch, *_) = Replicas(setup.topology), setup.step(), setup.batches(0, 1)
     begin = time.perf_counter()
     replicas.check(0, setup.state)
@@ -127,7 +127,7 @@ def compare_replicas(setup: RunSetup, rounds: int) -> Figures:
 
 
 def self_test(network: Any, size: int) -> Figures:
-    """The time of the test as a run makes it first, and what "auto" goes by."""
+    """Returns the time of the self-test before a run's first step, and the estimate that "auto" uses."""
     setup = setup_of(network, size)
     config = setup.recipe.config.replace(parallel={"self_test": "always"})
     run = make_run(setup.changed(config=config))

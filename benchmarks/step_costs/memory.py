@@ -1,15 +1,15 @@
-"""What a step is said to need on CPUs, against the memory that a fresh process then has.
+"""Compares the predicted memory of a step on CPUs with the peak of a new process.
 
     python benchmarks/step_costs/memory.py
     python benchmarks/step_costs/memory.py --only airbench "ViT-Ti/16, 224 px" --out runs/benchmarks/memory.json
 
-For each network a process of its own compiles the step, asks the kernel to forget the peak of its memory, takes steps
-as a run does, and asks for the peak. `said` is what `jaxddp.measure.memory` says before the first step, for all devices
-together; `peak` is by how much the process grew, and what the step's arguments held before. `first` is the same of the
-first step, in which the process also takes what it takes but once: code and threads.
+For each network a process compiles the step, resets the kernel's record of its peak memory, takes steps as a run does,
+and reads the peak. `predicted` is the prediction of `jaxddp.measure` before the first step, for all devices together;
+`peak` is the growth of the process plus the step's arguments. `first` is the same for the first step, which also
+allocates code and threads once.
 
-`advice` is the same for a batch, and for microbatches, that a run would suggest where there is half of the room: what
-they are said to need, by the first program and a second one, and the peak of a process that trains so.
+`advice` is the same for the batch size, and for the microbatches, that a run would suggest with half of the memory: the
+predictions by the first program and by a second one, and the peak of a process that trains with the suggestion.
 """
 
 import argparse
@@ -53,7 +53,7 @@ REMAT = str(Path(__file__).with_name("remat_recipe.py"))
 
 @dataclass(frozen=True)
 class Case:
-    """A step: how a recipe's config is changed, and what else it needs."""
+    """A step: a recipe, with overrides of its config."""
 
     batch: int
     image: int = 32
@@ -61,7 +61,7 @@ class Case:
     words: Sequence[str] = ()
     recipe: str = "cifar10"
     advice: bool = False
-    """Whether what would be suggested is tried, too."""
+    """Whether the suggestions are tried, too."""
 
     def command(self) -> list[str]:
         size = str(self.image)
@@ -103,14 +103,14 @@ CASES = {
 
 @dataclass(frozen=True)
 class Overrides:
-    """What follows the name of the config."""
+    """Overrides after the name of the config."""
 
     config: Annotated[Config, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True)
 class Child:
-    """What a process of its own is asked for."""
+    """The task of a child process."""
 
     words: list[str] = field(default_factory=list)
     advice: bool = False
@@ -118,13 +118,13 @@ class Child:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="of these steps alone")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure only these steps")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/memory.json"))
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        asked = Child(**json.loads(options.child))
-        print(json.dumps(measured(asked)))
+        task = Child(**json.loads(options.child))
+        print(json.dumps(measured(task)))
         return
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "target": TARGET, "cases": {}}
     for name, case in CASES.items():
@@ -134,21 +134,21 @@ def main() -> None:
         for suggested in found.get("advice", []):
             suggested |= {"peak": in_process([*case.command(), *suggested["words"]])["peak"]}
         report["cases"][name] = found | {"words": case.command()}
-        print(*lines(name, found), sep="\n", flush=True)
+        print(*rows_of(name, found), sep="\n", flush=True)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=2) + "\n")
     print(f"\n{summary(report)}\nresults: {options.out}")
 
 
 def in_process(words: Sequence[str], *, advice: bool = False) -> Figures:
-    asked = json.dumps({"words": list(words), "advice": advice})
-    command = [sys.executable, __file__, "--child", asked]
+    task = json.dumps({"words": list(words), "advice": advice})
+    command = [sys.executable, __file__, "--child", task]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=CHILD_SECONDS, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measured(asked: Child) -> Figures:
-    setup = setup_of(asked.words)
+def measured(task: Child) -> Figures:
+    setup = setup_of(task.words)
     program, chunks = setup.program()
     if setup.data.cache == "device":
         setup.feed.place()
@@ -158,8 +158,8 @@ def measured(asked: Child) -> Figures:
     assert program.cost is not None
     needs = Needs.of(program.cost, state.params, setup.topology)
     assert needs is not None
-    found: Figures = {"said": devices * needs.total, "temporary": devices * needs.temporary}
-    if asked.advice:
+    found: Figures = {"predicted": devices * needs.total, "temporary": devices * needs.temporary}
+    if task.advice:
         fit = Fit(setup.division, needs, needs.total // 2, "there")
         found["advice"] = suggestions(fit, program.function, setup, feed)
     held = devices * bytes_on_a_device((state, feed))
@@ -173,7 +173,7 @@ def measured(asked: Child) -> Figures:
 
 
 def setup_of(words: Sequence[str]) -> RunSetup:
-    """A recipe on random images, as many as it takes."""
+    """Returns the setup of a recipe on random images."""
     _, file = parse_recipe(Overrides, "memory.py", list(words))
     config = file.config.replace(train={"duration": f"{STEPS} steps"}, parallel={"self_test": "never"})
     if config.train.precision is None:
@@ -189,7 +189,7 @@ def setup_of(words: Sequence[str]) -> RunSetup:
 
 
 def suggestions(fit: Fit, function: Any, setup: RunSetup, feed: tuple[Any, ...]) -> list[Figures]:
-    """What the line of a step that does not fit suggests, and what it says that this needs, for all devices."""
+    """Returns the suggestions for a step that does not fit, and their predicted memory for all devices."""
     now = fit.division
     known = fit.compared(lambda then: needs_of_batch(then, now, function, setup.state, feed, setup.topology))
     choices = re.findall(r"--train\.(accumulate|batch-size) (\d+)", text_of(known.advice()))
@@ -200,13 +200,13 @@ def suggestions(fit: Fit, function: Any, setup: RunSetup, feed: tuple[Any, ...])
             (each for each in now.finer() if key == "accumulate" and each.accumulate == int(value)), None
         ) or now.largest(lambda each, most=int(value): each.batch_size <= most)
         assert then is not None
-        said = setup.topology.num_devices * known.needs.at(now, then)
-        found.append({"words": [f"--train.{key}", value], "said": said})
+        predicted = setup.topology.num_devices * known.needs.at(now, then)
+        found.append({"words": [f"--train.{key}", value], "predicted": predicted})
     return found
 
 
 def forget_peak() -> int:
-    """Bytes that the process has now; its peak begins anew."""
+    """Resets the peak memory of this process, and returns its resident bytes."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     # Linux, proc_pid_clear_refs(5): 5 resets the peak.
@@ -215,27 +215,28 @@ def forget_peak() -> int:
 
 
 def in_memory(key: str) -> int:
-    """VmRSS, what is there now, or VmHWM, the peak."""
+    """Reads VmRSS, the resident bytes, or VmHWM, their peak."""
     found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return 1024 * int(found[1])
 
 
-def lines(name: str, found: Figures) -> list[str]:
+def rows_of(name: str, found: Figures) -> list[str]:
     rows = [(name, found), *((f"  {' '.join(each['words'])}", each) for each in found.get("advice", []))]
     return [
-        f"{name:<44}{row['said'] / 1e6:>9.0f} MB said{row['peak'] / 1e6:>9.0f} MB peak{row['said'] / row['peak']:>8.2f}"
+        f"{name:<44}{row['predicted'] / 1e6:>9.0f} MB predicted{row['peak'] / 1e6:>9.0f} MB peak{ratio:>8.2f}"
         for name, row in rows
+        for ratio in [row["predicted"] / row["peak"]]
     ]
 
 
 def summary(report: Figures) -> str:
-    ratios = [found["said"] / found["peak"] for found in report["cases"].values()]
-    advised = [row["said"] / row["peak"] for found in report["cases"].values() for row in found.get("advice", [])]
-    told = [f"said over peak, {len(ratios)} steps: {min(ratios):.2f} to {max(ratios):.2f}"]
+    ratios = [found["predicted"] / found["peak"] for found in report["cases"].values()]
+    advised = [row["predicted"] / row["peak"] for found in report["cases"].values() for row in found.get("advice", [])]
+    lines = [f"predicted over peak, {len(ratios)} steps: {min(ratios):.2f} to {max(ratios):.2f}"]
     if advised:
-        told.append(f"{len(advised)} suggestions: {min(advised):.2f} to {max(advised):.2f}")
-    return "; ".join([*told, f"target {1 - TARGET:.2f} to {1 + TARGET:.2f}"])
+        lines.append(f"{len(advised)} suggestions: {min(advised):.2f} to {max(advised):.2f}")
+    return "; ".join([*lines, f"target {1 - TARGET:.2f} to {1 + TARGET:.2f}"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A network that computes its blocks again in the backward pass, for benchmarks/step_costs/memory.py."""
+"""A recipe for `memory.py` whose network rematerializes its blocks in the backward pass."""
 
 import flax.linen as nn
 import jax

@@ -1,12 +1,11 @@
-"""What an option of the step costs: the step of a config beside the same with a key or two changed.
+"""Measures the cost of options: compares the step of a config with the step after changes of a key or two.
 
     python benchmarks/step_costs/variants.py
     python benchmarks/step_costs/variants.py ghost:16 --rounds 15 --steps 10
 
-The config is `cifar10` (ResNet-18 with the small stem, 32 px) at width 16 on one device, over random images that lie on
-it. The plain step and all variants that are named, or all there are, alternate in one process, without the time to
-compile. A ratio below 1 says that the variant is slower. Before anything is timed, a variant that computes the same
-numbers must do so.
+The config is `cifar10` (ResNet-18 with the small stem, 32 px) at width 16, on one device with resident random images.
+The plain step and the named variants, by default all, alternate in one process, without compile time. A ratio below 1
+means that the variant is slower. Variants that compute the same numbers are checked first.
 """
 
 import argparse
@@ -33,10 +32,11 @@ BATCH, GATE_STEPS = 64, 3
 
 @dataclass(frozen=True)
 class Variant:
-    """The keys of the config that it changes, and how close its losses come to the plain step's.
+    """A change of some keys of the config.
 
     Attributes:
-        tolerance: relative, over the first steps; None where it computes something else.
+        tolerance: Relative tolerance of the first losses to the plain step's; None if the variant computes other
+        numbers.
     """
 
     changes: Mapping[str, Any]
@@ -71,24 +71,24 @@ def main() -> None:
 
 
 def compare_variants(variants: Mapping[str, Variant], rounds: int, steps: int) -> dict[str, Figures]:
-    """Each variant beside the plain step, in images per second."""
+    """Compares each variant with the plain step, in images per second."""
     everything = {PLAIN: Variant({}), **variants}
     with tempfile.TemporaryDirectory() as folder:
         setups = {name: make_setup(Path(folder), steps, each) for name, each in everything.items()}
         placed = {name: list(setup.batches(0, steps)) for name, setup in setups.items()}
     compiled = {name: setup.step() for name, setup in setups.items()}
     states = {name: setup.state for name, setup in setups.items()}
-    found = {name: losses(step, states[name], placed[name][:GATE_STEPS]) for name, step in compiled.items()}
+    results = {name: losses(step, states[name], placed[name][:GATE_STEPS]) for name, step in compiled.items()}
     for name, variant in variants.items():
         if variant.tolerance is not None:
-            check_losses({PLAIN: found[PLAIN], name: found[name]}, variant.tolerance)
+            check_losses({PLAIN: results[PLAIN], name: results[name]}, variant.tolerance)
     turns = {name: functools.partial(time_steps, step, states[name], placed[name]) for name, step in compiled.items()}
     seconds = alternate(turns, rounds)
     return {name: compare({each: seconds[each] for each in (name, PLAIN)}, BATCH * steps) for name in variants}
 
 
 def make_setup(folder: Path, steps: int, variant: Variant) -> RunSetup:
-    """The config's run with the variant's keys; the same images at each call."""
+    """Returns the setup of the config with the variant's keys; the images are the same at each call."""
     experiment = make_experiment(folder, steps)
     assert experiment.file is not None
     config = experiment.config.replace(train={"batch_size": BATCH}).replace(**variant.changes)

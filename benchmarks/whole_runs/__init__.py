@@ -1,1 +1,1 @@
-"""What a run costs beside its steps: start, checkpoints, hours of training, accuracy."""
+"""Benchmarks of whole runs: start, checkpoints, long training, accuracy against time."""

@@ -1,11 +1,11 @@
-"""Accuracy against time of two recipes on one set, side by side: one core each, the cores swapped between seeds.
+"""Compares the accuracy of two recipes over time. Both run at once, on one core each, swapped between seeds.
 
     python benchmarks/whole_runs/recipes.py cifar10 cifar10_rich --data DIR --durations "3 epochs" "5 epochs" \
         --seeds 0 1 2 --out FILE.json -- --model.width 16
 
-Each run is `jaxddp train` in a process of its own, with the options after `--`. Give durations that take as long. A
-validation's time is that of the steps until then (from their images a second) and of all validations; the whole process
-is timed beside it, with imports and compiling.
+Each run is a process of `jaxddp train` with the options after `--`. Give durations that take equally long. The time of
+a validation is that of all earlier steps (from their images per second) and validations. The time of the whole process,
+with imports and compilation, is reported separately.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from jaxddp.training.listeners.metric_rows import parse, series
 def start(
     recipe: str, duration: str, seed: int, core: int, workdir: Path, options: argparse.Namespace
 ) -> subprocess.Popen:
-    """A run, pinned to a core."""
+    """Starts a run, pinned to a core."""
     words = ["train", recipe, "--data.path", options.data, "--seed", str(seed), "--train.duration", duration]
     words += ["--workdir", str(workdir), "--log.to", "jsonl", "--checkpoint.every", "100%", *options.overrides]
     everything = os.sched_getaffinity(0)
-    # A child inherits the core; it must have it before JAX, which counts cores, is imported there.
+    # A child inherits the core. It must be set before the child imports JAX, which counts cores.
     os.sched_setaffinity(0, {core})
     try:
         return subprocess.Popen(
@@ -46,24 +46,24 @@ def start(
 
 
 def measured(workdir: Path) -> list[Figures]:
-    """Each validation with the seconds until its end; of the averaged parameters where the run has any."""
+    """Reads the validations with the seconds until their end, those of averaged parameters if there are any."""
     rows = [row for _, row in parse(workdir / "metrics.jsonl")]
-    found = series(rows)
-    between = np.diff(found.train["step"], prepend=0)
+    results = series(rows)
+    between = np.diff(results.train["step"], prepend=0)
     batch_size = json.loads((workdir / "config.json").read_text())["train"]["batch_size"]
-    ends = np.cumsum(between * batch_size / found.train["images_per_second"])
+    ends = np.cumsum(between * batch_size / results.train["images_per_second"])
     validations, seconds = [row for row in rows if row["split"].startswith("val")], 0.0
     last = {row["step"]: row for row in validations}
     points = []
     for step in last:
         seconds += sum(row["seconds"] for row in validations if row["step"] == step)
-        training = float(np.interp(step, found.train["step"], ends))
+        training = float(np.interp(step, results.train["step"], ends))
         points.append({"step": step, "seconds": training + seconds, "top1": last[step]["top1"]})
     return points
 
 
 def side_by_side(seed: int, swapped: bool, options: argparse.Namespace, folder: Path) -> dict[str, Figures]:
-    """Both recipes with one seed; returns what each measured, and its seconds from start to end."""
+    """Runs both recipes with one seed. Returns the validations of each, and its seconds from start to end."""
     cores, runs = sorted(os.sched_getaffinity(0))[:2], {}
     begin = time.perf_counter()
     for place, (recipe, duration) in enumerate(zip(options.recipes, options.durations, strict=True)):
@@ -74,7 +74,7 @@ def side_by_side(seed: int, swapped: bool, options: argparse.Namespace, folder: 
         if time.perf_counter() - begin > CHILD_SECONDS:
             for run in runs.values():
                 run.kill()
-            sys.exit(f"seed {seed}: no end after {CHILD_SECONDS} s")
+            sys.exit(f"seed {seed}: not finished after {CHILD_SECONDS} s")
         for recipe, run in runs.items():
             if recipe not in seconds and run.poll() is not None:
                 seconds[recipe] = time.perf_counter() - begin
@@ -87,11 +87,11 @@ def side_by_side(seed: int, swapped: bool, options: argparse.Namespace, folder: 
     }
 
 
-def table(found: dict[int, dict[str, Figures]]) -> str:
-    """The accuracy of each validation with its time, and the medians of the last ones."""
+def table(results: dict[int, dict[str, Figures]]) -> str:
+    """Formats the accuracy of each validation with its time, and the medians of the last ones."""
     lines = [f"{'seed':<6}{'recipe':<24}{'process':>9}   top-1 at seconds"]
     last: dict[str, list[float]] = {}
-    for seed, of_seed in found.items():
+    for seed, of_seed in results.items():
         for recipe, figures in of_seed.items():
             points = ", ".join(f"{100 * p['top1']:.2f}% at {p['seconds']:.0f}" for p in figures["validations"])
             lines.append(f"{seed:<6}{recipe:<24}{figures['process_seconds']:>7.0f} s   {points}")
@@ -111,14 +111,14 @@ def main() -> None:
     split = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:split])
     options.overrides = words[split + 1 :]
-    found: dict[int, dict[str, Figures]] = {}
+    results: dict[int, dict[str, Figures]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for place, seed in enumerate(options.seeds):
-            found[seed] = side_by_side(seed, bool(place % 2), options, Path(folder))
-            # At once: a long benchmark may be cut off.
+            results[seed] = side_by_side(seed, bool(place % 2), options, Path(folder))
+            # Written after each seed, because a long benchmark may be cut off.
             report = {"recipes": options.recipes, "durations": options.durations, "options": options.overrides}
-            options.out.write_text(json.dumps({**report, **machine(), "found": found}, indent=2) + "\n")
-            print(table(found), flush=True)
+            options.out.write_text(json.dumps({**report, **machine(), "found": results}, indent=2) + "\n")
+            print(table(results), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""What manifests cost: seconds until a checkpoint of ResNet-50 with momentum is on disk, with and without hashing.
+"""Measures the cost of manifests: seconds to save a checkpoint of ResNet-50 with and without hashing.
 
     python benchmarks/whole_runs/saving.py
     python benchmarks/whole_runs/saving.py --rounds 15 --folder /scratch
 
-Both ways of saving alternate, with a directory each; every save is complete, its manifest too, when the clock stops.
-The state is a fresh ResNet-50 of 1000 classes (102 MB of parameters and statistics), and as much momentum of random
-numbers, which compresses as little as a trained one. The target is at most 1.05 of a save without hashing. `blocked` is
-the part of a hashed save in which the loop waits, and `verify` the time to compare such a checkpoint with its manifest,
-as before a restore.
+Both kinds of saves alternate, in a directory each. The time of a save includes its manifest. The state is an
+initialized ResNet-50 of 1000 classes (102 MB of parameters and statistics) with random momentum, which compresses as
+little as a trained one. The target is at most 1.05 of a save without hashing. `blocked` is the part of a hashed save in
+which the loop waits, and `verify` the time to compare the checkpoint with its manifest, as before a restore.
 """
 
 import argparse
@@ -44,7 +43,7 @@ TARGET = 1.05
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="saves of each kind")
-    parser.add_argument("--folder", type=Path, default=None, help="on which disk; the system's temporary folder")
+    parser.add_argument("--folder", type=Path, default=None, help="default: the system's temporary folder")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/saving.json"))
     options = parser.parse_args()
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
@@ -56,7 +55,7 @@ def main() -> None:
 
 
 def compare_saves(folder: Path, rounds: int) -> Figures:
-    """Seconds of each save and of each verification; the first save of each kind, which warms up, does not count."""
+    """Returns the seconds of each save and verification, without a first warm-up save of each kind."""
     state = state_to_save()
     places = {name: folder / name for name in ("hashed", "plain")}
     verified: list[float] = []
@@ -96,7 +95,7 @@ def compare_saves(folder: Path, rounds: int) -> Figures:
 
 
 def state_to_save() -> TrainState:
-    """A fresh ResNet-50, and momentum of random numbers."""
+    """Returns an initialized ResNet-50 with random momentum."""
     topology = Topology.create(1)
     model, optimizer = adapt(resnet("resnet50", 1000)), optax.sgd(0.1, momentum=0.9)
     state = create_state(model, optimizer, (32, 32, 3), seed=0, topology=topology)
@@ -119,7 +118,7 @@ def without_manifests(without: bool) -> Iterator[None]:
 
 
 def table(report: Figures) -> str:
-    """Medians, and the ratio with the range over its rounds."""
+    """Formats the medians, and the ratio with its range over the rounds."""
     medians = {name: statistics.median(turns) for name, turns in report["seconds"].items()}
     medians |= {f"{name}, CPU": statistics.median(turns) for name, turns in report["cpu_seconds"].items()}
     low, high = min(report["ratio_of_each_round"]), max(report["ratio_of_each_round"])

@@ -1,15 +1,14 @@
-"""Whether a long run stays as it is: memory, open files, threads and disk of its first quarter against its last.
+"""Checks a long run for leaks: compares memory, open files, threads and disk use of its first and last quarter.
 
     python benchmarks/whole_runs/soak.py
     python benchmarks/whole_runs/soak.py --door python --steps 2000 --folder /tmp/soak
 
-`jaxddp launch` starts processes that train a small network on 512 small images, with a default run's loggers, and are
-sampled each second. From the first to the last quarter of the steps the median may grow by 2%. Of what is counted and
-comes and goes (open files, threads of libraries) it is the least that may, by one, as that is what stays; of the number
-of checkpoints, the most. The first tenth of the steps is left out: there programs are compiled, and what is imported on
-first use (TensorBoard's writer, matplotlib, Orbax's threads) comes in. What has a line for each record (metrics.jsonl,
-event files, logs, validation.json) grows with the run; it stands apart, by the step. `--door python` trains by
-`jaxddp.train`.
+`jaxddp launch` starts processes that train a small network on 512 small images with the default loggers. They are
+sampled every second. A median may grow by 2% from the first to the last quarter of the steps. For counts that fluctuate
+(open files, threads of libraries) the minimum may grow by one; for the number of checkpoints the maximum counts. The
+first tenth of the steps is ignored, because programs are compiled and modules imported there. Files with a line for
+each record (metrics.jsonl, event files, logs, validation.json) grow with the run and are reported per step. `--door
+python` trains with `jaxddp.train`.
 """
 
 import argparse
@@ -48,8 +47,8 @@ def main() -> None:
     parser.add_argument("--log-every", type=int, default=50, help="steps")
     parser.add_argument("--door", choices=("train", "python"), default="train", help="the command, or jaxddp.train")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between samples")
-    parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which the run is ended")
-    parser.add_argument("--folder", type=Path, help="where to keep the run; a temporary folder")
+    parser.add_argument("--limit", type=float, default=3600.0, help="maximum seconds of the run")
+    parser.add_argument("--folder", type=Path, help="folder for the run (default: a temporary folder)")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/soak.json"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() if options.folder is None else nullcontext(options.folder) as folder:
@@ -62,17 +61,20 @@ def main() -> None:
     sys.exit(1 if "grows" in {row["verdict"] for row in report["rows"].values()} else 0)
 
 
-# --- The run ---
+# --- Run ---
 
 
 def soak(folder: Path, options: argparse.Namespace) -> list[Sample]:
-    """Train, and sample the job until it has ended. Exits where it does not end with 0, or not in time."""
+    """Trains, and samples the job until its end. Exits if it fails or takes too long."""
     folder.mkdir(parents=True, exist_ok=True)
     data, workdir = write_data(folder / "images.npz"), folder / "run"
-    said = (folder / "said").open("wb")
+    output = (folder / "output").open("wb")
     launch = ["-m", "jaxddp", "launch", "--processes", str(options.processes), "--gpus", "0"]
     command = [sys.executable, *launch, "--logs", str(workdir / "logs"), "--", *program(data, workdir, options)]
-    with said, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT) as launcher:
+    with (
+        output,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT) as launcher,
+    ):
         try:
             samples = sample(launcher, workdir, options)
         finally:
@@ -81,12 +83,14 @@ def soak(folder: Path, options: argparse.Namespace) -> list[Sample]:
                 launcher.wait(60)
             launcher.kill()
     if launcher.returncode or last_step(workdir) != options.steps:
-        sys.exit(f"the run ended with {launcher.returncode} at step {last_step(workdir)}: {folder / 'said'}")
+        sys.exit(
+            f"the run ended with exit code {launcher.returncode} at step {last_step(workdir)}: {folder / 'output'}"
+        )
     return samples
 
 
 def program(data: Path, workdir: Path, options: argparse.Namespace) -> list[str]:
-    """What each process runs."""
+    """Returns the command of each process."""
     every = {name: f"{getattr(options, f'{name}_every')} steps" for name in ("log", "eval", "save")}
     if options.door == "python":
         return ["python", str(PYTHON_DOOR), str(data), str(workdir), str(options.steps), json.dumps(every)]
@@ -98,7 +102,7 @@ def program(data: Path, workdir: Path, options: argparse.Namespace) -> list[str]
 
 
 def write_data(file: Path) -> Path:
-    """Two splits of small images, the same at each call."""
+    """Writes two splits of small images, the same at each call."""
     rng = np.random.default_rng(0)
     arrays = {}
     for split, count in (("train", TRAIN), ("val", VAL)):
@@ -112,7 +116,7 @@ def sample(launcher: subprocess.Popen[bytes], workdir: Path, options: argparse.N
     begin, samples = time.monotonic(), list[Sample]()
     while launcher.poll() is None and time.monotonic() - begin < options.limit:
         taken: Sample = {"seconds": time.monotonic() - begin, "step": last_step(workdir)}
-        # A process that starts or ends between two readings: the next sample has it, or has it not.
+        # A process that starts or ends during a sample is skipped.
         with suppress(OSError):
             for who, pid in job_processes(launcher.pid).items():
                 taken |= {f"{who}: {quantity}": value for quantity, value in process_sample(pid).items()}
@@ -121,21 +125,23 @@ def sample(launcher: subprocess.Popen[bytes], workdir: Path, options: argparse.N
     return samples
 
 
-# --- Its quarters ---
+# --- Quarters ---
 
 
 def compare_quarters(samples: Sequence[Sample], steps: int) -> dict[str, Figures]:
-    """By quantity: medians and highest values of the first and of the last quarter, and their ratio.
+    """Compares the first and the last quarter of a run.
 
-    Where a quantity is "by the step", the values are what a step adds to it, and there is no verdict.
+    Returns:
+        By quantity, the statistics of both quarters, their ratio and a verdict. A quantity "by the step" is its growth
+        per step, and has no verdict.
     """
-    # At the last step some processes have ended.
+    # Some processes end at the last step.
     warm = [each for each in samples if WARM_UP * steps <= each["step"] < steps]
     length = (1 - WARM_UP) * steps / 4
     first = [each for each in warm if each["step"] <= WARM_UP * steps + length]
     last = [each for each in warm if each["step"] >= steps - length]
     if min(len(first), len(last)) < 3:
-        sys.exit(f"{len(first)} and {len(last)} samples of the first and of the last quarter: too few; more --steps")
+        sys.exit(f"{len(first)} and {len(last)} samples of both quarters are too few; give more --steps")
     rows = {}
     for name in first[0]:
         if name not in ("seconds", "step", "records: MB") and not name.endswith("CPU seconds"):
@@ -153,17 +159,17 @@ def rate(quarter: Sequence[Sample], name: str) -> float:
 
 def row(first: Sequence[float], last: Sequence[float]) -> Figures:
     kinds = {"least": min, "median": statistics.median, "most": max}
-    found: Figures = {kind: [of(first), of(last)] for kind, of in kinds.items()}
-    return found | {"ratio": over(*found["median"])}
+    results: Figures = {kind: [of(first), of(last)] for kind, of in kinds.items()}
+    return results | {"ratio": over(*results["median"])}
 
 
-def judged(name: str, found: Figures) -> Figures:
-    """With the verdict, as the module's docstring tells it."""
+def judged(name: str, results: Figures) -> Figures:
+    """Adds the verdict by the rules in the module's docstring."""
     comes_and_goes = name.endswith(("open files", "threads"))
-    first, last = found["most" if name in CHECKPOINTS else "least" if comes_and_goes else "median"]
+    first, last = results["most" if name in CHECKPOINTS else "least" if comes_and_goes else "median"]
     allowed = max(FLAT * first, 1 if comes_and_goes else 0)
     verdict = "flat" if abs(last - first) <= allowed else "falls" if last < first else "grows"
-    return found | {"ratio": over(first, last), "verdict": verdict}
+    return results | {"ratio": over(first, last), "verdict": verdict}
 
 
 def over(base: float, value: float) -> float:
@@ -171,11 +177,11 @@ def over(base: float, value: float) -> float:
 
 
 def table(rows: dict[str, Figures]) -> str:
-    kinds, title = ("least", "median", "most"), "of the first and of the last quarter"
+    kinds, title = ("least", "median", "most"), "first and last quarter"
     lines = [f"{title:<36}" + "".join(f"{kind:>20}" for kind in kinds) + f"{'ratio':>9}"]
-    for name, found in rows.items():
-        values = "".join("".join(f"{value:>10,.4g}" for value in found[kind]) for kind in kinds)
-        lines.append(f"{name:<36}{values}{found['ratio']:>9.3f}  {found['verdict']}".rstrip())
+    for name, results in rows.items():
+        values = "".join("".join(f"{value:>10,.4g}" for value in results[kind]) for kind in kinds)
+        lines.append(f"{name:<36}{values}{results['ratio']:>9.3f}  {results['verdict']}".rstrip())
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Each process of `soak.py --door python`: trains by `jaxddp.train`, with the loggers of a config's run."""
+"""A process of `soak.py --door python`: trains by `jaxddp.train` with the default loggers of a config."""
 
 import json
 import os

@@ -1,8 +1,8 @@
-"""One start for `benchmarks/start.py`: what `jaxddp train` does up to its first step, and how long each part took.
+"""Runs `jaxddp train` up to its first step for `benchmarks/start.py`, and times each part of the start.
 
     python benchmarks/whole_runs/start_parts.py BEGIN CONFIG WORKDIR [overrides]
 
-BEGIN is the `time.monotonic()` of the command. Prints a line of JSON, and ends there.
+BEGIN is the `time.monotonic()` of the command. The script prints a line of JSON and ends.
 """
 
 import dataclasses
@@ -55,9 +55,9 @@ def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_tensorflow(open_tables: Callable[..., Any]) -> Callable[..., Any]:
-    """Opens the data, and imports TensorFlow where it decodes them.
+    """Wraps the opening of data, and imports TensorFlow if it decodes them.
 
-    A run would import it at its first batch, where its time is harder to separate.
+    A run would import it at the first batch, where its time is harder to separate.
     """
 
     def opened(data: Any) -> Any:
@@ -74,7 +74,7 @@ def import_tensorflow() -> None:
 
 
 def first_timed(batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Placed batches, of which the first is timed."""
+    """Wraps an iterator of placed batches, and times the first one."""
 
     def timed_batches(*arguments: Any) -> Iterator[Any]:
         stream = batches(*arguments)
@@ -85,7 +85,7 @@ def first_timed(batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator
 
 
 def note_duration(event: str, duration_secs: float, **_: Any) -> None:
-    """JAX's own durations: tracing a program, lowering it, and compiling it or loading it from the cache."""
+    """Records JAX's durations of tracing, lowering, and compiling or loading programs."""
     if event in ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration"):
         seconds["trace"] += duration_secs
     elif event == "/jax/core/compile/backend_compile_duration":
@@ -93,7 +93,7 @@ def note_duration(event: str, duration_secs: float, **_: Any) -> None:
 
 
 class FirstStep:
-    """Ends the process when the metrics of the first step are known."""
+    """A listener that ends the process after the metrics of the first step."""
 
     def __init__(self, begin: float):
         self._begin = begin
@@ -101,8 +101,10 @@ class FirstStep:
     def step(self, record: Any) -> None:
         total, cpu = time.monotonic() - self._begin, time.process_time()
         seconds["the rest"] = total - sum(seconds.values())
-        found = {"seconds": dict(seconds), "total": total, "cpu": cpu, "loss": record.metrics["loss"]}
-        print(json.dumps(found | {"loaded": compiled["cache_hits"], "compiled": compiled["cache_misses"]}), flush=True)
+        results = {"seconds": dict(seconds), "total": total, "cpu": cpu, "loss": record.metrics["loss"]}
+        print(
+            json.dumps(results | {"loaded": compiled["cache_hits"], "compiled": compiled["cache_misses"]}), flush=True
+        )
         os._exit(0)
 
 

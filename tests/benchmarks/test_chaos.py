@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/chaos.py` that start no process: what is drawn, what counts as kept, what as identical."""
+"""The parts of `benchmarks/chaos.py` without processes: random scenarios, promises, comparison of outcomes, table."""
 
 import re
 
@@ -57,10 +57,10 @@ def test_the_table_counts() -> None:
         "step": 3,
         "codes": [137],
         "seconds": 2.0,
-        "told": 1.5,
+        "named": 1.5,
         "broken": "",
     }
-    found = [struck | {"differs": ""}, struck | {"seconds": 4.0, "told": None, "differs": "result.json: …"}]
+    found = [struck | {"differs": ""}, struck | {"seconds": 4.0, "named": None, "differs": "result.json: …"}]
     found.append(struck | {"broken": "exit codes [3]", "codes": [3], "seconds": 9.0})
     lines = chaos.table(found).splitlines()
     assert lines[1].split() == ["process", "killed", "3", "3", "2", "1", "1.5,", "1.5", "4.0,", "9.0"]

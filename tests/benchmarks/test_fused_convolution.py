@@ -1,4 +1,4 @@
-"""The fused 1x1 convolution: the values and gradients of its parts, in interpret mode, and that it compiles."""
+"""The fused 1x1 convolution: values and gradients of its parts in interpret mode, and compilation for an H200."""
 
 import functools
 import itertools
@@ -26,15 +26,15 @@ from jaxddp.models.ops.batch_norm import BatchNorm
 
 ROOT = Path(__file__).parents[2]
 
-# (before, residual, relu): a bottleneck's first convolution, its shortcut's and its last; and one with neither.
+# (before, residual, relu) of a bottleneck's first, shortcut and last convolution, and of one without a residual.
 FORMS = [(False, False, True), (False, False, False), (True, True, True), (True, False, True)]
-# Less than a block, blocks that are filled and not, and several of them along each axis.
+# Smaller than a block, full and partial blocks, and several blocks along each axis.
 SIZES = [(1, 8, 16), (37, 24, 40), (128, 64, 128), (300, 136, 72), (600, 16, 136)]
 TELLING = [(SIZES[0], True, True), (SIZES[2], False, False), (SIZES[3], True, True), (SIZES[4], False, True)]
 
 
 def normalize(x, pair, axis_name, residual=None, *, relu):
-    """`BatchNorm` as a function of its parameters; with the mean and variance of the batch."""
+    """Applies `BatchNorm` with given parameters. Returns its result and the batch's mean and variance."""
     module = BatchNorm(False, momentum=0.0, axis_name=axis_name, dtype=x.dtype, param_dtype=pair[0].dtype)
     zeros = jnp.zeros_like(pair[0])
     variables = {"params": {"scale": pair[0], "bias": pair[1]}, "batch_stats": {"mean": zeros, "var": zeros}}
@@ -43,7 +43,7 @@ def normalize(x, pair, axis_name, residual=None, *, relu):
 
 
 def composed(x, kernel, after, before=None, residual=None, *, relu, axis_name=None):
-    """`convolve_between_norms` of the network's own layers."""
+    """Computes `convolve_between_norms` with the network's layers."""
     others = None
     if before is not None:
         x, others = normalize(x, before, axis_name, relu=True)
@@ -59,7 +59,7 @@ def fused(x, kernel, after, before=None, residual=None, *, relu, axis_name=None)
 
 
 def drawn(seed, sizes, form, dtype, param_dtype):
-    """Images [3, M / 3, 1, K] and what else the functions take, and weights of their result."""
+    """Draws the inputs, with images [3, M / 3, 1, K], and weights of the result."""
     rng = np.random.default_rng(seed)
     pixels, depth, features = sizes
     has_before, has_residual, _ = form
@@ -73,7 +73,7 @@ def drawn(seed, sizes, form, dtype, param_dtype):
 
 
 def results(operation, inputs, weights):
-    """Result, statistics, and all gradients of sum(result * weights)."""
+    """Returns result, statistics, and all gradients of sum(result * weights)."""
 
     def loss(inputs):
         result, *statistics = operation(*inputs)
@@ -84,7 +84,7 @@ def results(operation, inputs, weights):
 
 
 def compiled(operation, inputs, weights):
-    """The same, as one program."""
+    """Like `results`, in one compiled program."""
     return jax.jit(functools.partial(results, operation))(inputs, weights)
 
 
@@ -119,10 +119,10 @@ def test_it_is_the_network_s_layers_of_any_size(sizes, form, seed):
 
 @pytest.mark.exhaustive
 def test_in_bfloat16_it_is_the_network_s_layers_up_to_rounding():
-    """Parameters, statistics and their gradients stay float32, that of the kernel, too."""
+    """Parameters, statistics and all their gradients stay float32."""
     inputs, weights = drawn(0, (600, 64, 40), FORMS[2], jnp.bfloat16, jnp.float32)
     ours, plain = (functools.partial(operation, relu=True) for operation in (fused, composed))
-    # Not as one program, in which the layers would be rounded elsewhere.
+    # Not in one program, in which XLA would round the layers elsewhere.
     assert_close(results(ours, inputs, weights), results(plain, inputs, weights), 0.02)
 
 
@@ -130,7 +130,7 @@ def test_in_bfloat16_it_is_the_network_s_layers_up_to_rounding():
 def test_with_an_axis_the_shards_are_one_batch(form):
     with jax.enable_x64(True):
         inputs, weights = drawn(1, (96, 24, 40), form, jnp.float64, jnp.float64)
-        # The shards cut the axis of 32.
+        # The axis of size 32 is sharded.
         is_split = [each is not None and each.ndim == 4 if not isinstance(each, tuple) else False for each in inputs]
         expected = compiled(functools.partial(composed, relu=True), inputs, weights)
 
@@ -141,7 +141,7 @@ def test_with_an_axis_the_shards_are_one_batch(form):
             return result, statistics, shared
 
         specs = [P(None, AXIS) if split else P() for split in is_split]
-        # Interpreted kernels keep no account of what varies over the mesh; compiled ones do, below.
+        # Interpreted kernels do not support replication checking; the compiled test below has it.
         shards = jax.shard_map(
             shard,
             mesh=Topology.create(jax.devices()[:2]).mesh,
@@ -154,7 +154,7 @@ def test_with_an_axis_the_shards_are_one_batch(form):
 
 @pytest.mark.parametrize("form", [pytest.param(FORMS[0], marks=pytest.mark.exhaustive), FORMS[2]])
 def test_a_nan_is_not_hidden(form):
-    """In one channel of the input it reaches all results and all statistics behind it."""
+    """A NaN in one channel of the input reaches all results and statistics."""
     inputs, weights = drawn(0, (37, 8, 16), form, jnp.float32, jnp.float32)
     inputs[0] = inputs[0].at[2, 0, 0, 3].set(jnp.nan)
     result, (own, _), gradients = compiled(functools.partial(fused, relu=form[2]), inputs, weights)
@@ -162,14 +162,14 @@ def test_a_nan_is_not_hidden(form):
     assert np.isnan(gradients[0]).all() and np.isnan(gradients[1]).all()
 
 
-# --- The three products alone, in float32 ---
+# --- The three products in float32 ---
 
 EPSILON = 2.0**-24
 """Half the distance from 1 to the next float32, the largest relative error of one operation."""
 
 
 def within(actual, terms, magnitude, additions):
-    """Whether sums are as near as so many operations allow: each adds at most EPSILON of the absolute terms' sum."""
+    """Returns whether sums have at most the error of their additions, each EPSILON of the sum of absolute terms."""
     assert actual.dtype == np.float32 and np.isfinite(actual).all()
     assert (np.abs(actual - terms) <= 2 * additions * EPSILON * magnitude).all()
 
@@ -179,7 +179,7 @@ def wide(tree):
 
 
 def affine(x, norm):
-    """The normalized values, and what they would be if nothing cancelled."""
+    """Returns the normalized values, and the sum of the absolute terms."""
     mean, multiplier, bias = norm
     return (x - mean) * multiplier + bias, (np.abs(x) + np.abs(mean)) * np.abs(multiplier) + np.abs(bias)
 
@@ -214,7 +214,7 @@ def test_each_product_is_as_near_as_its_additions_allow(sizes, has_before, relu)
     x64, kernel64, gradient64, y64 = wide((x, kernel, gradient, y))
     z, large = (np.maximum(a, 0) for a in affine(x64, wide(norm))) if has_before else (x64, np.abs(x64))
     within(y, z @ kernel64, large @ np.abs(kernel64), depth + 4)
-    # Of the rounded result, which is in memory.
+    # Statistics are those of the rounded result.
     within(total, y64.sum(0), np.abs(y64).sum(0), pixels + 1)
     within(squares, np.square(y64).sum(0), np.square(y64).sum(0), pixels + 2)
 
@@ -236,7 +236,7 @@ def test_each_product_is_as_near_as_its_additions_allow(sizes, has_before, relu)
 
 @pytest.mark.parametrize(("sizes", "is_exact"), [((37, 24, 40), False), ((256, 64, 128), True)])
 def test_what_lies_past_the_end_is_neither_read_nor_written(sizes, is_exact, monkeypatch):
-    """On a GPU; where kernels are interpreted, a block that is not masked does no harm behind an array."""
+    """On a GPU this matters; an interpreted kernel tolerates an unmasked block past the end of an array."""
     masks = []
 
     def watched(operation):
@@ -250,16 +250,16 @@ def test_what_lies_past_the_end_is_neither_read_nor_written(sizes, is_exact, mon
         monkeypatch.setattr(triton, name, watched(getattr(triton, name)))
     inputs, weights = drawn(0, sizes, FORMS[2], jnp.float32, jnp.float32)
     jax.eval_shape(functools.partial(results, functools.partial(fused, relu=True)), inputs, weights)
-    # 8 of the convolution, 15 of the gradient by images, 12 of that by the kernel.
+    # 8 by the convolution, 15 by the image gradient, 12 by the kernel gradient.
     assert len(masks) == 35 and all((mask is None) is is_exact for mask in masks)
 
 
-# --- For a GPU ---
+# --- Compilation for a GPU ---
 
 
 needs_plugin = pytest.mark.skipif(
     not gpu_plugin.is_present(),
-    reason=f"{gpu_plugin.plugin_folder()} is not there: python benchmarks/programs/gpu_plugin.py",
+    reason=f"{gpu_plugin.plugin_folder()} does not exist: python benchmarks/programs/gpu_plugin.py",
 )
 uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 
@@ -279,13 +279,13 @@ uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilati
     ],
 )
 def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype):
-    """Forward and backward, within a `shard_map` that keeps account of what varies over the mesh."""
+    """Compiles both passes within a `shard_map` with replication checking."""
     pixels, depth, features = sizes
     topology = Topology.create(gpu_plugin.described_devices("1x1x1"))
     has_residual = has_before
 
     def step(x, kernel, pairs, residual, weights):
-        # As the trainer does, so that the gradients are those of a device.
+        # As in the trainer, so that gradients are those of one device.
         kernel, pairs = lax.pcast((kernel, pairs), AXIS, to="varying")
 
         def loss(x, kernel, pairs, residual):
@@ -315,21 +315,21 @@ def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype)
     program = lowered.compile(compiler_options=gpu_plugin.compiler_options()).as_text()
     assert len(re.findall(r'custom_call_target="__gpu\$xla.gpu.triton"', program)) == 3
     assert "__cudnn" not in program
-    # Triton's maximum of NaN and 0 is 0, which interpreted kernels do not show.
+    # Triton's maximum of NaN and 0 is 0, unlike in interpreted kernels.
     assert "maxnumf" not in program
 
 
 @needs_plugin
 @uncached
 def test_a_block_s_last_convolution_moves_fewer_bytes():
-    """Counted from below: what must be read and written, [M, F] four times the size of [M, K]."""
+    """The expected bytes count the necessary reads and writes; [M, F] is four times as large as [M, K]."""
     batch, side, depth, features = 8, 14, 256, 1024
     convolution = pointwise.Pointwise("last", side, depth, features)
     ahead, back = pointwise.moved(pointwise.fused, convolution, batch)
     plain_ahead, plain_back = pointwise.moved(pointwise.plain, convolution, batch)
     assert ahead < plain_ahead and back < plain_back
     unit = 2 * side**2 * depth
-    # Statistics, convolution, normalization with the addition: (1) + (1 + 4) + (4 + 4 + 4).
+    # Statistics, convolution, and normalization with the residual: (1) + (1 + 4) + (4 + 4 + 4).
     assert ahead >= 18 * unit
 
 
@@ -354,7 +354,7 @@ def test_without_a_gpu_it_is_an_error_of_jax():
 
 
 def test_no_network_uses_it():
-    """Off until a GPU has timed it: the folder is imported by itself alone."""
-    imported = re.compile(r"^ *(from|import) jaxddp\.models\.fused\b", re.MULTILINE)
+    """It stays outside the package until a GPU has timed it."""
+    imported = re.compile(r"^ *(from|import) benchmarks\b", re.MULTILINE)
     files = [file for folder in ("jaxddp", "configs") for file in (ROOT / folder).rglob("*.py")]
-    assert {file.parent.name for file in files if imported.search(file.read_text())} == {"fused"}
+    assert files and not [file for file in files if imported.search(file.read_text())]

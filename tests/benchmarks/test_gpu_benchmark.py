@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/gpu.py` that need neither a GPU nor torch, and a rehearsal of the whole on a CPU."""
+"""The parts of `benchmarks/gpu.py` that need neither a GPU nor torch."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def test_without_a_gpu_it_is_one_line_and_code_2(tmp_path):
 
 
 def run(tmp_path, program, limit=60.0, cut=False):
-    """What a child told, and how it failed."""
+    """Runs a child. Returns its results and its failure."""
     children, told = Children(tmp_path, tmp_path / "cache", {}), []
     command = [sys.executable, "-c", program, str(children.out)]
     return told, children.run("a/key", command, limit, {}, told.append, cut=cut)
@@ -81,7 +81,7 @@ def test_a_child_that_the_end_of_the_call_cuts_off_has_not_failed(tmp_path):
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch calls its own."""
+    """Has the name of torch's exception."""
 
 
 def wrapped(cause):
@@ -118,7 +118,7 @@ def test_a_table_is_whole_at_every_moment_and_goes_on(tmp_path, monkeypatch):
     Table.open(path, ABOUT).put("gate/jaxddp", {"losses": [1.0]})
     before = path.read_bytes()
     table = Table.open(path, ABOUT)
-    # As if the process were killed before the new file took the old one's place.
+    # Simulates a kill before the new file replaces the old one.
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         table.put("rounds/jaxddp/0", {"step": 1.0})
@@ -220,7 +220,7 @@ def test_the_table_takes_shares_of_the_larger_of_two_peaks(tmp_path):
         "levers/resnet50 256/an option": {"failed": "InputError: no such option"},
     }
     text = render(plan_of(tmp_path, json.loads(json.dumps(measured)), batches=(128, 256)))
-    # 3,000 images of 24 GFLOP are 72 of 720 TFLOP/s; 3.47 TB/s carry 10,000 images of 347 MB.
+    # 3,000 images of 24 GFLOP are 72 of 720 TFLOP/s; 3.47 TB/s move 10,000 images of 347 MB.
     for part in ("0.100 of the matrix peak", "0.300 of 10,000 (batch norm apart)", "256: out of memory"):
         assert part in text
     for part in ("ratio 1.500   (rounds 1.450 to 1.550, 3", "CIFAR-10: not run", "128: not measured"):
@@ -253,7 +253,7 @@ RIGHT = {
     "gate_bfloat16_jaxddp": [6.827765, 6.727368, 6.539035, 6.285022, 5.983629],
     "gate_bfloat16_torch": [6.828042, 6.727061, 6.540047, 6.285959, 5.983768],
 }
-"""ResNet-50 at 224 px, 8 images, on a CPU."""
+"""Losses of ResNet-50 at 224 px with 8 images, measured on a CPU."""
 
 
 def test_the_gate_lets_equal_networks_pass(tmp_path):
@@ -279,7 +279,7 @@ def test_a_gate_without_a_result_has_not_passed_and_stops_nothing(tmp_path):
     ],
 )
 def test_the_gate_stops_networks_that_were_made_wrong(tmp_path, losses):
-    """Each was computed as `RIGHT` was."""
+    """The losses were measured like those in `RIGHT`."""
     lines, passed = gate_of(tmp_path, **(RIGHT | {"gate_float32_torch": losses}))
     assert not passed and "float32, ours against torch" in lines[-1]
 
@@ -359,12 +359,12 @@ def test_a_trace_is_reduced_to_its_longest_kernels():
     planes = [SimpleNamespace(name="/device:GPU:0", lines=streams), SimpleNamespace(name="/host:CPU", lines=streams)]
     found = trace_summary.summarize(SimpleNamespace(planes=planes))
     assert found["kernels"] == [("conv", 7.0, 2), ("copy", 2.0, 1), ("norm", 1.0, 1)]
-    # From 0 to 10 with nothing between 5 and 6; the copy's first millisecond is beside a convolution.
+    # Busy from 0 to 10 except between 5 and 6; the copy's first millisecond overlaps a convolution.
     assert (found["span"], found["busy"], found["in_all"]) == (10.0, 9.0, 10.0)
 
 
 def lever_differs(stride, size, features, kernel_size, padding):
-    """By how much the lever's convolution differs from the network's, in its values and its gradients."""
+    """Returns the difference between the lever's convolution and the network's, in values and gradients."""
     rng = np.random.default_rng(size)
     images = rng.normal(size=(2, size, size, 4)).astype(np.float32)
     kernel = rng.normal(size=(kernel_size, kernel_size, 4, features)).astype(np.float32)
@@ -394,7 +394,7 @@ def test_each_of_xla_s_options_is_one_of_the_tested_jaxlib():
     assert len(set(jax_levers.XLA_OPTIONS)) == len(jax_levers.XLA_OPTIONS)
     with pytest.raises(InputError, match="xla_gpu_gone_since"):
         compiler_options(("xla_gpu_gone_since=true",))
-    # Another jaxlib may have dropped a name; the benchmark then says so.
+    # Another jaxlib may lack a name; then the benchmark reports it.
     if jax.__version_info__[:2] == (0, 10):
         for option in jax_levers.XLA_OPTIONS:
             assert compiler_options((option,))

@@ -1,4 +1,4 @@
-"""The programs that a GPU would run, as `benchmarks/gpu_program.py` counts them, and their budgets."""
+"""`benchmarks/gpu_program.py`: counts of compiled GPU programs, and the budgets of kernels and bytes."""
 
 import functools
 import json
@@ -107,10 +107,10 @@ def test_each_launch_is_a_kernel_with_what_it_reads_and_writes():
     found = [(kernel.kind, kernel.num_bytes, kernel.done) for kernel in schedule().kernels]
     assert found == [
         ("transpose", 64 + 128, None),
-        (COLLECTIVE, 128 + 128, 6),  # waited for when all six are launched
+        (COLLECTIVE, 128 + 128, 6),  # The wait follows all six launches.
         ("copy", 128 + 128, None),
-        ("elementwise", 16 + 4 + 16, None),  # one row of the eight, though all are multiplied before it is taken
-        ("elementwise", 16 + 4 + 16, None),  # a row, written in place
+        ("elementwise", 16 + 4 + 16, None),  # One row of eight, although all are multiplied first.
+        ("elementwise", 16 + 4 + 16, None),  # A row, written in place.
         ("elementwise", 4 + 4, None),
     ]
     assert schedule().trip_counts == (6,) and schedule().conditionals == 0
@@ -170,7 +170,7 @@ def test_the_roofline_is_the_longer_of_memory_and_multiplication_and_what_no_com
 
 
 def start(*words):
-    """The benchmark in this process: its exit code."""
+    """Runs the benchmark in this process, and returns its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["gpu_program.py", *words])
         try:
@@ -189,9 +189,9 @@ def test_a_mistake_is_one_line():
 
 needs_plugin = pytest.mark.skipif(
     not gpu_plugin.is_present(),
-    reason=f"{gpu_plugin.plugin_folder()} is not there: python benchmarks/programs/gpu_plugin.py",
+    reason=f"{gpu_plugin.plugin_folder()} does not exist: python benchmarks/programs/gpu_plugin.py",
 )
-# Such programs cannot be kept between runs.
+# JAX cannot cache such programs.
 uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 
 
@@ -212,7 +212,7 @@ def test_what_cannot_be_compiled_is_one_line(capfd, tmp_path, words, message):
 
 @functools.cache
 def figures(*words):
-    """What is counted of a program with 256 images a GPU; the tests' own flags change no kernel, only their code."""
+    """Returns the counts of a program with 256 images on each GPU. The tests' XLA flags do not change the kernels."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "program.json"
         assert start(*words, "--batch", "256", "--out", str(out)) == 0
@@ -224,7 +224,7 @@ def figures(*words):
 @pytest.mark.parametrize(
     ("words", "parameters", "kernels", "megabytes", "trip_counts"),
     [
-        # The guard selects every array of the state, and asks every gradient: small kernels, of few bytes.
+        # The guard against bad steps selects every array of the state and checks every gradient, in small kernels.
         (["imagenet_resnet50"], 25_557_032, 1130, 352, []),
         (["imagenet_resnet50", "--model.name", "resnet18", "--train.max-bad-steps", "0"], 11_689_512, 350, 77.5, []),
         pytest.param(
@@ -236,17 +236,17 @@ def figures(*words):
     ids=["ResNet-50", "ResNet-18 without the guard", "CIFAR-10 on the device", "fast CIFAR-10"],
 )
 def test_budget_of_one_gpu(words, parameters, kernels, megabytes, trip_counts):
-    """What an H200 moves and launches; a change that needs more must say what it is worth."""
+    """The budget of bytes and launches on an H200. A change that exceeds it must be justified."""
     found = figures(*words, "--topology", "1x1x1")
     assert found["kernels"] <= kernels and found["bytes_per_image"] <= megabytes * 1e6
     assert found["conditionals"] == 0 and found["trip_counts"] == trip_counts
-    # Parameters and momentum, in float32, are updated where they lie.
+    # Parameters and momentum, in float32, are updated in place.
     assert 2 * 4 * parameters <= found["aliased_bytes"] <= 1.01 * 2 * 4 * parameters
     assert found["temporary_bytes"] > 0 and found["gradient_bytes"] == 0
 
 
 def averaged_bytes(name):
-    """Of all that the devices average in a step of a network: gradients, statistics, four sums and their weights."""
+    """Returns the bytes that devices average in a step: gradients, statistics, and four metric sums with weights."""
     model = adapt(resnet(name, 1000))
     found = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(found)) + 4 * 2 * 4

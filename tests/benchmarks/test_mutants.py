@@ -1,4 +1,4 @@
-"""`benchmarks/mutants.py`: its lists are in step with the package and the tests, and it tells who noticed."""
+"""`benchmarks/mutants.py`: its lists match the package and the tests, and it reports killed and surviving mutants."""
 
 import ast
 import functools
@@ -15,7 +15,7 @@ ROOMS = sorted(file.stem for file in mutants.LISTS.glob("*.toml"))
 
 @functools.cache
 def functions(path: Path) -> set[str]:
-    """The names of a module's tests, of those in classes as `Class::name`."""
+    """Returns the names of a module's tests, with `Class::name` for those in classes."""
     found = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef):
@@ -25,7 +25,7 @@ def functions(path: Path) -> set[str]:
     return found
 
 
-# The lists
+# --- The lists ---
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -41,7 +41,7 @@ def test_every_mutant_stands_once_in_its_file_and_names_tests_that_exist(room):
             assert path.is_file() and (not name or name in functions(path)), f"{mutant}: there is no {test}"
 
 
-# The runs, of a made-up package
+# --- Runs on a small made-up package ---
 
 SOURCE = """
 def add(a, b):
@@ -82,7 +82,7 @@ SURVIVES = {"promise": 0, "line": "2 * a", "broken": "a ** 2", "test": "test_dou
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """A function that writes lists of mutants for a small tree and runs the benchmark: its exit code."""
+    """A function that writes lists of mutants for a small tree, runs the benchmark, and returns its exit code."""
     tree, lists = tmp_path / "tree", tmp_path / "lists"
     for folder in (tree / "tests", lists):
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The projection to many GPUs keeps the laws of its model."""
+"""The projection to many GPUs obeys the laws of its model."""
 
 import json
 
@@ -86,7 +86,7 @@ def test_a_link_is_found_again_from_what_it_takes(link):
 def test_measurements_that_no_link_could_have_made():
     with pytest.raises(ValueError, match="measure again"):
         fit_link((4e3, 1e-3), (1e6, 1e-3))
-    # The smaller one was faster than its bytes allow: a link has no negative latency.
+    # The smaller all-reduce was too fast: a link cannot have a negative latency.
     assert fit_link((1e6, 1e-6), (2e6, 1.0)).latency == 0
 
 

@@ -1,4 +1,4 @@
-"""What `benchmarks/whole_runs/soak.py` says of samples, and what it reads of a process and of a work directory."""
+"""`benchmarks/whole_runs/soak.py`: verdicts on samples, and samples of a process and of a work directory."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ STEPS = 1000
 
 
 def sampled(grows: float = 0.0, adds: int = 0) -> list[process_samples.Sample]:
-    """A run of 1,000 steps whose memory and open files grow so much by its end, after a start that is another thing."""
+    """Samples of 1,000 steps in which memory and open files grow by given amounts, after an ignored start."""
     samples = []
     for step in range(0, STEPS + 1, 10):
         share, warm = step / STEPS, step >= 100
@@ -45,7 +45,7 @@ def test_what_stays_as_it_is_is_flat() -> None:
 
 @pytest.mark.parametrize("grows, verdict", [(4.0, "grows"), (-4.0, "falls"), (2.0, "flat")])
 def test_memory_is_judged_from_the_first_to_the_last_quarter(grows: float, verdict: str) -> None:
-    # The quarters' middles lie 0.675 of the run apart.
+    # The middles of the quarters are 0.675 of the run apart.
     assert verdicts(sampled(grows=grows))["process 0: resident MB"] == verdict
 
 
@@ -63,7 +63,7 @@ def test_a_process_is_read(tmp_path: Path) -> None:
 
 
 def test_a_work_directory_is_read(tmp_path: Path) -> None:
-    """Checkpoints apart from one in the making, and what has a line for each record apart from what has not."""
+    """Unfinished checkpoints and files that grow with each record are counted separately."""
     files = {"metrics.jsonl": 3, "config.json": 9, "checkpoints/validation.json": 5, "checkpoints/manifests.json": 7}
     files |= {f"checkpoints/{step}/state/arrays": 1000 for step in (10, 20)} | {"checkpoints/20/manifest.json": 500}
     files["checkpoints/30.orbax-checkpoint-tmp/state/arrays"] = 100

@@ -1,4 +1,4 @@
-"""`benchmarks/suite.py`: the tables that it prints of a test file, and what it counts."""
+"""`benchmarks/suite.py`: the tables for a test file, and the counts."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def test_that_starts_a_program(code):
 
 
 def rows_of(text: str, title: str) -> dict[str, list[str]]:
-    """The cells of a table by the names in its first column."""
+    """Returns the cells of a table by the names in its first column."""
     (table,) = (part for part in text.split("\n\n") if part.lstrip("\n").startswith(f"| {title} |"))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     return {name: values for name, *values in cells}
@@ -45,7 +45,7 @@ def test_it_prints_what_the_tests_of_a_file_take(tmp_path, workers):
     assert done.returncode == 1 and done.stdout.endswith(" s in total, exit code 1\n"), done.stderr
     printed = done.stdout[done.stdout.index("| file |") :]
     files, tests, fixtures = (rows_of(printed, title) for title in ("file", "test", "fixture"))
-    # Pytest names a file from the folder that it takes for the root.
+    # Pytest names a file relative to its root folder.
     assert [(Path(name).name, row[0]) for name, row in files.items()] == [("test_tiny.py", "3"), ("all 1", "1")]
     # Two of the three, and all of them together.
     assert len(tests) == 3 and tests["all 3"][0] == "3"
@@ -69,9 +69,9 @@ def test_an_event_that_ends_within_another_is_counted_once(monkeypatch):
     now = iter([3.0, 4.0, 10.0, 12.0])
     monkeypatch.setattr(suite.time, "perf_counter", lambda: next(now))
     clock, (trace, lower, _) = suite.Clock(), suite.KINDS
-    clock.timed(trace, 1.0)  # from 2 to 3
+    clock.timed(trace, 1.0)  # From 2 to 3.
     clock.timed(trace, 0.5)
-    clock.timed(trace, 9.0)  # from 1 to 10, with both of them within
+    clock.timed(trace, 9.0)  # From 1 to 10, with both others inside.
     clock.timed(lower, 1.0)
     clock.timed("/jax/another", 5.0)
     assert dict(clock.totals) == {"tracing": 9.0, "lowering": 1.0}

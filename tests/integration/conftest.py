@@ -1,4 +1,4 @@
-"""Tests with real parts: processes, schedulers, hosts. Where one is missing a test is skipped; in CI it fails."""
+"""Fixtures for tests with real processes, schedulers and hosts. Without a program a test is skipped, in CI it fails."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from support.processes import BRIEF, HANGING, LONGER, THREADS, TRAIN, Launched, 
 
 @pytest.fixture(scope="session")
 def require() -> Callable[..., None]:
-    """`require("srun", package="slurm-wlm")` skips the test that asks, unless this machine has what it needs."""
+    """Skips a test if a program is missing, such as by `require("srun", package="slurm-wlm")`."""
 
     def check(*programs: str, package: str, root: bool = False) -> None:
         missing = [program for program in programs if shutil.which(program) is None]
@@ -28,7 +28,7 @@ def require() -> Callable[..., None]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Program]]:
-    """Starts programs, `start(kind, *arguments)`, which do not outlive the test."""
+    """Yields `start(kind, *arguments)`, which starts a program, and ends all programs afterwards."""
     programs: list[Program] = []
 
     def started(kind: type[Program], *arguments: object, **more: object) -> Program:
@@ -42,19 +42,19 @@ def start() -> Iterator[Callable[..., Program]]:
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory) -> Path:
-    """39 files to train on, 11 to validate with: no multiple of the batch. Each process imports TensorFlow for them."""
+    """A data set of 39 and 11 files, no multiples of the batch size, for which each process imports TensorFlow."""
     return write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=13, val=11, size=20)
 
 
 @pytest.fixture(scope="session")
 def arrays(tmp_path_factory) -> Path:
-    """As many images in one file of arrays: a process that trains on them starts in half the time."""
+    """As many images in one file of arrays, with which a process starts in half the time."""
     file = tmp_path_factory.mktemp("arrays") / "images.npz"
     return write_arrays(file, random_table(39, image=16), random_table(11, seed=1, image=16))
 
 
 def trained_alone(data: Path, workdir: Path) -> Path:
-    """The work directory of a run of one process with four devices."""
+    """Trains in one process with four devices, and returns the work directory."""
     words = [*TRAIN, "--data.path", str(data), "--workdir", str(workdir), *BRIEF, "--parallel.cpu-devices", "4"]
     run = Launched(workdir, 1, words)
     try:
@@ -66,13 +66,13 @@ def trained_alone(data: Path, workdir: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(arrays, tmp_path_factory) -> Path:
-    """The run on arrays that all others must equal."""
+    """The run on arrays that all other runs must equal."""
     return trained_alone(arrays, tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture(scope="session")
 def undisturbed(arrays, tmp_path_factory) -> Path:
-    """A longer run, of two processes with a device each, to which those that are killed are equal to the bit."""
+    """A longer run of two processes with a device each, which killed and resumed runs must equal bit for bit."""
     workdir = tmp_path_factory.mktemp("undisturbed")
     words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *LONGER]
     run = Launched(workdir, 2, words, *THREADS)

@@ -1,4 +1,4 @@
-"""Over two processes, a row that only one of them holds makes the same steps bad in both."""
+"""A bad row on one of two processes makes the same steps bad on both."""
 
 import sys
 
@@ -21,7 +21,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-# tests/test_guard.py has such rows on several devices.
+# tests/test_guard.py tests such rows on several devices.
 @pytest.mark.ci
 def test_both_processes_name_the_row_and_end(arrays, start, tmp_path):
     (tmp_path / "script.py").write_text(A_ROW)
@@ -32,6 +32,6 @@ def test_both_processes_name_the_row_and_end(arrays, start, tmp_path):
     for rank in (0, 1):
         said = run.last_of(rank)
         assert ": 1 step had no finite gradient, as many as --train.max-bad-steps 1. " in said
-        # By running statistics, and through a ReLU, its loss is finite.
+        # In evaluation mode, and after a ReLU, its loss is finite.
         assert said.endswith("images are not finite: row 5 of the training data")
     assert all(loss is not None for loss in losses(tmp_path / "run").values())

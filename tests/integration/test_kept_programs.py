@@ -1,4 +1,4 @@
-"""Each process of a job on CPUs compiles for itself, and finds its own programs at the next start."""
+"""Each process of a job on CPUs compiles its own programs, and loads them from the cache at the next start."""
 
 import json
 import re
@@ -31,7 +31,7 @@ print(json.dumps({"asked": asked, "hits": events["cache_hits"], "kept": events["
 
 
 def counts(start, folder: Path, script: Path) -> list[dict[str, int]]:
-    """By process, how many programs JAX asked the cache for, how many it found, how many it compiled and kept."""
+    """Returns by process how many programs were requested from the cache, found in it, and compiled and stored."""
     run = start(Launched, folder, 2, ["python", str(script), str(folder / "run")])
     run.ends_well()
     logs = [(run.logs / f"process-{rank}.log").read_text() for rank in (0, 1)]
@@ -44,13 +44,13 @@ def test_a_second_start_of_two_processes_compiles_nothing(start, tmp_path, monke
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     cold, warm = (counts(start, tmp_path / name, script) for name in ("cold", "warm"))
-    # What is neither found nor kept would be compiled at each start, and JAX says nothing of it.
+    # A program that is neither found nor stored would be compiled silently at each start.
     assert all(process == {"asked": process["kept"], "hits": 0, "kept": process["kept"]} for process in cold), cold
     assert all(process["kept"] > 3 for process in cold), cold
     assert warm == [{"asked": process["kept"], "hits": process["kept"], "kept": 0} for process in cold]
 
 
-# As where one finds its program in the cache. gloo's first collective waits for 30 s.
+# As when only one process finds its program in the cache. gloo's first collective times out after 30 s.
 SLOW = """
 import os, sys, time
 import jaxddp.engine.step as made

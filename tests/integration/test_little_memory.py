@@ -1,10 +1,10 @@
-"""Memory that one process of a job does not have: both end, with one line."""
+"""Out of memory in one of two processes: both end with one line."""
 
 import pytest
 from support.processes import BRIEF, TRAIN, Launched, checkpoint_steps
 
 SOON = 60
-"""Seconds within which both must have ended: the start, the promise's 15 and the launcher's grace on a busy machine."""
+"""Maximum seconds until both end on a busy machine: the start, the promised 15, the launcher's grace period."""
 
 LITTLE = """
 import os, sys
@@ -35,7 +35,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def training(arrays, start, tmp_path):
-    """Two processes that train by a script in place of `jaxddp`, until both have ended."""
+    """Runs two processes that train by a script instead of `jaxddp` until both have ended."""
 
     def run(script: str) -> Launched:
         (tmp_path / "script.py").write_text(script)
@@ -50,7 +50,7 @@ def training(arrays, start, tmp_path):
     return run
 
 
-# tests/test_memory.py has the line.
+# tests/test_memory.py tests the line.
 @pytest.mark.ci
 def test_a_step_that_one_process_has_no_memory_for_ends_both_before_it_with_the_same_line(training, tmp_path):
     launched = training(LITTLE)
@@ -60,12 +60,12 @@ def test_a_step_that_one_process_has_no_memory_for_ends_both_before_it_with_the_
     assert "step 1/" not in launched.out and checkpoint_steps(tmp_path / "run") == []
 
 
-# tests/test_memory.py has the line; test_faults.py other ends of one process.
+# tests/test_memory.py tests the line; test_faults.py tests other failures of one process.
 @pytest.mark.ci
 def test_memory_that_runs_out_in_one_process_ends_both_with_its_line(training):
     launched = training(LESS_AND_LESS)
     lines = [launched.last_of(rank) for rank in (0, 1)]
     expected = "memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step needs "
     assert lines[1].startswith(f"jaxddp: {expected}")
-    # Process 0 may see the collective break before it hears why.
+    # Process 0 may see the collective fail before it gets the cause.
     assert lines[0] == f"jaxddp: process 1 ended: {lines[1].removeprefix('jaxddp: ')}; the job ends here"

@@ -1,4 +1,4 @@
-"""Loggers of real programs: one run for all processes, one for a run that was stopped and resumed, and a prompt end."""
+"""Loggers in real jobs: one run for all processes, also after a stop and a resume, and a prompt end."""
 
 import shutil
 import signal
@@ -31,20 +31,20 @@ def get_listeners(config, workdir):
 
 @pytest.fixture(autouse=True)
 def local(tmp_path, monkeypatch) -> None:
-    """Both libraries write into the test's folder, and reach for no network."""
+    """Makes both libraries write into the test's folder, without a network."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
 
 
 def mlflow_runs(folder: Path) -> list[tuple[str, str]]:
-    """Name and status of each run of the store."""
+    """Returns the name and status of each run in the store."""
     with sqlite3.connect(folder / "mlflow.db") as store:
         return store.execute("select name, status from runs").fetchall()
 
 
 def mlflow_losses(folder: Path, split: str) -> set[tuple[int, float]]:
-    """The loss by step; of a step that was taken twice, once if it is the same."""
+    """Returns (step, loss) pairs; a step that ran twice appears once if its losses are equal."""
     with sqlite3.connect(folder / "mlflow.db") as store:
         return set(store.execute("select step, value from metrics where key = ?", [f"{split}/loss"]).fetchall())
 
@@ -54,7 +54,7 @@ def wandb_ids(workdir: Path) -> list[str]:
 
 
 def test_a_run_that_is_stopped_and_resumed_by_two_processes_is_one(arrays, start, tmp_path):
-    """Also where only the first process knows of a listener that wants more predictions than the config says."""
+    """This includes a listener in the first process only, which requests more predictions than the config."""
     workdir, recipe = tmp_path / "run", tmp_path / "recipe.py"
     shutil.copy(TRAIN[1], tmp_path)
     recipe.write_text(WANTS_MORE)

@@ -1,4 +1,4 @@
-"""Mistakes that only several processes can make: each ends them all, with code 2 and a line that says which."""
+"""Mistakes that need several processes: each ends all of them with code 2 and a line that names it."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.processes import Launched, brief_words
 
-# Process 1 of a job is told something else; the launcher itself tells all the same.
+# Changes process 1 of a job, because the launcher gives all processes the same command.
 TWISTED = """
 import os, sys
 from jaxddp.cli import main
@@ -17,7 +17,7 @@ sys.exit(main(words))
 """
 
 
-# tests/test_parallel.py has the line.
+# tests/test_parallel.py tests the line.
 @pytest.mark.ci
 def test_a_batch_that_the_devices_cannot_share(arrays, start, tmp_path):
     more = ["--train.batch-size", "6", "--parallel.cpu-devices", "2"]
@@ -25,14 +25,14 @@ def test_a_batch_that_the_devices_cannot_share(arrays, start, tmp_path):
     assert run.end() == 2
     expected = "--train.batch-size 6 cannot be divided among 4 devices; 4 or 8 would do"
     assert f"jaxddp: {expected}" in (run.last_of(0), run.last_of(1))
-    # One may have heard of the other's end, and be gone before it.
+    # A process may end first because the other one ended.
     assert expected in run.last
     assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture
 def twisted(arrays, start, tmp_path):
-    """Runs two processes, the second of them twisted, which end with code 2; what they said last."""
+    """Runs two processes, the second with a change, which end with code 2. Returns their last lines."""
 
     def run(twist: str, data: Path = arrays) -> list[str]:
         program = tmp_path / "twisted.py"
@@ -52,17 +52,17 @@ def twisted(arrays, start, tmp_path):
 def test_a_key_that_differs_is_named_with_both_values(twisted):
     said = twisted("words += ['--optimizer.weight-decay', '0.25']")
     for rank, line in enumerate(said):
-        # The first to find it may end before the other has looked.
+        # The first process to find the difference may end before the other compares.
         assert f" differs: process {rank} has " in line or f"process {1 - rank}" in line
-        # The second one's command gives the option.
+        # The second process has it as an option.
         named = "optimizer.weight_decay differs" in line or "--optimizer.weight-decay differs" in line
         assert "'0.25'" in line and "'0.05'" in line and named
 
 
-# test_together.py has tables that differ.
+# test_together.py tests tables that differ.
 @pytest.mark.ci
 def test_data_that_differs_is_named(twisted, arrays, tmp_path, monkeypatch):
-    """One relative path, and another file under it where the second process works."""
+    """The path is relative, and leads to another file in the second process's working directory."""
     with np.load(arrays) as columns:
         changed = {name: column[1:] if name.startswith("train") else column for name, column in columns.items()}
     np.savez(tmp_path / arrays.name, **changed)
@@ -72,7 +72,7 @@ def test_data_that_differs_is_named(twisted, arrays, tmp_path, monkeypatch):
 
 
 def test_a_work_directory_that_is_not_shared(twisted, tmp_path):
-    # How long a network file system may be late is private; nobody who trains has a use for it.
+    # The tolerated delay of network file systems is a private constant.
     at_once = "import jaxddp.workdir.session as made; made._SHARED_SECONDS = 0.5"
     said = twisted(f"{at_once}; words[words.index('--workdir') + 1] = {str(tmp_path / 'private')!r}")
     assert said[0].startswith(f"jaxddp: {tmp_path / 'run'}: process 1 does not see what process 0 writes there")

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and what their cells show is right."""
+"""The notebooks run from top to bottom, and their outputs are right."""
 
 import ast
 import base64
@@ -15,16 +15,16 @@ ROOT = Path(__file__).parent.parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 PNG = b"\x89PNG\r\n\x1a\n"
 SHOWN = {"text/plain", "text/html", "image/png"}
-"""All that a cell may show: what any page that shows notebooks can, and no widgets."""
+"""MIME types that a cell may show: those that every viewer supports, and no widgets."""
 
 
 @pytest.fixture(scope="module")
 def jupyter(tmp_path_factory):
-    """Jupyter's and IPython's folders, and those of the runs, out of the home of whoever runs the tests."""
+    """Moves the folders of Jupyter, IPython and the runs out of the user's home."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "TMPDIR"):
             patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
-        # These networks are run for longer than they are compiled for.
+        # These networks run longer than they compile, so they are compiled with optimization.
         patch.delenv("XLA_FLAGS", raising=False)
         yield
 
@@ -49,7 +49,7 @@ def notebook(name: str) -> nbformat.NotebookNode:
 
 
 def execute(notebook: nbformat.NotebookNode, more: str = "") -> nbformat.NotebookNode:
-    """Run a notebook, and then `more` as its last cell."""
+    """Runs a notebook, with `more` as an additional last cell."""
     if more:
         notebook.cells.append(nbformat.v4.new_code_cell(more))
     NotebookClient(notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
@@ -57,13 +57,13 @@ def execute(notebook: nbformat.NotebookNode, more: str = "") -> nbformat.Noteboo
 
 
 def outputs(notebook: nbformat.NotebookNode, source: str, kind: str) -> list:
-    """The outputs of one kind of the one cell that holds `source`."""
+    """Returns the outputs of one kind of the only cell that contains `source`."""
     (cell,) = [cell for cell in notebook.cells if cell.cell_type == "code" and source in cell.source]
     return [output for output in cell.outputs if output.output_type == kind]
 
 
 def shown(notebook: nbformat.NotebookNode, source: str, mime: str = "text/plain") -> str:
-    """What the one cell that holds `source` shows as its value."""
+    """Returns the value of the only cell that contains `source`."""
     (value,) = outputs(notebook, source, "execute_result")
     return value["data"][mime]
 
@@ -73,14 +73,14 @@ def printed(notebook: nbformat.NotebookNode, source: str) -> str:
 
 
 def drawn(notebook: nbformat.NotebookNode, source: str) -> bytes:
-    """The one picture of a cell."""
+    """Returns the only picture of a cell."""
     pictures = outputs(notebook, source, "execute_result") + outputs(notebook, source, "display_data")
     (picture,) = [output["data"]["image/png"] for output in pictures if "image/png" in output["data"]]
     return base64.b64decode(picture)
 
 
 def table(notebook: nbformat.NotebookNode, source: str) -> list[list[str]]:
-    """The rows of a pandas table without their headings."""
+    """Returns the rows of a pandas table without headings."""
     lines = [line.split() for line in shown(notebook, source).splitlines()]
     return [line for line in lines if line[-1].replace(".", "").isdigit()]
 
@@ -101,7 +101,7 @@ def test_digits_holds_out_every_seventh(digits):
 
 
 def test_digits_are_spread_over_four_devices(digits):
-    """Each device takes its own sixteen rows of every batch."""
+    """Each device gets sixteen rows of every batch."""
     _, *slices = printed(digits, "print(setup)").splitlines()
     assert [line.split("rows ")[1] for line in slices] == ["0:16", "16:32", "32:48", "48:64"]
 
@@ -114,7 +114,7 @@ def test_digits_are_learned(digits):
 
 
 def test_digits_figures_agree(digits):
-    """Three ways of measuring one state on one set."""
+    """Three evaluations of one state on one data set agree."""
     top1 = ast.literal_eval(shown(digits, "jaxddp.evaluate("))["top1"]
     accuracy = ast.literal_eval(shown(digits, "topk_accuracy("))
     assert list(accuracy) == [1, 2, 3]
@@ -165,7 +165,7 @@ def test_fine_tuning_learns_from_ten_pictures_of_each_class(fine_tuning):
 
 
 def test_fine_tuning_beats_training_from_scratch(fine_tuning):
-    """At as many steps, on the mean of three seeds; 0.75, 0.91 and 0.90 were measured."""
+    """The comparison is by the mean of three seeds after equal steps; measured: 0.75, 0.91 and 0.90."""
     top1 = ast.literal_eval(shown(fine_tuning, 'top1[way, seed] = history.val["top1"]'))
     assert list(top1) == ["scratch", "frozen", "whole"]
     assert top1["frozen"] > top1["scratch"] + 0.08
@@ -203,7 +203,7 @@ def measured(inspect_run):
 
 
 def test_inspect_run_figures_agree(inspect_run, measured):
-    """What was logged, what a loaded network says, what evaluation measures and what the matrix counts."""
+    """The log, a loaded network, the evaluation and the confusion matrix agree."""
     assert measured["evaluate"] == pytest.approx(measured["history"])
     assert measured["evaluate"] == pytest.approx(measured["outcome"])
     accuracy = ast.literal_eval(shown(inspect_run, "outcome.accuracy for"))

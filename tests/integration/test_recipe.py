@@ -1,5 +1,6 @@
-"""A recipe file with objects of its own, from a folder outside of the repository: one process and two, killed and
-resumed; and the same objects given to the Python API."""
+"""A recipe file with its own objects, outside the repository: in one and two processes, killed and resumed, and with
+the
+same objects in the Python API."""
 
 import os
 import signal
@@ -11,7 +12,7 @@ from support.data import random_table, write_arrays
 from support.processes import Launched, Program, environment, is_checkpointed, lines, losses
 from support.recipes import NETWORK, WHOLE
 
-# tests/test_recipe_file.py shows each hook, and test_restarts.py that a kill changes no bit.
+# tests/test_recipe_file.py tests each hook, and test_restarts.py that a kill changes no bit.
 pytestmark = pytest.mark.ci
 
 TOTAL = 120
@@ -57,7 +58,7 @@ def words(folder: Path, workdir: Path, *more: str) -> list[str]:
 
 
 def numbers(workdir: Path) -> list[dict[str, float]]:
-    """What each line says of the training itself."""
+    """Returns the numbers of each line without times."""
     return [
         {name: line[name] for name in (*CHECKED, "step", "split") if name in line}
         for split in ("train", "val")
@@ -67,7 +68,7 @@ def numbers(workdir: Path) -> list[dict[str, float]]:
 
 def test_a_recipe_file_on_one_process_and_two_killed_and_from_python(folder, start, tmp_path):
     killed, alone = tmp_path / "killed", tmp_path / "alone"
-    # Killed by kill -9 between two checkpoints, as soon as there is one; the same command resumes.
+    # Killed by SIGKILL after the first checkpoint; the same command resumes.
     run = start(Launched, tmp_path / "a", 2, words(folder, killed), "--grace", "2")
     run.wait_until(lambda: len(lines(killed)) >= 25 and is_checkpointed(killed))
     os.kill(run.worker(1), signal.SIGKILL)
@@ -78,7 +79,7 @@ def test_a_recipe_file_on_one_process_and_two_killed_and_from_python(folder, sta
     assert "resuming at step" in again.out
     assert list(losses(killed)) == list(range(1, TOTAL + 1))
 
-    # One process with two devices, and the objects from Python: the same but for rounding.
+    # One process with two devices, and the objects from Python: equal up to rounding.
     start(Launched, tmp_path / "c", 1, words(folder, alone, "--parallel.cpu-devices", "2")).ends_well()
     (folder / "script.py").write_text(SCRIPT)
     command = ["env", "-C", str(folder), sys.executable, "script.py", "set.npz", str(TOTAL)]
@@ -89,7 +90,7 @@ def test_a_recipe_file_on_one_process_and_two_killed_and_from_python(folder, sta
             assert "loss" in names and ours["step"] == theirs["step"]
             assert [ours[name] for name in names] == pytest.approx([theirs[name] for name in names], rel=1e-4)
 
-    # Evaluated from its config.json, with the recipe moved away.
+    # Evaluated from its config.json, without the recipe file.
     hidden = folder.with_name("moved")
     folder.rename(hidden)
     command = [sys.executable, "-m", "jaxddp", "eval", str(killed / "config.json")]

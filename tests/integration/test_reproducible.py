@@ -1,4 +1,4 @@
-"""`--parallel.reproducible`: the same bits over any processes, and with any number of threads."""
+"""`--parallel.reproducible`: the same bits with any number of processes and threads."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ import pytest
 from support.data import random_table, write_arrays
 from support.processes import BRIEF, STEPS, Launched, checkpoint_bytes, checkpoint_steps, lines
 
-# tests/test_reproducible.py shows it of devices in one process.
+# tests/test_reproducible.py tests devices in one process.
 pytestmark = pytest.mark.ci
 
-# Images so large that XLA's threads share the sum of a kernel's gradient.
+# The images are large enough for XLA to split the sum of a kernel's gradient among threads.
 RECIPE = """
 import flax.linen as nn
 from jaxddp.config import load
@@ -56,12 +56,12 @@ def trained(words: list[str], workdir: Path, processes: int, devices: int) -> Pa
 
 @pytest.fixture(scope="module")
 def alone(words, tmp_path_factory) -> Path:
-    """The run of one process with four devices."""
+    """A run of one process with four devices."""
     return trained(words, tmp_path_factory.mktemp("alone"), 1, 4)
 
 
 def test_a_reproducible_run_has_the_same_bits_over_any_processes(words, alone, tmp_path):
-    """Two processes have a core each, one has both; all have as many threads."""
+    """Two processes have a core each, one process has both; all have the same number of threads."""
     two = trained(words, tmp_path, 2, 1)
     assert checkpoint_steps(alone)[-1] == STEPS
     assert checkpoint_bytes(two) == checkpoint_bytes(alone)
@@ -69,6 +69,6 @@ def test_a_reproducible_run_has_the_same_bits_over_any_processes(words, alone, t
 
 
 def test_a_reproducible_run_has_the_same_bits_with_any_number_of_threads(words, alone, tmp_path):
-    """There are 4 for 4 devices, and as many as cores, which differ from machine to machine, for one."""
+    """Four devices use 4 threads; one device uses as many as there are cores."""
     one = trained(words, tmp_path, 1, 1)
     assert checkpoint_bytes(one) == checkpoint_bytes(alone)

@@ -1,4 +1,4 @@
-"""Data sets on the devices of several processes: the same chunks and validations, also where SIGTERM cuts in."""
+"""Resident data in several processes: the same chunks and validations, also after SIGTERM."""
 
 import re
 import signal
@@ -42,7 +42,7 @@ def script(tmp_path) -> Path:
     return tmp_path / "script.py"
 
 
-# tests/test_resident.py has them on the devices of one process.
+# tests/test_resident.py tests the devices of one process.
 @pytest.mark.ci
 def test_two_processes_take_the_same_chunks_and_stop_at_one_step(script, start, tmp_path):
     alone = [sys.executable, str(script), str(tmp_path / "one"), "0", "4"]
@@ -58,7 +58,7 @@ def test_two_processes_take_the_same_chunks_and_stop_at_one_step(script, start, 
     assert len(losses(tmp_path / "one")) > 40
     for split in ("train", "val"):
         one, two = losses(tmp_path / "one", split), losses(tmp_path / "two", split)
-        # A run that is stopped between two lines writes one of its own.
+        # A run that is stopped between two logged steps writes an additional line.
         assert two.keys() - one.keys() <= {int(said[0][1])}
         assert close({step: two[step] for step in one}, one)
     assert len(losses(tmp_path / "one", "val")) == 5

@@ -1,4 +1,4 @@
-"""Faults that raise nothing: over two processes, both end with the line that says what is wrong."""
+"""Faults without an exception: both of two processes end with a line that names the fault."""
 
 import sys
 
@@ -41,7 +41,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def command(arrays, tmp_path):
-    """The command line of a training that a script begins."""
+    """Returns the command of a training that starts with a script."""
 
     def made(script: str, *words: str) -> list[str]:
         (tmp_path / "script.py").write_text(script)
@@ -51,7 +51,7 @@ def command(arrays, tmp_path):
     return made
 
 
-# tests/test_replicas.py shows it on the devices of one process.
+# tests/test_replicas.py tests the devices of one process.
 @pytest.mark.ci
 def test_a_bit_that_flips_in_one_process_ends_both(command, start, tmp_path):
     words = [*ENDLESS, "--checkpoint.every", "8 steps", "--parallel.check-replicas", "5 steps"]
@@ -66,7 +66,7 @@ def test_a_bit_that_flips_in_one_process_ends_both(command, start, tmp_path):
     assert checkpoint_steps(tmp_path / "run") == [8]
 
 
-# tests/test_self_test.py has it on the devices of one process.
+# tests/test_self_test.py tests the devices of one process.
 @pytest.mark.ci
 def test_a_gradient_that_is_summed_ends_both_before_the_first_step(command, start, tmp_path):
     run = start(Launched, tmp_path, 2, command(A_SUM, *BRIEF))

@@ -22,7 +22,7 @@ SEARCH_S = 30
 
 
 def build(folder: Path, *statements: str) -> subprocess.CompletedProcess[str]:
-    """Build the site into a folder, after some statements of Python."""
+    """Builds the site into a folder, after some Python statements."""
     program = [
         "import sys",
         "from pathlib import Path",
@@ -80,7 +80,7 @@ def test_a_page_is_shown_without_errors_and_fits_the_screen(browser, site, page,
 
 
 def test_the_search_finds_a_message(browser, site):
-    """In a page that is opened as a file, where browsers start no workers."""
+    """The page is opened as a file, where browsers start no workers."""
     browser.errors.clear()
     browser.open(site / "index.html", *WIDE)
     found = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.getAttribute('href'))"

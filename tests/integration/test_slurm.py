@@ -1,4 +1,4 @@
-"""A real SLURM on this machine: the tasks of a step find each other, no other step's, and none waits for the dead."""
+"""A real SLURM on this machine: the tasks of a step join one job, and all end if one fails."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ from support.processes import (
 
 pytestmark = pytest.mark.ci
 
-# Neither munge nor systemd: the daemons run in the foreground, as children of the tests.
+# Without munge and systemd, the daemons run in the foreground as children of the tests.
 CONFIGURATION = """
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -58,8 +58,8 @@ NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={node} CPUs=8 State=
 PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
-# Each process adds its own term; a step that met another's processes would get another sum. None begins before as many
-# as are told are there.
+# Each process adds its own term, so processes of another step would change the sum. Processes wait until the given
+# number of them runs.
 SUM = """
 import os, pathlib, sys, time
 import jax, numpy as np
@@ -83,7 +83,7 @@ while "for-ever" in sys.argv:
 
 @pytest.fixture(scope="module")
 def slurm(require, tmp_path_factory) -> Iterator[dict[str, str]]:
-    """The environment in which srun finds a cluster of one node with eight (pretended) cores."""
+    """An environment in which srun finds a cluster of one node with eight simulated cores."""
     require("slurmctld", "slurmd", "srun", "sinfo", "salloc", package="slurm-wlm", root=True)
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "state").mkdir()
@@ -108,7 +108,7 @@ def slurm(require, tmp_path_factory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def sum_of(tmp_path) -> Callable[..., list[str]]:
-    """The command of a task that adds."""
+    """Returns the command of a task that adds its term."""
     script, folder = tmp_path / "sum.py", tmp_path / "begun"
     script.write_text(SUM)
     folder.mkdir()
@@ -160,12 +160,12 @@ def test_a_killed_rank_ends_the_step(slurm, sum_of, start, tmp_path):
     assert "task 1: Killed" in run.err
     give_up = begin + 40
     while Path(f"/proc/{pids['0']}").exists():
-        assert time.monotonic() < give_up, "process 0 outlives its step"
+        assert time.monotonic() < give_up, "process 0 still runs after its step"
         time.sleep(0.1)
 
 
 class Batch:
-    """A job of `launch/slurm.sbatch`: two tasks on the one node, with a program for `jaxddp`."""
+    """A job of `launch/slurm.sbatch`: two tasks on one node, with a replacement for `jaxddp`."""
 
     def __init__(self, folder: Path, env: Mapping[str, str], program: Sequence[str], words: Sequence[str] = ()):
         (folder / "bin").mkdir(exist_ok=True)
@@ -184,7 +184,7 @@ class Batch:
         return done.stdout
 
     def shown(self, key: str) -> str:
-        """What SLURM says of the job."""
+        """Returns a field of SLURM's record of the job."""
         said = self.run("scontrol", "show", "job", self.number)
         return dict(word.split("=", 1) for word in said.split() if "=" in word)[key]
 
@@ -201,7 +201,7 @@ class Batch:
 
 @pytest.fixture
 def submit(slurm, tmp_path) -> Iterator[Callable[..., Batch]]:
-    """Submits a job, which does not outlive the test."""
+    """Yields a function that submits jobs, and cancels them afterwards."""
     jobs: list[Batch] = []
 
     def submitted(program: Sequence[str], *words: str, **variables: str) -> Batch:
@@ -225,7 +225,7 @@ def test_a_preempted_job_requeues_itself_and_resumes(submit, arrays, reference, 
     job.wait_until(lambda: job.shown("Restarts") == "1")
     assert result(workdir)["status"] == "preempted"
     step = result(workdir)["step"]
-    # It starts again by itself, some time later.
+    # It starts again after some time.
     job.wait_until(lambda: f"resuming at step {step} | " in job.said and len(lines(workdir)) >= max(step, STEPS) + 1)
     expected = losses(reference)
     assert close({step: losses(workdir)[step] for step in expected}, expected)
@@ -250,5 +250,5 @@ def test_a_job_that_is_cancelled_stays_so(submit):
     job.wait_until(lambda: job.said.count("begun") == 2)
     job.run("scancel", job.number)
     job.wait_until(lambda: job.shown("JobState") not in ("RUNNING", "COMPLETING"))
-    time.sleep(3)  # in which it would be queued again
+    time.sleep(3)  # The time in which it would be queued again.
     assert (job.shown("JobState"), job.shown("Restarts")) == ("CANCELLED", "0")

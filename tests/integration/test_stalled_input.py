@@ -1,4 +1,4 @@
-"""Files and servers that stop to answer: the training that reads them ends, and says that it waits for its input."""
+"""Files and servers that stop answering: the training ends, and reports that it waits for input."""
 
 import os
 import re
@@ -10,12 +10,12 @@ import sys
 import pytest
 from support.processes import ENDLESS, TRAIN, Launched, Program, lines
 
-# test_stalls.py has other ways to stand still, and tests/test_progress.py a pipe that nobody reads.
+# test_stalls.py tests other stalls, and tests/test_progress.py a pipe without a reader.
 pytestmark = pytest.mark.ci
 
 SOON = 60
-"""Seconds within which all must have ended: ten times the limit here, on a machine that is busy."""
-LONGER = ["--parallel.stall-timeout", "6"]  # what TensorFlow does first takes seconds
+"""Maximum seconds until all processes end on a busy machine: ten times the limit of this test."""
+LONGER = ["--parallel.stall-timeout", "6"]  # TensorFlow takes seconds to start.
 SAID = r"jaxddp: this process made no progress for \d+ s after step \d+, in phase 'input'; "
 
 
@@ -32,7 +32,7 @@ def test_images_that_turn_into_fifos(tree, start, tmp_path):
 
 
 def test_a_store_that_was_stopped(tree, start, tmp_path):
-    """It accepts connections and answers nothing more, long before the minute that an image may take."""
+    """The store accepts connections without answering. The run ends long before an image's timeout of a minute."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     server = start(

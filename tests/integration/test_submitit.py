@@ -1,4 +1,4 @@
-"""Submitit on this machine: `launch/submitit_job.py` starts tasks, which save and go on when they are asked to stop."""
+"""Submitit on this machine: `launch/submitit_job.py` starts tasks, which save and resume after a signal."""
 
 import os
 import signal
@@ -20,13 +20,13 @@ from support.processes import (
     result,
 )
 
-pytest.importorskip("submitit", reason="no submitit here: pip install submitit")
+pytest.importorskip("submitit", reason="submitit is missing: pip install submitit")
 
 pytestmark = pytest.mark.ci
 
 
 class SubmittedJob(Program):
-    """The script, which waits for two tasks."""
+    """The script with two tasks, for which it waits."""
 
     def __init__(self, folder: Path, words: list[str]):
         self.logs = folder / "jobs"
@@ -36,11 +36,11 @@ class SubmittedJob(Program):
         self.workdir = Path(words[words.index("--workdir") + 1])
 
     def printed(self, task: int) -> str:
-        """What a task has printed to both streams."""
+        """Returns the output of a task on both streams."""
         return "".join(file.read_text() for file in sorted(self.logs.glob(f"*_{task}_log.*")))
 
     def tasks(self) -> list[int]:
-        """The pids of the tasks, children of submitit's controller, in order."""
+        """Returns the pids of the tasks in order, which are children of submitit's controller."""
         (controller,) = children(self.process.pid)
         return sorted(children(controller), key=lambda pid: told(pid)["SUBMITIT_LOCAL_GLOBALID"])
 
@@ -79,7 +79,7 @@ def test_two_tasks_train_as_one_and_a_preempted_job_is_queued_again_and_ends_wit
 ):
     run = job(LONGER)
     run.wait_until(lambda: (run.workdir / "checkpoints").is_dir() and checkpoint_steps(run.workdir))
-    # As SLURM does: to every process of every task.
+    # To every process of every task, as SLURM does.
     tasks = run.tasks()
     for pid in [*(child for task in tasks for child in children(task)), *tasks]:
         os.kill(pid, signal.SIGUSR2)

@@ -1,6 +1,6 @@
-"""The Python API in two processes: the same histories, one step at which both stop, and objects that differ.
+"""The Python API in two processes: equal histories, a common step to stop, and errors for different objects.
 
-All in one job, whose parts follow each other in it.
+One job runs all parts one after the other.
 """
 
 import json
@@ -78,7 +78,7 @@ for _ in range(2):
     print("stopped at", int(state.step), "by", float(state.parts["plateau"]["rule"].scale))
 """
 
-# What differs, and how it is called.
+# The kinds of objects that differ, and their names in messages.
 UNLIKE = {
     "rate": "optimizer",
     "injected": "optimizer",
@@ -146,7 +146,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(folder) -> list[list[str]]:
-    """What each of the two processes has printed, in a job of all three parts."""
+    """The output of both processes in a job of all three parts."""
     parts = {"histories.py": HISTORIES, "stopping.py": STOPPING, "objects.py": f"NAMES = {[*UNLIKE]}\n{OBJECTS}"}
     for name, text in parts.items():
         (folder / name).write_text(text)
@@ -160,11 +160,11 @@ def said(folder) -> list[list[str]]:
 
 
 def test_every_process_holds_the_same_history(said):
-    """Bit for bit, whichever run it is of."""
+    """The histories of all runs are equal bit for bit."""
     runs = [[json.loads(line) for line in lines if line.startswith('{"run"')] for lines in said]
     assert runs[0] == runs[1]
     rows = [(run["run"], run["rows"]) for run in runs[0]]
-    # 50 examples in batches of 8: 7 steps, and 13; an evaluation an epoch.
+    # 50 examples with batch size 8: 7 and 13 steps, with an evaluation each epoch.
     whole = 13 + 2
     assert rows[:5] == [("alone", whole), ("begun", 8), ("resumed", 7), ("done", 0), ("read", whole)]
     assert rows[5:] == [("again", whole), ("long", 500 * whole)]
@@ -173,9 +173,9 @@ def test_every_process_holds_the_same_history(said):
 
 
 def test_both_processes_stop_where_the_first_one_finds_no_gain(said, folder):
-    """By what the first one measures, whatever the other does."""
+    """The metrics of the first process decide, whatever the other measures."""
     for printed in said:
-        # The loss rises, so the second and the third validation each halve the rate; the second start does not again.
+        # The loss rises, so the second and third validation halve the rate; the second start does not halve it again.
         assert printed.count("stopped at 9 by 0.25") == 2, printed
     result = json.loads((folder / "stopped" / "result.json").read_text())
     assert (result["status"], result["step"], result["processes"]) == ("stopped", 9, 2)
@@ -185,7 +185,7 @@ def test_both_processes_stop_where_the_first_one_finds_no_gain(said, folder):
 
 
 def test_processes_with_other_objects_end_before_the_first_step(said):
-    """Where the processes disagree, each hears of it, and what it knew before still stands."""
+    """Every process reports the difference, and can continue afterwards."""
     for lines_of_one in said:
         found = dict(line.split(": ", 1) for line in lines_of_one if line.split(":")[0] in UNLIKE)
         assert {what: line.partition(" differs: process ")[0] for what, line in found.items()} == UNLIKE

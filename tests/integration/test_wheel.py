@@ -1,4 +1,4 @@
-"""A wheel is built, installed in an empty environment, and trains the digits there."""
+"""A wheel is built and installed in an empty environment, where it trains the digits."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory) -> Callable[..., str]:
-    """Runs a program of an environment that holds the wheel, in an empty folder; returns what it printed.
+    """Returns a function that runs a program of an environment with the wheel, in an empty folder, for its output.
 
     The environment imports its dependencies from this Python's site-packages. An editable install of jaxddp there has
     no effect, because Python reads no .pth files of such folders.

@@ -1,1 +1,1 @@
-"""What tests share: data, networks, runs, processes and faults. No test file imports another."""
+"""Helpers of tests: data, networks, runs, processes and faults. No test file imports another."""

@@ -30,7 +30,7 @@ class Browser:
         self._read, self._buffer = b"", b""
         to_browser, self._write = os.pipe()
         self._read_end, from_browser = os.pipe()
-        # The protocol's file descriptors are 3 and 4.
+        # The protocol uses file descriptors 3 and 4.
         shell = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
         command = ["bash", "-c", shell, "bash", "chromium", *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
         self._process = subprocess.Popen(
@@ -103,7 +103,7 @@ class Browser:
             self._note(answer.get("method", ""), answer.get("params", {}))
 
     def close(self) -> None:
-        """End the browser."""
+        """Ends the browser."""
         os.close(self._write)
         try:
             self._process.wait(10)
@@ -115,9 +115,9 @@ class Browser:
     def _message(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read_end], [], [], _HANGING)
-            assert ready, f"chromium gives no answer for {_HANGING} s"
+            assert ready, f"chromium did not answer for {_HANGING} s"
             part = os.read(self._read_end, 1 << 20)
-            assert part, f"chromium ended with {self._process.wait(10)}"
+            assert part, f"chromium ended with exit code {self._process.wait(10)}"
             self._buffer += part
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)

@@ -1,4 +1,4 @@
-"""Cases of a parametrized test: the telling ones in every run, the others in `make test-all`."""
+"""Cases of parametrized tests: the essential ones run always, the others in `make test-all`."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from hypothesis import settings
 
 
 def rarely(*values: Any) -> Any:
-    """A case of `make test-all` alone."""
+    """Returns a case that only `make test-all` runs."""
     return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
 def few(telling: tuple, *others: Any) -> list:
-    """Of one argument the values that tell, and others that prove the same again."""
+    """Returns the essential values of an argument, and others that only `make test-all` runs."""
     return [*telling, *map(rarely, others)]
 
 
 dear = settings(max_examples=settings.default.max_examples // 2)
-"""For a property of which each example compiles something: half of the examples of others."""
+"""Settings with half of the examples, for properties whose examples compile something."""

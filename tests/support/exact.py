@@ -1,4 +1,4 @@
-"""Trainings whose bits are compared."""
+"""Training runs whose results are compared bit for bit."""
 
 from typing import Any
 

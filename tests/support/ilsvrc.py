@@ -1,4 +1,4 @@
-"""A small data set in the layout of Kaggle's ILSVRC archive, of JPEG files that a network can learn to tell apart."""
+"""Writes a small learnable data set of JPEG files in the layout of Kaggle's ILSVRC archive."""
 
 from collections.abc import Iterator
 from os import PathLike
@@ -22,14 +22,14 @@ def write_tree(
 ) -> Path:
     """Writes the data set and returns its root. The same arguments write the same files.
 
-    Rows of several classes alternate, every third row has two boxes, and each class has a color of its own under noise.
+    Rows of several classes alternate, every third row has two boxes, and each class has a color, with noise.
 
     Args:
-        classes: how many, at most 1000; `synset(i)` is the i-th.
-        images: training images a class.
-        val: validation images in all, of the classes in turn.
-        test: test images in all, listed in LOC_sample_submission.csv, which is not written where there are none.
-        size: height and width in pixels, or one number for both.
+        classes: Number of classes, at most 1000; `synset(i)` is the i-th.
+        images: Number of training images of each class.
+        val: Total number of validation images, of alternating classes.
+        test: Total number of test images, listed in LOC_sample_submission.csv, which is not written for 0.
+        size: Height and width in pixels, or one number for both.
     """
     root = Path(root)
     height, width = (size, size) if isinstance(size, int) else size
@@ -53,12 +53,12 @@ def write_tree(
 
 
 def synset(label: int) -> str:
-    """The id of a class of `write_tree`: sorted as its labels are, and as long as WordNet's."""
+    """Returns the id of a class of `write_tree`. Ids sort like the labels, and are as long as WordNet's."""
     return f"n{1_000_000 + 137 * label:08d}"
 
 
 def write_csv(file: Path, rows: list[tuple[str, str]]) -> None:
-    """Writes a solution file as Kaggle's are: LF, no quotes."""
+    """Writes a solution file in Kaggle's style: LF, no quotes."""
     file.write_text("ImageId,PredictionString\n" + "".join(f"{image_id},{boxes}\n" for image_id, boxes in rows))
 
 

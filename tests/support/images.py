@@ -1,4 +1,4 @@
-"""Images as bytes: JPEG and PNG files of many kinds, whole and odd."""
+"""The bytes of many kinds of JPEG and PNG files, common and unusual."""
 
 import io
 import struct
@@ -73,7 +73,7 @@ def png(parts: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def interlaced(mode: str) -> bytes:
-    """Adam7, which Pillow does not write."""
+    """Writes an interlaced PNG (Adam7), which Pillow cannot."""
     pixels = np.asarray(picture(13, 17, mode))
     coded = b""
     for top, left, down, across in (

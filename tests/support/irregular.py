@@ -1,4 +1,4 @@
-"""What lies in a file's place and is no regular file."""
+"""Replaces files by FIFOs, sockets, links and other non-regular files."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 
 def _socket_at(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
-        # Its address may be short only.
+        # The address of a socket must be short.
         here = os.getcwd()
         os.chdir(path.parent)
         bound.bind(path.name)
@@ -31,7 +31,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 def set_aside(path: Path, kind: str) -> Path:
-    """Puts something in a file's place; returns where the file is kept."""
+    """Replaces a file by a non-regular one, and returns where the file is kept."""
     kept = path.rename(path.with_name("kept-aside"))
     KINDS[kind](path)
     return kept

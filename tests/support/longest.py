@@ -1,6 +1,6 @@
-"""The files of tests that take longest, longest first, so that no worker ends with one alone.
+"""The longest test files, in the order in which to start them, so that no worker ends with one alone.
 
-`python benchmarks/suite.py` tells which they are; those that wait for others come before those that compute.
+`python benchmarks/suite.py` measures them. Files that wait for processes come before files that compute.
 """
 
 LONGEST = (

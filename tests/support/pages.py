@@ -13,7 +13,7 @@ PAGES = (
 
 
 class Block(NamedTuple):
-    """A fenced block: the word after its fence, and its lines."""
+    """A fenced block: its info word and its lines."""
 
     language: str
     text: str

@@ -1,10 +1,10 @@
-"""Peers of a process that meets nobody."""
+"""Peers of a process without a job."""
 
 from jaxddp.core.peers import Peers
 
 
 class Second(Peers):
-    """Those of process 1 of two, which hears nothing of the other."""
+    """The peers of process 1 of two, without messages from process 0."""
 
     @property
     def process_index(self) -> int:

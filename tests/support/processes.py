@@ -1,4 +1,4 @@
-"""Real programs, started and waited for: what a test of several processes needs, with a bound on every wait."""
+"""Starts real programs and waits for them, with a bound on every wait."""
 
 import json
 import os
@@ -19,16 +19,15 @@ from jaxddp.training.checkpoints.integrity import INDEX
 
 REPOSITORY = Path(__file__).parents[2]
 HANGING = 150
-"""Seconds after which a wait has no end: ten times what the slowest takes on an idle machine of two cores."""
+"""Maximum seconds of a wait, ten times the longest on an idle machine with two cores."""
 
 TRAIN = [
     "train", str(REPOSITORY / "tests" / "recipes" / "small_recipe.py"),
-    # Plain SGD at a constant rate: a gradient that is off by a factor cannot hide, and a series does not depend on
-    # how long the run is to be. At this rate the losses move by 1% and more, and rounding stays rounding (at 0.1 it
-    # does not).
+    # Plain SGD at a constant rate: it reveals gradients that are off by a factor, and its losses do not depend on the
+    # length of the run. At this rate losses change by 1% and more, and rounding errors do not grow (at 0.1 they do).
     "--optimizer.name", "momentum", "--optimizer.momentum", "0", "--optimizer.no-nesterov",
     "--optimizer.schedule", "constant", "--optimizer.warmup", "0 steps", "--optimizer.learning-rate", "0.02",
-    # Pictures of curves and TensorBoard's file are a third of what so brief a run takes.
+    # Without curves and TensorBoard's file, which take a third of the time of such a short run.
     "--log.to", "jsonl",
 ]  # fmt: skip
 STEPS = 6
@@ -36,7 +35,7 @@ BRIEF = ["--train.duration", f"{STEPS} steps"]
 LONGER_STEPS = 36
 LONGER = ["--train.duration", f"{LONGER_STEPS} steps", "--checkpoint.every", "4 steps", "--eval.every", "18 steps"]
 THREADS = ["--cores", "0"]
-"""Of `launch`. The last bits of a sum depend on how many threads share it: all processes use all cores."""
+"""Options of `launch`: all processes use all cores, because the last bits of sums depend on the number of threads."""
 ENDLESS = ["--train.duration", "100000 steps", "--eval.every", "100000 steps", "--checkpoint.every", "100000 steps"]
 
 _OF_A_JOB = re.compile(
@@ -46,14 +45,14 @@ _OF_A_JOB = re.compile(
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What a started program is told: no job that the tests themselves run in."""
+    """Returns an environment without the variables of a surrounding job."""
     inherited = {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
     path = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests", REPOSITORY / "tests" / "recipes")))
     return {**inherited, "PYTHONPATH": path, **more}
 
 
 class Program:
-    """A started program. Its output goes to files, so that nobody has to read it for it to go on."""
+    """A started program. Its output goes to files, so that it never blocks on a pipe."""
 
     def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None):
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,15 +76,15 @@ class Program:
         return last_line(self._err)
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Wait for something that this program is to bring about."""
+        """Waits for a condition. Fails if the program ends first."""
         give_up = time.monotonic() + HANGING
         while not condition():
-            assert self.process.poll() is None, f"ended with {self.process.poll()}:\n{self.out}{self.err}"
-            assert time.monotonic() < give_up, f"did not come about:\n{self.out}{self.err}"
+            assert self.process.poll() is None, f"ended with exit code {self.process.poll()}:\n{self.out}{self.err}"
+            assert time.monotonic() < give_up, f"condition not met:\n{self.out}{self.err}"
             time.sleep(0.05)
 
     def end(self, within: float = HANGING) -> int:
-        """Its exit code, in bounded time."""
+        """Waits for the end in bounded time, and returns the exit code."""
         try:
             return self.process.wait(within)
         except subprocess.TimeoutExpired:
@@ -95,7 +94,7 @@ class Program:
         assert self.end() == 0, self.out + self.err
 
     def close(self) -> None:
-        """End it, if it still runs, in the way that lets a launcher end what it has started."""
+        """Ends the program if it still runs, so that a launcher ends its processes."""
         for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 30)):
             if self.process.poll() is None:
                 self.process.send_signal(number)
@@ -106,7 +105,7 @@ class Program:
 
 
 class Launched(Program):
-    """`jaxddp launch` of several processes of this machine."""
+    """`jaxddp launch` with several processes on this machine."""
 
     def __init__(self, folder: Path, processes: int, command: Sequence[str], *options: str):
         self.logs = folder / "logs"
@@ -114,11 +113,11 @@ class Launched(Program):
         super().__init__([sys.executable, "-m", "jaxddp", "launch", *own, "--", *command], folder)
 
     def last_of(self, rank: int) -> str:
-        """The last line that a process wrote, to either stream."""
+        """Returns the last line that a process wrote to either stream."""
         return last_line(self.logs / f"process-{rank}.log")
 
     def worker(self, rank: int) -> int:
-        """The pid of a process of the job."""
+        """Returns the pid of a process of the job."""
         launcher = self.process.pid
         for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
             if f"JAX_PROCESS_ID={rank}\0" in Path(f"/proc/{pid}/environ").read_text():
@@ -127,7 +126,7 @@ class Launched(Program):
 
 
 def without_what_lasts(said: str) -> str:
-    """What a process says wherever it runs: `importing JAX ...` takes a second on some machines only."""
+    """Removes lines that only appear on slow machines, such as `importing JAX ...`."""
     return "".join(line for line in said.splitlines(keepends=True) if not line.endswith(" ...\n"))
 
 
@@ -136,14 +135,14 @@ def last_line(file: Path) -> str:
 
 
 def lines(workdir: Path, split: str = "train") -> list[dict]:
-    """What metrics.jsonl holds of a split, without a line that is being written."""
+    """Reads the complete lines of a split in metrics.jsonl."""
     file = workdir / "metrics.jsonl"
     whole = file.read_text().split("\n")[:-1] if file.exists() else []
     return [line for line in map(json.loads, whole) if line["split"] == split]
 
 
 def losses(workdir: Path, split: str = "train") -> dict[int, float]:
-    """The loss by step."""
+    """Returns the losses of a split by step."""
     return {line["step"]: line["loss"] for line in lines(workdir, split)}
 
 
@@ -156,23 +155,23 @@ def checkpoint_steps(workdir: Path) -> list[int]:
 
 
 def is_checkpointed(workdir: Path) -> bool:
-    """Whether a first checkpoint is whole: steps go on while it is written, and on a busy machine many of them."""
+    """Returns whether a first checkpoint is complete. Steps continue while it is written."""
     index = workdir / "checkpoints" / INDEX
     return index.is_file() and bool(json.loads(index.read_text())["steps"])
 
 
 def brief_words(data: Path, workdir: Path, *more: str) -> list[str]:
-    """The words of a brief training."""
+    """Returns the command of a brief training run."""
     return [*TRAIN, "--data.path", str(data), "--workdir", str(workdir), *BRIEF, *more]
 
 
 def series(workdir: Path) -> dict[str, dict[int, float]]:
-    """The losses of both splits."""
+    """Returns the losses of both splits."""
     return {split: losses(workdir, split) for split in ("train", "val")}
 
 
 def is_whole(workdir: Path, *, processes: int) -> bool:
-    """Whether a brief run on four devices made every step, and validated with every image."""
+    """Returns whether a brief run on four devices made every step and validated every image."""
     end = result(workdir)
     return (
         (end["status"], end["step"], end["devices"], end["processes"]) == ("done", STEPS, 4, processes)
@@ -182,7 +181,7 @@ def is_whole(workdir: Path, *, processes: int) -> bool:
 
 
 def are_the_same(workdir: Path, reference: Path) -> bool:
-    """Whether two runs differ by rounding alone."""
+    """Returns whether two runs differ only by rounding."""
     ours, theirs = series(workdir), series(reference)
     return (
         all(close(ours[split], theirs[split]) for split in ours)
@@ -191,12 +190,12 @@ def are_the_same(workdir: Path, reference: Path) -> bool:
 
 
 def close(series: dict[int, float], expected: dict[int, float]) -> bool:
-    """Whether two series have the same steps, and values that differ by rounding alone."""
+    """Returns whether two series have equal steps, and values that differ only by rounding."""
     return series == pytest.approx(expected, rel=2e-5)
 
 
 def checkpoint_bytes(workdir: Path) -> dict[str, bytes]:
-    """The bytes of the arrays of the last checkpoint, read without the package."""
+    """Returns the bytes of the arrays of the last checkpoint, read without jaxddp."""
     place = workdir / "checkpoints" / str(checkpoint_steps(workdir)[-1]) / "state"
     reader = ocp.PyTreeCheckpointer()
     tree = reader.metadata(place).item_metadata.tree

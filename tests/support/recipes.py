@@ -1,4 +1,4 @@
-"""Recipe files, as users write them."""
+"""Texts of recipe files, as users write them."""
 
 NETWORK = """
 import flax.linen as nn

@@ -205,7 +205,7 @@ def exploding(step: int):
 
 
 class Records:
-    """A listener with two of the methods."""
+    """A listener with only two of the methods."""
 
     def __init__(self) -> None:
         self.steps: list[Any] = []

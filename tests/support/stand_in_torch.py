@@ -1,7 +1,7 @@
-"""Takes the place of an interpreter with torch in the rehearsal of `benchmarks/gpu.py`; what goes wrong is planned.
+"""Replaces an interpreter with torch in the rehearsal of `benchmarks/gpu.py`, with planned failures.
 
-`eager` computes what the table says that ours did in the gate; of the compiled modes one runs out of memory, one hangs
-and one fails. airbench's runner is the real one, on a torch that can do no more than it needs.
+The mode `eager` returns the losses of jaxddp from the table. Of the compiled modes one runs out of memory, one hangs
+and one fails. The runner of airbench is real, on a fake torch with only what it needs.
 """
 
 import json
@@ -18,7 +18,7 @@ NOISE = "RESOURCE_EXHAUSTED: Out of memory; torch.OutOfMemoryError: CUDA out of 
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch calls its own."""
+    """Has the name of torch's exception."""
 
 
 class Tensor(np.ndarray):

@@ -1,11 +1,11 @@
-"""What torchvision and timm compute, for tests on machines that have neither: to be run where both are installed.
+"""Writes the logits of torchvision and timm for `published.py`. It must run where both libraries are installed.
 
     python tests/support/torch_logits.py                          writes tests/support/published.json
     python tests/support/torch_logits.py resnet18 FILE.safetensors...
                                                           loads exported weights strictly and compares with it
     python tests/support/torch_logits.py resnet18 FILE.pth        writes a .pth file of the same weights
 
-torch 2.13.0, torchvision 0.29.2 and timm 1.0.31 wrote the file that is committed.
+The committed file was written with torch 2.13.0, torchvision 0.29.2 and timm 1.0.31.
 """
 
 import json

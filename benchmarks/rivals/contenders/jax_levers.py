@@ -162,19 +162,19 @@ def local_step(setup: RunSetup) -> TrainStep:
     return make_local_step(setup.objective, setup.optimizer, setup.topology)
 
 
-def beside(found: list[float], base: list[float]) -> dict[str, Any]:
+def beside(results: list[float], base: list[float]) -> dict[str, Any]:
     """Returns the speed as a multiple of the unchanged step's."""
     return {
-        "step": statistics.median(found),
-        "ratio": statistics.median(base) / statistics.median(found),
-        "ratio_of_each_round": [b / a for a, b in zip(found, base, strict=True)],
+        "step": statistics.median(results),
+        "ratio": statistics.median(base) / statistics.median(results),
+        "ratio_of_each_round": [b / a for a, b in zip(results, base, strict=True)],
     }
 
 
 def check_losses(figures: dict[str, dict[str, Any]]) -> None:
     """Raises AssertionError if a variant computes other losses than the unchanged step."""
-    for name, found in figures.items():
-        losses = found.get("losses", [])
+    for name, results in figures.items():
+        losses = results.get("losses", [])
         np.testing.assert_allclose(losses, figures[BASE]["losses"][: len(losses)], rtol=LOSS_TOLERANCE, err_msg=name)
 
 

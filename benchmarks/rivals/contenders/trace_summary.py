@@ -19,12 +19,12 @@ WAITING = ("ThunkExecutor", "ThreadpoolListener")
 @contextmanager
 def traced(folder: Path) -> Iterator[dict[str, Any]]:
     """Traces a block that waits for the device, and fills the dict with the summary."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     folder.mkdir(parents=True, exist_ok=True)
     with jax.profiler.trace(str(folder)):
-        yield found
+        yield results
     (path,) = sorted(folder.rglob("*.xplane.pb"))[-1:]
-    found |= {"file": str(path)} | summarize(ProfileData.from_file(str(path)))
+    results |= {"file": str(path)} | summarize(ProfileData.from_file(str(path)))
 
 
 def summarize(data: Any) -> dict[str, Any]:
