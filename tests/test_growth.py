@@ -1,4 +1,4 @@
-"""Images that grow: the side of each step, what is decoded and what is resized, and that a run stays the run it was."""
+"""Growing images: the side at each step, decoding and resizing, and the equality of resumed and whole runs."""
 
 import dataclasses
 import functools
@@ -84,7 +84,7 @@ def test_steps_are_cut_where_the_side_changes_wherever_one_begins(growth, start,
 
 
 def test_it_is_ffcv_s_where_a_step_is_an_epoch():
-    """`get_resolution` of its training script, which rounds with NumPy: its halves go to even numbers."""
+    """The reference is `get_resolution` of its training script, which rounds halves to even with NumPy."""
 
     def resolution(epoch: int, low: int, high: int, start: int, end: int) -> int:
         if epoch <= start:
@@ -150,7 +150,7 @@ def test_it_is_jax_s_resize_rounded(dtype, height, width, side):
 
 @pytest.mark.slow
 def test_what_lies_half_way_between_two_levels_goes_up_whatever_its_last_bits_are():
-    """From 24 pixels to 18 a weight is 1/2, 3/11 or 7/11, so that float32 gives such a mean on either side."""
+    """From 24 pixels to 18 a weight is 1/2, 3/11 or 7/11, so float32 may round such a mean up or down."""
     images = np.random.default_rng(0).integers(0, 256, (16, 24, 24, 3), np.uint8)
     with jax.enable_x64(True):
         means = np.asarray(jax.image.resize(images.astype(np.float64), (16, 18, 18, 3), "bilinear"))
@@ -200,7 +200,7 @@ CACHES = ("none", "device")
 
 @functools.cache
 def statistics_model(classes: int = CLASSES):
-    """Of the mean and the mean square of each channel, for images of any size; without convolutions."""
+    """A linear model of the mean and the mean square of each channel, for images of any size."""
 
     def init(key, example):
         return {"weight": 0.1 * jax.random.normal(key, (2 * example.shape[-1], classes), example.dtype)}
@@ -227,12 +227,12 @@ def run(setup, *, log: str = "1 step", every: str = "1000 steps", **more):
 
 
 def again(setup):
-    """The same setup, which keeps what it has compiled, with a state of its own."""
+    """Returns the same setup, with its compiled programs, and a new state."""
     return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
 class Whole(NamedTuple):
-    """A setup, with a run of it that nothing interrupted and the sides of the images that it was compiled for."""
+    """A setup, its uninterrupted run, and the sides of the images for which it was compiled."""
 
     setup: Any
     state: Any
@@ -242,7 +242,7 @@ class Whole(NamedTuple):
 
 @pytest.fixture(scope="module")
 def grown():
-    """Of images that are streamed, and of images that lie on the devices."""
+    """Setups of streamed images, and of images that are kept on the devices."""
     found = {}
     for cache in CACHES:
         setup, compiled = setup_of(cache=cache), []
@@ -274,7 +274,7 @@ def test_each_size_is_compiled_once_and_the_largest_before_the_first_step(grown,
 
 
 def test_a_run_reports_the_cost_of_each_size_and_the_mean_of_its_steps(grown):
-    """Resizing counts, and images of the last side are not resized."""
+    """The cost includes resizing; images of the last side are not resized."""
     recorder = grown["none"].recorder
     each = [record.used.flops_per_step for record in recorder.steps]
     of_side = dict(zip(SIDES, each, strict=True))
@@ -284,7 +284,7 @@ def test_a_run_reports_the_cost_of_each_size_and_the_mean_of_its_steps(grown):
 
 @pytest.mark.slow
 def test_what_lies_on_the_devices_is_trained_on_as_what_is_streamed(grown):
-    """Bit for bit, and where several steps are one dispatch, too."""
+    """Results are equal bit for bit, also where one dispatch runs several steps."""
     records = {record.step: record.metrics for record in grown["none"].recorder.steps}
     several = run(again(grown["device"].setup), log="6 steps")
     for state, recorder in (grown["device"][1:3], several):
@@ -309,7 +309,7 @@ def test_interrupted_around_a_change_and_resumed_is_the_same_run_bit_for_bit(gro
     assert told[0] == told[1]
 
 
-# What differs from any other run is the step, see `test_devices_agree_on_a_step_that_resizes`.
+# Only the step differs from other runs; see `test_devices_agree_on_a_step_that_resizes`.
 @pytest.mark.ci
 def test_devices_agree_on_the_run(grown):
     state, _ = run(setup_of(devices=4, cache="device"))
@@ -386,7 +386,7 @@ OF_FILES = [6, 6, 12, 12, 18, 18]
 
 @pytest.mark.slow
 def test_files_are_decoded_to_the_side_of_the_step_by_the_crops_of_that_step(tree):
-    """Each example once an epoch, and pixels those of a run whose images have that side from the first step on."""
+    """Each example appears once an epoch, with the pixels of a run whose images have that side from the first step."""
     setup = setup_of(table=train_solutions(tree), **FILES)
     batches = list(setup.batches(0, 6))
     assert [batch.image.shape[1:] for batch in batches] == [(side, side, 3) for side in OF_FILES]
@@ -396,7 +396,7 @@ def test_files_are_decoded_to_the_side_of_the_step_by_the_crops_of_that_step(tre
     fixed = setup_of(table=train_solutions(tree), **{**FILES, "grow_from": None, "image_size": 12})
     for batch, expected in zip(batches[2:4], fixed.batches(2, 4), strict=True):
         np.testing.assert_array_equal(batch.image, expected.image)
-    # A resumed run begins within a side.
+    # The resumed run starts between two changes of the side.
     for batch, expected in zip(setup.batches(3, 6), batches[3:], strict=True):
         for column, other in zip(batch[:5], expected[:5], strict=True):
             np.testing.assert_array_equal(column, other)
@@ -411,7 +411,7 @@ def test_files_that_lie_on_the_devices_are_decoded_whole_and_resized_there(tree)
     assert there.feed.images.shape[1:] == (18, 18, 3)
     chunk = next(there.program()[1](0))
     assert chunk.feed[1].side == Side(6)
-    # The same pictures, by two ways of resizing, which differ by a few levels.
+    # The two ways of resizing the same pictures differ by a few levels.
     decoded = next(setup_of(table=train_solutions(tree), **data).batches(0, 1))
     difference = np.abs(np.asarray(resized(first.image, Side(6), jnp.float32)).astype(int) - np.asarray(decoded.image))
     assert 0 < difference.mean() < 12
@@ -419,7 +419,7 @@ def test_files_that_lie_on_the_devices_are_decoded_whole_and_resized_there(tree)
 
 @pytest.mark.slow
 def test_the_self_test_sees_the_images_that_a_run_begins_with(tree):
-    """Of a run that is resumed they have another shape, and its setup has tested the first ones."""
+    """The images of a resumed run have another shape, but the self-test uses the first ones."""
     setup = setup_of(table=train_solutions(tree), **FILES)
     run = make_run(runs.changed(setup, {"parallel": {"self_test": "always"}, "train": {"duration": "6 steps"}}))
     for step in (0, 5):
@@ -455,7 +455,7 @@ def test_the_short_side_is_resized_to_no_less_than_what_is_cropped(tree):
         setup_of(eval_size=20, grow_from=None, net=SmallNet()).evaluator(VAL)
 
 
-# --- What takes one size alone ---
+# --- Features that need one size ---
 
 
 @pytest.mark.parametrize(
@@ -492,7 +492,7 @@ def test_a_run_that_ends_before_its_images_have_grown_says_so(caplog):
     assert 'data.grow_end="100 steps": the run ends before, at 6 pixels of 12' in caplog.text
 
 
-# --- From Python and at the terminal ---
+# --- Python API and command line ---
 
 FLAT = """
 from jaxddp.config import load
@@ -530,7 +530,7 @@ def test_a_recipe_grows_and_is_shown_and_refused_with_other_sizes(tmp_path, capf
     lines = [line for line in metrics(workdir) if line["split"] == "train"]
     assert [line["image_size"] for line in lines] == [8] * 2 + [12] * 4 + [16] * 4
     assert json.loads((workdir / "result.json").read_text())["status"] == "done"
-    # The step is the seventh of the run, whose images have grown.
+    # The step is the seventh of the run, after its images have grown.
     assert (
         main(["data", "show", *recipe, "--step", "3", "--train.duration", "10 steps", "--out", str(tmp_path / "a.png")])
         == 0

@@ -1,4 +1,4 @@
-"""Data whose examples have several labels, or none: trained on where loss and metrics take them, else one line."""
+"""Examples of several labels or none: training with losses and metrics that support them, else one line."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ METRIC_NAMES = ("map", "f1", "exact_match")
 
 
 def table_of(size: int, seed: int = 0) -> jaxddp.ArrayTable:
-    """Images of any of five colours; some have none."""
+    """Returns images of any of five colours; some have none."""
     rng = np.random.default_rng(seed)
     labels = (rng.random((size, 5)) < 0.3).astype(np.uint8)
     colours = np.random.default_rng(99).integers(0, 60, (5, 3))
@@ -221,7 +221,7 @@ def write_listing(root: Path, name: str, size: int, seed: int, damaged: int = -1
     (root / f"{name}.csv").write_text("\n".join(lines) + "\n")
 
 
-# The tests above have its parts.
+# The tests above cover its parts.
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_listing_is_trained_on_and_its_run_predicts(tmp_path, capfd):
@@ -247,7 +247,7 @@ def test_a_listing_is_trained_on_and_its_run_predicts(tmp_path, capfd):
     loaded = jaxddp.load_run(run, devices=1)
     pixels = np.asarray([np.asarray(Image.open(tmp_path / f"val{number}.png")) for number in range(9)])
     found = loaded.predict(pixels).probabilities
-    # Each class has a probability of its own.
+    # Each class has its own probability.
     assert found.shape == (9, 3) and (np.abs(found.sum(1) - 1) > 1e-3).any()
     weights, normalized = (
         loaded.state.params["Dense_0"],

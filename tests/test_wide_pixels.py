@@ -1,4 +1,4 @@
-"""Arrays of 16 bits and of any number of channels: they train without loss, from files and from the devices."""
+"""Arrays of 16 bits and any number of channels train without loss, from files and from the devices."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def table(channels: int = 3, dtype: type = np.uint16) -> ArrayTable:
 
 
 def widened(source: ArrayTable) -> ArrayTable:
-    """The same image in 16 bits: 255 becomes 65535."""
+    """Returns the same image in 16 bits: 255 becomes 65535."""
     return ArrayTable(source.images.astype(np.uint16) * 257, source.labels, source.class_names)
 
 
@@ -64,7 +64,7 @@ def test_one_mean_is_for_all_channels(channels: int):
 
 
 def trained(source: Source, data: DataConfig) -> list[float]:
-    """Of each array of the trained parameters, the sum of its magnitudes."""
+    """Returns the sum of magnitudes of each array of the trained parameters."""
     setup = setup_of(linear_model(), sgd(0.1), source, data=data)
     state = train(setup, {"train": {"duration": "2 epochs"}})
     return [float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(state.params)]

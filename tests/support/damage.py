@@ -1,4 +1,4 @@
-"""Kinds of damage to a JPEG: each a function of its bytes and of chance, to bytes that a decoder may accept."""
+"""Kinds of damage to a JPEG: each maps bytes and random numbers to bytes that a decoder may accept."""
 
 import random
 import struct
@@ -22,7 +22,7 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 
 def unit_of(data: bytes) -> tuple[int, int]:
-    """Height and width of the blocks that are coded together."""
+    """Returns height and width of the blocks that are coded together."""
     body = frame_of(data).body
     count = data[body + 7]
     each = [data[body + 9 + 3 * i] for i in range(count)] if count > 1 else [0x11]
@@ -30,7 +30,7 @@ def unit_of(data: bytes) -> tuple[int, int]:
 
 
 def blocks_of(data: bytes) -> int:
-    """How many blocks of 8 x 8 the frame has."""
+    """Returns the number of 8 x 8 blocks of the frame."""
     body = frame_of(data).body
     each = [data[body + 9 + 3 * i] for i in range(data[body + 7])] if data[body + 7] > 1 else [0x11]
     rows, columns = units(data)
@@ -48,7 +48,7 @@ def units(data: bytes) -> tuple[int, int]:
 
 
 def other_size(rows: int, columns: int) -> Damage:
-    """The header names so many rows and columns of units more; the data unchanged where none would be left."""
+    """Changes the size in the header by so many rows and columns of units; returns `data` if none would be left."""
 
     def damaged(data: bytes, _: random.Random) -> bytes:
         (have, across), (tall, wide), (height, width) = units(data), unit_of(data), size_of(data)
@@ -77,7 +77,7 @@ def any_size(data: bytes, chance: random.Random) -> bytes:
 
 
 def within(change: Callable[[bytes, random.Random], bytes], length: int) -> Damage:
-    """What is changed is a stretch of the image data; the file stays as it is where its data are not twice as long."""
+    """Changes a stretch of the image data; a file whose data are not twice as long is unchanged."""
 
     def damaged(data: bytes, chance: random.Random) -> bytes:
         scan = of(data, SOS)
@@ -112,7 +112,7 @@ def inserted(length: int) -> Damage:
 
 
 def replaced(old: bytes, new: bytes) -> Damage:
-    """Line ends of other systems, as a copy in text mode leaves them."""
+    """Converts line ends, as a copy in text mode does."""
     return lambda data, _: data.replace(old, new)
 
 
@@ -121,7 +121,7 @@ def frame_kind(marker: int) -> Damage:
 
 
 def sampling(data: bytes, chance: random.Random) -> bytes:
-    """Another sampling of the first component."""
+    """Changes the sampling of the first component."""
     place = frame_of(data).body + 9
     other = chance.choice([one for one in (0x11, 0x21, 0x12, 0x22, 0x41, 0x13) if one != data[place]])
     new = data[:place] + bytes([other]) + data[place + 1 :]
@@ -129,7 +129,7 @@ def sampling(data: bytes, chance: random.Random) -> bytes:
 
 
 def symbol(data: bytes, chance: random.Random) -> bytes:
-    """The size of a coefficient in one of the first, common codes of a Huffman table."""
+    """Changes the size of a coefficient in one of the first, common codes of a Huffman table."""
     tables = [segment for segment in segments(data) if segment.marker == DHT]
     table = chance.choice(tables)
     place = table.body + 19 + chance.randrange(min(4, sum(data[table.body + 3 : table.body + 19])))
@@ -137,7 +137,7 @@ def symbol(data: bytes, chance: random.Random) -> bytes:
 
 
 def restarts(interval: int) -> Damage:
-    """Another interval between restarts than the data have."""
+    """Changes the interval between restarts in the header."""
 
     def damaged(data: bytes, _: random.Random) -> bytes:
         told, scan = of(data, DRI), of(data, SOS)
@@ -151,7 +151,7 @@ def restarts(interval: int) -> Damage:
 
 
 def swapped_tables(data: bytes, _: random.Random) -> bytes:
-    """The first Huffman tables under the name of the second, and the other way round."""
+    """Swaps the names of the first and second Huffman tables."""
     new = bytearray(data)
     for segment in segments(data):
         position = segment.body + 2

@@ -1,4 +1,4 @@
-"""A small set in each form of data, written of the same pictures: what is read back is known to the pixel."""
+"""A small data set in each format, written from the same pictures, so every pixel that is read back is known."""
 
 import functools
 import io
@@ -27,7 +27,7 @@ LOSSLESS = {"png": {}, "bmp": {}, "tiff": {"compression": "tiff_lzw"}, "webp": {
 
 @dataclass(frozen=True)
 class Pictures:
-    """A split: uint8 or uint16 [N, S, S, C], no two the same, and int[N] of `CLASSES`, those of a class together."""
+    """A split: different images, uint8 or uint16 [N, S, S, C], and labels int[N] in `CLASSES`, grouped by class."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -45,7 +45,7 @@ Splits = dict[str, Pictures]
 
 
 def pictures(channels: int = 3, bits: int = 8, size: int = SIZE, counts: dict[str, int] = COUNTS) -> Splits:
-    """Noise."""
+    """Returns pictures of noise."""
     made, dtype = {}, np.uint16 if bits == 16 else np.uint8
     for split, count in counts.items():
         rng = np.random.default_rng((count, channels))
@@ -81,7 +81,7 @@ def write_npz(file: Path, splits: Splits | None = None) -> Path:
 
 
 def write_cifar(folder: Path, splits: Splits | None = None) -> Path:
-    """Of 32 x 32 pixels; the training images lie in five files."""
+    """Writes CIFAR-10 of 32 x 32 pixels; the training images are in five files."""
     splits = splits or pictures(size=32)
     folder.mkdir()
     (folder / "batches.meta.txt").write_text("\n".join(CLASSES) + "\n")
@@ -96,7 +96,7 @@ def write_cifar(folder: Path, splits: Splits | None = None) -> Path:
 
 
 def write_solutions(folder: Path, splits: Splits | None = None) -> Path:
-    """As Kaggle's archive; photographs where no pictures are given."""
+    """Writes Kaggle's archive; photographs where no pictures are given."""
     if splits is None:
         return write_tree(folder, classes=3, images=3, val=5, size=SIZE)
     for name, split in splits.items():
@@ -112,7 +112,7 @@ def write_solutions(folder: Path, splits: Splits | None = None) -> Path:
 
 
 def write_folders(folder: Path, splits: Splits | None = None, kind: str = "png") -> Path:
-    """A folder a class; photographs where no pictures are given."""
+    """Writes a folder for each class; photographs where no pictures are given."""
     if splits is not None:
         for name, split in splits.items():
             for row, label in enumerate(split.labels):
@@ -130,7 +130,7 @@ def write_folders(folder: Path, splits: Splits | None = None, kind: str = "png")
 
 
 def write_listing(folder: Path, splits: Splits) -> Path:
-    """CSV files that list images."""
+    """Writes CSV files that list images."""
     for name, split in splits.items():
         files = [f"{name}-images/{row}.bmp" for row in range(len(split))]
         lines = [f"{CLASSES[label]},{file}" for label, file in zip(split.labels, files, strict=True)]
@@ -141,7 +141,7 @@ def write_listing(folder: Path, splits: Splits) -> Path:
 
 
 def write_parquet(folder: Path, splits: Splits) -> Path:
-    """As `datasets` writes it."""
+    """Writes Parquet as `datasets` does."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -158,7 +158,7 @@ def write_parquet(folder: Path, splits: Splits) -> Path:
 
 
 def write_packed(folder: Path, splits: Splits | None = None) -> Path:
-    """What `jaxddp data pack` makes, whose images are JPEG."""
+    """Writes a packed data set, whose images are JPEG."""
     tree = write_solutions(folder.with_name("unpacked"), splits)
     pack(dict(open_splits(DataConfig(path=str(tree)))), folder, PackOptions(short_side=SIZE))
     return folder
@@ -172,7 +172,7 @@ def _builder() -> Any:
     tfds.disable_progress_bar()
 
     class SmallSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        """The pictures of a class attribute."""
+        """A set with the pictures of a class attribute."""
 
         VERSION = tfds.core.Version("1.0.0")
         written: Splits
@@ -194,7 +194,7 @@ def _builder() -> Any:
 
 
 def write_tfds(folder: Path, splits: Splits, file_format: str) -> Path:
-    """A prepared set of tensorflow-datasets, in a folder that is its data_dir."""
+    """Prepares a set of tensorflow-datasets in a folder, its data_dir."""
     tfds, builder = _builder()
     builder.written = splits
     made = builder(data_dir=str(folder), file_format=file_format)
@@ -204,7 +204,7 @@ def write_tfds(folder: Path, splits: Splits, file_format: str) -> Path:
 
 @dataclass(frozen=True)
 class Form:
-    """One form of data sets: how it is written, and what cannot be said of all."""
+    """One format of data sets: its writer, and its differences from the other formats."""
 
     format: str
     """Its name in the registry of formats."""
