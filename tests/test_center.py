@@ -1,4 +1,4 @@
-"""Evaluation sees what published weights saw: torchvision's Resize and CenterCrop, within a level of 255.
+"""Evaluation pixels are those for which published weights were made: torchvision's Resize and CenterCrop, to a level.
 
 The reference is Pillow's `resize` and a slice. `Resize(256)` and `CenterCrop(224)` of torchvision 0.29.2 gave exactly
 that for 312 of 312 images (200 photographs, 112 resized copies of them); what they give of tensors (antialiased) was
@@ -27,12 +27,12 @@ REAL = Path(
 EVERY = 5
 """Of the real photographs, each fifth is looked at."""
 
-# Pillow rounds between its two passes, and so is off by at most half a level before the last rounding.
+# Pillow rounds between its two passes, and so differs by at most half a level before the last rounding.
 MEAN, MOST = 0.25, 1
 
 
 def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth colors under hard edges and some grain."""
+    """Returns smooth colors with hard edges and some noise."""
     rng = np.random.default_rng(seed)
     smooth = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).resize(
         (width, height), Image.Resampling.BICUBIC
@@ -50,7 +50,7 @@ def encoded(image: Image.Image, form: str = "JPEG", **options) -> bytes:
 
 
 def reference(data: bytes, image_size: int, resize: int) -> np.ndarray:
-    """torchvision's `Resize(resize)` and `CenterCrop(image_size)` of what its loader gives."""
+    """Returns torchvision's `Resize(resize)` and `CenterCrop(image_size)` of an image from its loader."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     short, long = sorted(image.size)
     other = int(resize * long / short)
@@ -74,7 +74,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("size", few(TELLING, *OTHERS), ids=lambda size: f"{size[0]}x{size[1]}")
-def test_evaluation_sees_what_published_weights_saw(size: tuple[int, int]):
+def test_evaluation_gives_the_pixels_of_torchvision(size: tuple[int, int]):
     found = difference(encoded(photograph(*size), quality=92, subsampling=size[0] % 3))
     assert found.mean() <= MEAN
     assert found.max() <= MOST
@@ -113,7 +113,7 @@ KINDS: dict[str, Callable[[Image.Image], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_kind_the_file_is(kind: str):
+def test_every_kind_of_file(kind: str):
     assert difference(KINDS[kind](photograph(500, 375))).mean() <= MEAN
 
 
@@ -132,8 +132,8 @@ def test_where_nothing_is_resized_the_pixels_are_the_images_own(width: int, heig
         assert not difference(data, image_size, 32).any()
 
 
-def test_the_bound_tells_this_filter_from_training_s():
-    """The resize of training, which aliases up to a ratio of 1.6, is not within the bound."""
+def test_the_filter_of_training_exceeds_the_bound():
+    """The resizing of training, which aliases up to a ratio of 1.6, exceeds the bound."""
     image = photograph(330, 330)
     found = np.abs(resize(np.asarray(image), 224).numpy().astype(int) - reference(encoded(image, "PNG"), 224, 224))
     assert found.mean() > 4 * MEAN

@@ -1,4 +1,4 @@
-"""A data set looked over: every kind of bad file is found and named, what is odd is noted, and a clean one is clean."""
+"""`jaxddp data check`: every kind of bad file is named, what is unusual is noted, and a clean set has no findings."""
 
 import dataclasses
 import hashlib
@@ -41,7 +41,7 @@ FAULTS: dict[str, tuple[bytes | None, str]] = {
         (progressive := encode(picture(40, 48), progressive=True))[: progressive.rindex(b"\xff\xda")] + EOI,
         "cut short: the scans of its finer detail are missing",
     ),
-    "gif": (encode(picture(8, 8), "GIF"), "none of JPEG, PNG, WebP, TIFF and BMP but a GIF"),
+    "gif": (encode(picture(8, 8), "GIF"), "not a JPEG, PNG, WebP, TIFF or BMP but a GIF"),
     "bomb": (BOMB, "12000x12000 pixels, more than the limit"),
     "png cut": (encode(picture(40, 48), "PNG")[:-40], "cut short: no IEND chunk"),
 }
@@ -107,7 +107,7 @@ def train_files(root: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def spoiled(tmp_path_factory) -> tuple[Path, dict[str, Path]]:
-    """A tree with a file of each kind, each in the place of a training image, by what it is."""
+    """Returns a tree with a bad file of each kind in place of a training image, and the file of each kind."""
     root = write_tree(tmp_path_factory.mktemp("spoiled") / "set", classes=3, images=8, val=4)
     places = dict(zip(FAULTS | NOTES, train_files(root), strict=False))
     for kind, file in places.items():
@@ -165,15 +165,15 @@ def test_the_manifest_holds_every_image(spoiled, tmp_path, capfd):
 
 
 def check_all(root: Path, tmp_path: Path, capfd, *options: str) -> tuple[list[str], dict]:
-    """The lines of a check that finds faults, without those of the summary, and the first line of its manifest."""
+    """Returns the lines of a check with faults, without the summary, and the first line of its manifest."""
     code, lines, error = run([root, "--manifest", tmp_path / "m.jsonl", *options], capfd)
     assert (code, error) == (1, "")
     head = json.loads((tmp_path / "m.jsonl").read_text().splitlines()[0])
-    assert f"faults of what lists the images: {len(head['refused'])}; mend them, as runs end at the first" in lines
+    assert f"faults in the listing of images: {len(head['refused'])}; mend them, since a run ends at the first" in lines
     return lines, head
 
 
-def test_one_run_tells_every_fault_of_a_folder(tmp_path, capfd):
+def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
     root = tmp_path / "set"
     for split, label, name in itertools.product(("train", "val"), ("ant", "bee"), ("a", "b")):
         put(root / split / label / f"{name}.jpg", WHOLE)
@@ -197,7 +197,7 @@ def test_one_run_tells_every_fault_of_a_folder(tmp_path, capfd):
     in_files = {
         "empty.jpg": ("empty file", lambda file: file.touch()),
         "cut.jpg": ("cut short: no end-of-image marker", lambda file: file.write_bytes(WHOLE[:-100])),
-        "text.jpg": ("none of JPEG, PNG, WebP, TIFF and BMP but", lambda file: file.write_bytes(b"no image")),
+        "text.jpg": ("not a JPEG, PNG, WebP, TIFF or BMP but", lambda file: file.write_bytes(b"no image")),
         "fifo.jpg": ("cannot be read (a FIFO, not a regular file)", os.mkfifo),
         "gone.jpg": ("missing image", lambda file: file.symlink_to("nowhere.jpg")),
         "self.jpg": ("cannot be read (Too many levels of symbolic links)", lambda file: file.symlink_to("self.jpg")),
@@ -218,7 +218,7 @@ def test_one_run_tells_every_fault_of_a_folder(tmp_path, capfd):
     assert not [line for line in lines if "row" in line]
 
 
-def test_one_run_tells_every_fault_of_a_list(tmp_path, capfd):
+def test_one_run_reports_every_fault_of_a_list(tmp_path, capfd):
     root = tmp_path / "set"
     for name in "abc":
         put(root / f"{name}.jpg", WHOLE)
@@ -242,7 +242,7 @@ def test_one_run_tells_every_fault_of_a_list(tmp_path, capfd):
     assert len(head["refused"]) == 8 and "train: 4 rows (3 jpeg), 1 cannot be used" in lines
 
 
-def test_one_run_tells_every_fault_of_solution_files(tmp_path, capfd):
+def test_one_run_reports_every_fault_of_solution_files(tmp_path, capfd):
     root = write_tree(tmp_path / "set", classes=2, images=3, val=2)
     with (root / "LOC_synset_mapping.txt").open("a") as file:
         file.write(f"{synset(0)} again\n.. up\n")
@@ -260,7 +260,7 @@ def test_one_run_tells_every_fault_of_solution_files(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_one_run_tells_every_fault_of_parquet_and_of_records(tmp_path, capfd):
+def test_one_run_reports_every_fault_of_parquet_and_of_records(tmp_path, capfd):
     parquet = write_parquet(tmp_path / "parquet", pictures())
     (file,) = (parquet / "data").glob("train-*")
     table = pq.read_table(file)
@@ -280,7 +280,7 @@ def test_one_run_tells_every_fault_of_parquet_and_of_records(tmp_path, capfd):
     assert "train: 9 records (9 jpeg), 0 cannot be used" in lines
 
 
-def test_one_run_tells_every_file_of_parquet_that_cannot_be_read(tmp_path, capfd):
+def test_one_run_reports_every_file_of_parquet_that_cannot_be_read(tmp_path, capfd):
     root = tmp_path / "set"
     table = pq.read_table(next((write_parquet(root, pictures()) / "data").glob("train-*")))
     shutil.rmtree(root / "data")
@@ -335,7 +335,7 @@ def test_a_clean_tree_is_clean(tmp_path, capfd, monkeypatch):
     assert (tmp_path / "set.manifest.jsonl").is_file()
 
 
-def test_duplicates_are_noted_by_where_and_what_they_repeat(tmp_path, capfd):
+def test_duplicates_are_noted_with_the_image_that_they_repeat(tmp_path, capfd):
     root = write_tree(tmp_path / "set", classes=3, images=4, val=5)
     train, val = train_solutions(root), val_solutions(root)
     files = train_files(root)
@@ -391,7 +391,7 @@ def test_arrays_are_looked_over_too():
 
 
 class Counted:
-    """A store of one small image under every name, which counts what was read and not yet told of."""
+    """A store with one small image under every name, which counts images that were read and not yet reported."""
 
     def __init__(self):
         self.read_so_far = self.told = self.furthest = 0
@@ -466,7 +466,7 @@ def test_an_interrupt_ends_the_reading_with_the_images_under_way(tmp_path):
     for reader in readers:
         reader.join(20)
     assert readers and not any(reader.is_alive() for reader in readers)
-    # One that a thread was about to begin may still be counted.
+    # An image that a thread was about to start may still be counted.
     assert store.read_so_far <= under_way + 2
 
 
@@ -500,7 +500,7 @@ def test_bad_input_is_one_line_and_2(arguments, expected, tmp_path, capfd, monke
     assert line.startswith("jaxddp: ") and expected in line
 
 
-def test_the_manifest_never_lies_within_the_data_set_unasked(tmp_path, monkeypatch):
+def test_the_default_manifest_is_never_inside_the_data_set(tmp_path, monkeypatch):
     root = write_tree(tmp_path / "set", classes=2, images=2, val=2)
     monkeypatch.chdir(root / IMAGES)
     with pytest.raises(InputError, match="is inside the data set; give the manifest"):

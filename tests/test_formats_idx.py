@@ -1,4 +1,4 @@
-"""IDX files: what was written is read, to the pixel; what is wrong gets one line, whatever the header says."""
+"""IDX files: every pixel is read as written, and every fault gets one line, for any header."""
 
 import gzip
 import os
@@ -34,7 +34,7 @@ def pixels(count: int, *shape: int) -> np.ndarray:
 
 
 def write(folder: Path, **changed: bytes | None) -> Path:
-    """Five training and three validation examples of 4x6 pixels, with labels below 4; None leaves a file out."""
+    """Writes five training and three validation examples of 4x6 pixels, with labels below 4; None leaves a file out."""
     files = {
         "train_images": (TRAIN_IMAGES, idx(pixels(5, 4, 6))),
         "train_labels": (TRAIN_LABELS, idx(np.array([0, 1, 2, 1, 0]))),
@@ -91,7 +91,7 @@ def test_the_plain_file_comes_before_the_packed_one(tmp_path):
     assert len(read_idx(tmp_path, "train")) == 5
 
 
-def test_the_content_tells_what_is_packed(tmp_path):
+def test_the_content_decides_whether_a_file_is_compressed(tmp_path):
     write(tmp_path, train_images=gzip.compress(idx(pixels(5, 4, 6))), train_labels=None)
     (tmp_path / f"{TRAIN_LABELS}.gz").write_bytes(idx(np.zeros(5)))
     np.testing.assert_array_equal(read_idx(tmp_path, "train").images[..., 0], pixels(5, 4, 6))
@@ -196,7 +196,7 @@ def test_memory_follows_neither_a_forged_header_nor_a_bomb(tmp_path, content, me
 
 
 @given(st.integers(0, len(PACKED) - 1), st.integers(1, 255))
-def test_a_flipped_byte_is_told_or_changes_nothing(position, change):
+def test_a_flipped_byte_is_an_error_or_changes_nothing(position, change):
     damaged = bytearray(PACKED)
     damaged[position] ^= change
     with tempfile.TemporaryDirectory() as name:
@@ -226,7 +226,7 @@ def test_fashion_mnist_is_read_and_learned():
     assert (len(train), len(val)) == (4699, 1000)
     assert train.pixel_shape == val.pixel_shape == (28, 28, 1)
     assert train.class_names == val.class_names == tuple("0123456789")
-    # Fashion-MNIST's own order: an ankle boot, two tops, a dress.
+    # Fashion-MNIST begins with an ankle boot, two tops and a dress.
     assert train.labels[:4].tolist() == [9, 0, 0, 3]
     assert np.bincount(train.labels).min() > 400
     setup = jaxddp.prepare_training(softmax_regression(), train, 4, sgd(0.01), 8)

@@ -1,5 +1,4 @@
-"""Growing images: the side of each step, decoding and resizing to it, and equal results for resumed runs and on any
-devices."""
+"""Growing images: the side at each step, decoding and resizing, and the equality of resumed and whole runs."""
 
 import dataclasses
 import functools
@@ -84,8 +83,8 @@ def test_steps_are_cut_where_the_side_changes_wherever_one_begins(growth, start,
     assert growth.changes(steps.stop) == changes
 
 
-def test_it_is_ffcv_s_where_a_step_is_an_epoch():
-    """Compare with `get_resolution` of FFCV's training script, which rounds with NumPy (halves to even numbers)."""
+def test_sides_equal_those_of_ffcv():
+    """The reference is `get_resolution` of its training script, which rounds halves to even with NumPy."""
 
     def resolution(epoch: int, low: int, high: int, start: int, end: int) -> int:
         if epoch <= start:
@@ -114,14 +113,14 @@ def test_durations_are_of_the_run():
     ("keys", "message"),
     [
         ({"grow_from": 32}, r"data.grow_from=32: images grow to 32 pixels; give fewer, or leave data.grow_from out"),
-        ({"grow_from": 16}, r"data.grow_by=32: from 16 pixels to 32 are only 16; give at most that"),
+        ({"grow_from": 16}, r"data.grow_by=32: the side grows by only 16 pixels, from 16 to 32; give at most that"),
         (
             {"grow_from": 16, "grow_by": 8, "grow_start": "90%"},
             r'data.grow_start="90%" comes after data.grow_end="80%"; give an earlier one',
         ),
     ],
 )
-def test_what_cannot_grow_is_refused(keys, message):
+def test_impossible_growth_is_an_error(keys, message):
     with pytest.raises(InputError, match=f"^{message}$"):
         Growth.of(DataConfig(**keys), 32, num_examples=100, batch_size=10, total_steps=100)
 
@@ -150,8 +149,8 @@ def test_it_is_jax_s_resize_rounded(dtype, height, width, side):
 
 
 @pytest.mark.slow
-def test_what_lies_half_way_between_two_levels_goes_up_whatever_its_last_bits_are():
-    """From 24 pixels to 18 the weights are 1/2, 3/11 and 7/11, so float32 puts such a mean on either side of a half."""
+def test_a_mean_half_way_between_two_levels_is_rounded_up():
+    """From 24 pixels to 18 a weight is 1/2, 3/11 or 7/11, so float32 may round such a mean up or down."""
     images = np.random.default_rng(0).integers(0, 256, (16, 24, 24, 3), np.uint8)
     with jax.enable_x64(True):
         means = np.asarray(jax.image.resize(images.astype(np.float64), (16, 18, 18, 3), "bilinear"))
@@ -202,7 +201,7 @@ CACHES = ("none", "device")
 
 @functools.cache
 def statistics_model(classes: int = CLASSES):
-    """A network of the mean and the mean square of each channel, for images of any size, without convolutions."""
+    """A linear model of the mean and the mean square of each channel, for images of any size."""
 
     def init(key, example):
         return {"weight": 0.1 * jax.random.normal(key, (2 * example.shape[-1], classes), example.dtype)}
@@ -229,12 +228,12 @@ def run(setup, *, log: str = "1 step", every: str = "1000 steps", **more):
 
 
 def again(setup):
-    """Return the same setup, with its compiled programs, and a new state."""
+    """Returns the same setup, with its compiled programs, and a new state."""
     return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
 class Whole(NamedTuple):
-    """A setup, an uninterrupted run of it, and the sides of the images that it was compiled for."""
+    """A setup, its uninterrupted run, and the sides of the images for which it was compiled."""
 
     setup: Any
     state: Any
@@ -244,7 +243,7 @@ class Whole(NamedTuple):
 
 @pytest.fixture(scope="module")
 def grown():
-    """Train on streamed images, and on images in device memory."""
+    """Setups of streamed images, and of images that are kept on the devices."""
     found = {}
     for cache in CACHES:
         setup, compiled = setup_of(cache=cache), []
@@ -276,7 +275,7 @@ def test_each_size_is_compiled_once_and_the_largest_before_the_first_step(grown,
 
 
 def test_a_run_reports_the_cost_of_each_size_and_the_mean_of_its_steps(grown):
-    """Resizing changes the cost, and images of the last side are not resized."""
+    """The cost includes resizing; images of the last side are not resized."""
     recorder = grown["none"].recorder
     each = [record.used.flops_per_step for record in recorder.steps]
     of_side = dict(zip(SIDES, each, strict=True))
@@ -285,8 +284,8 @@ def test_a_run_reports_the_cost_of_each_size_and_the_mean_of_its_steps(grown):
 
 
 @pytest.mark.slow
-def test_what_lies_on_the_devices_is_trained_on_as_what_is_streamed(grown):
-    """Both give the same bits, also if several steps are one dispatch."""
+def test_images_on_the_devices_train_like_streamed_ones(grown):
+    """Results are equal bit for bit, also where one dispatch runs several steps."""
     records = {record.step: record.metrics for record in grown["none"].recorder.steps}
     several = run(again(grown["device"].setup), log="6 steps")
     for state, recorder in (grown["device"][1:3], several):
@@ -311,7 +310,7 @@ def test_interrupted_around_a_change_and_resumed_is_the_same_run_bit_for_bit(gro
     assert told[0] == told[1]
 
 
-# Only the step differs from that of other runs; see `test_devices_agree_on_a_step_that_resizes`.
+# Only the step differs from other runs; see `test_devices_agree_on_a_step_that_resizes`.
 @pytest.mark.ci
 def test_devices_agree_on_the_run(grown):
     state, _ = run(setup_of(devices=4, cache="device"))
@@ -346,7 +345,7 @@ def test_a_run_that_does_not_grow_has_no_side_and_says_nothing():
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_once_it_has_grown_is_said_before_the_first_step(monkeypatch):
+def test_a_lack_of_memory_for_the_largest_side_is_an_error_before_the_first_step(monkeypatch):
     setup = setup_of(devices=1, net=SmallNet(width=16))
     program, chunks = setup.program()
     fed = next(chunks(0)).feed
@@ -388,8 +387,7 @@ OF_FILES = [6, 6, 12, 12, 18, 18]
 
 @pytest.mark.slow
 def test_files_are_decoded_to_the_side_of_the_step_by_the_crops_of_that_step(tree):
-    """Each example occurs once an epoch, and pixels equal those of a run whose images have this side from the first
-    step on."""
+    """Each example appears once an epoch, with the pixels of a run whose images have that side from the first step."""
     setup = setup_of(table=train_solutions(tree), **FILES)
     batches = list(setup.batches(0, 6))
     assert [batch.image.shape[1:] for batch in batches] == [(side, side, 3) for side in OF_FILES]
@@ -399,14 +397,14 @@ def test_files_are_decoded_to_the_side_of_the_step_by_the_crops_of_that_step(tre
     fixed = setup_of(table=train_solutions(tree), **{**FILES, "grow_from": None, "image_size": 12})
     for batch, expected in zip(batches[2:4], fixed.batches(2, 4), strict=True):
         np.testing.assert_array_equal(batch.image, expected.image)
-    # A resumed run starts between two changes of the side.
+    # The resumed run starts between two changes of the side.
     for batch, expected in zip(setup.batches(3, 6), batches[3:], strict=True):
         for column, other in zip(batch[:5], expected[:5], strict=True):
             np.testing.assert_array_equal(column, other)
 
 
 @pytest.mark.slow
-def test_files_that_lie_on_the_devices_are_decoded_whole_and_resized_there(tree):
+def test_files_kept_on_the_devices_are_decoded_whole_and_resized_by_the_step(tree):
     data = {**FILES, "crop": "whole"}
     there = setup_of(table=train_solutions(tree), cache="device", **data)
     (first, *_) = there.batches(0, 1)
@@ -414,7 +412,7 @@ def test_files_that_lie_on_the_devices_are_decoded_whole_and_resized_there(tree)
     assert there.feed.images.shape[1:] == (18, 18, 3)
     chunk = next(there.program()[1](0))
     assert chunk.feed[1].side == Side(6)
-    # The two ways of resizing differ by a few levels.
+    # The two ways of resizing the same pictures differ by a few levels.
     decoded = next(setup_of(table=train_solutions(tree), **data).batches(0, 1))
     difference = np.abs(np.asarray(resized(first.image, Side(6), jnp.float32)).astype(int) - np.asarray(decoded.image))
     assert 0 < difference.mean() < 12
@@ -422,7 +420,7 @@ def test_files_that_lie_on_the_devices_are_decoded_whole_and_resized_there(tree)
 
 @pytest.mark.slow
 def test_the_self_test_sees_the_images_that_a_run_begins_with(tree):
-    """In a resumed run the images have another shape, and the setup has already tested the first shape."""
+    """The images of a resumed run have another shape, but the self-test uses the first ones."""
     setup = setup_of(table=train_solutions(tree), **FILES)
     run = make_run(runs.changed(setup, {"parallel": {"self_test": "always"}, "train": {"duration": "6 steps"}}))
     for step in (0, 5):
@@ -448,17 +446,19 @@ def test_evaluation_has_its_size_and_training_keeps_its_own(tree):
     assert Signature.of(setup.table, setup.data).image_shape == (20, 20, 3)
 
 
-def test_the_short_side_is_resized_to_no_less_than_what_is_cropped(tree):
+def test_a_resize_below_the_crop_is_an_error(tree):
     data = DataConfig(image_size=12, resize=16, eval_size=20)
     with pytest.raises(
         InputError, match=r"^data.resize=16: validation crops data.eval_size=20 .* set data.resize to 20"
     ):
         val_solutions(tree).check_evaluation(data.of_evaluation)
-    with pytest.raises(InputError, match=r"^data.eval_size=20: these images are 12x12 and, in memory, stay so"):
+    with pytest.raises(
+        InputError, match=r"^data.eval_size=20: these images are 12x12, and images in memory are not resized"
+    ):
         setup_of(eval_size=20, grow_from=None, net=SmallNet()).evaluator(VAL)
 
 
-# --- Networks for a single size ---
+# --- Features that need one size ---
 
 
 @pytest.mark.parametrize(
@@ -495,7 +495,7 @@ def test_a_run_that_ends_before_its_images_have_grown_says_so(caplog):
     assert 'data.grow_end="100 steps": the run ends before, at 6 pixels of 12' in caplog.text
 
 
-# --- Python and command line ---
+# --- Python API and command line ---
 
 FLAT = """
 from jaxddp.config import load
@@ -533,7 +533,7 @@ def test_a_recipe_grows_and_is_shown_and_refused_with_other_sizes(tmp_path, capf
     lines = [line for line in metrics(workdir) if line["split"] == "train"]
     assert [line["image_size"] for line in lines] == [8] * 2 + [12] * 4 + [16] * 4
     assert json.loads((workdir / "result.json").read_text())["status"] == "done"
-    # It is the seventh step of the run, whose images have grown.
+    # The step is the seventh of the run, after its images have grown.
     assert (
         main(["data", "show", *recipe, "--step", "3", "--train.duration", "10 steps", "--out", str(tmp_path / "a.png")])
         == 0
@@ -543,7 +543,7 @@ def test_a_recipe_grows_and_is_shown_and_refused_with_other_sizes(tmp_path, capf
     assert "--data.grow-by was 4 and is now 8" in message
 
 
-def test_what_no_network_takes_is_said_before_there_is_a_work_directory(tmp_path, capfd):
+def test_an_unsuitable_network_is_an_error_before_the_work_directory_exists(tmp_path, capfd):
     arrays = write_arrays(tmp_path / "images.npz", random_table(39, image=16), random_table(11, seed=1, image=16))
     recipe = tmp_path / "flat.py"
     recipe.write_text(FLAT)

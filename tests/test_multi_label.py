@@ -1,5 +1,4 @@
-"""Data with several labels, or none, for an image: they train if loss and metrics accept them, and else give a one-line
-error."""
+"""Examples of several labels or none: training with losses and metrics that support them, else one line."""
 
 import json
 from pathlib import Path
@@ -41,7 +40,7 @@ METRIC_NAMES = ("map", "f1", "exact_match")
 
 
 def table_of(size: int, seed: int = 0) -> jaxddp.ArrayTable:
-    """Draw images of any of five colours. Some have no label."""
+    """Returns images of any of five colours; some have none."""
     rng = np.random.default_rng(seed)
     labels = (rng.random((size, 5)) < 0.3).astype(np.uint8)
     colours = np.random.default_rng(99).integers(0, 60, (5, 3))
@@ -80,7 +79,7 @@ def test_a_table_of_arrays_keeps_rows_of_labels():
             np.zeros((50, 4), int),
             r"labels of shape \(50, 4\) for 50 images: give one label per image, or.* a row of 5",
         ),
-        (np.full((50, 5), 2), "label 2 of row 0, class 0: give 1 if it is of it, else 0"),
+        (np.full((50, 5), 2), "label 2 of row 0, class 0: give 1 if the image is of the class, else 0"),
         (np.full((50, 5), 0.5), "label 0.5 of row 0, class 0: give 1"),
     ],
 )
@@ -248,7 +247,7 @@ def test_a_listing_is_trained_on_and_its_run_predicts(tmp_path, capfd):
     loaded = jaxddp.load_run(run, devices=1)
     pixels = np.asarray([np.asarray(Image.open(tmp_path / f"val{number}.png")) for number in range(9)])
     found = loaded.predict(pixels).probabilities
-    # Each class has a separate probability.
+    # Each class has its own probability.
     assert found.shape == (9, 3) and (np.abs(found.sum(1) - 1) > 1e-3).any()
     weights, normalized = (
         loaded.state.params["Dense_0"],

@@ -1,4 +1,4 @@
-"""Bytes of a JPEG that libjpeg complains of without a name never reach it, and no pixel changes for that."""
+"""Stray bytes of a JPEG, which libjpeg reports without a file name, are removed first, and no pixel changes."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from support.images import encode, picture
 from jaxddp.config import DataConfig
 from jaxddp.curate.check import check
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.images.header import DHT, segments, without_stray_bytes
+from jaxddp.data.images.header import DHT, jpeg_segments, without_stray_bytes
 from jaxddp.data.images.verify import verify
 from jaxddp.data.order import EvalOrder
 
 WHOLE = encode(picture(48, 40), quality=90)
 PROGRESSIVE = encode(picture(48, 40), quality=90, progressive=True)
-TABLE = next(segment.start for segment in segments(WHOLE) if segment.marker == DHT)
+TABLE = next(segment.start for segment in jpeg_segments(WHOLE) if segment.marker == DHT)
 BEHIND = WHOLE[:-2] + bytes(7) + WHOLE[-2:]
 BETWEEN = WHOLE[:TABLE] + b"what" + WHOLE[TABLE:]
 BAD = 2
@@ -51,5 +51,5 @@ def test_nothing_is_printed_of_them_in_any_epoch(tmp_path: Path, capfd, data: by
         np.testing.assert_array_equal(one.image, batches[0].image)
     assert "Corrupt JPEG data" not in capfd.readouterr().err
     check({"train": table})
-    # It is looked at again the next time.
+    # It is verified again the next time.
     assert table.verified.sound.tolist() == [row != BAD for row in range(4)]

@@ -1,4 +1,4 @@
-"""Arrays of 16 bits and of any number of channels train without loss of precision, from files and in device memory."""
+"""Arrays of 16 bits and any number of channels train without loss, from files and from the devices."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def table(channels: int = 3, dtype: type = np.uint16) -> ArrayTable:
 
 
 def widened(source: ArrayTable) -> ArrayTable:
-    """Return the same image in 16 bits: 255 becomes 65535."""
+    """Returns the same image in 16 bits: 255 becomes 65535."""
     return ArrayTable(source.images.astype(np.uint16) * 257, source.labels, source.class_names)
 
 
@@ -64,14 +64,14 @@ def test_one_mean_is_for_all_channels(channels: int):
 
 
 def trained(source: Source, data: DataConfig) -> list[float]:
-    """Return the sum of magnitudes of each array of the trained parameters."""
+    """Returns the sum of magnitudes of each array of the trained parameters."""
     setup = setup_of(linear_model(), sgd(0.1), source, data=data)
     state = train(setup, {"train": {"duration": "2 epochs"}})
     return [float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(state.params)]
 
 
 @pytest.mark.slow
-def test_files_of_sixteen_bits_train_alike_from_batches_and_from_the_devices(tmp_path: Path):
+def test_files_of_sixteen_bits_train_equally_from_batches_and_from_the_devices(tmp_path: Path):
     source = table(1)
     for row, label in enumerate(source.labels):
         (tmp_path / "abcde"[label]).mkdir(exist_ok=True)
@@ -86,7 +86,7 @@ def test_files_of_sixteen_bits_train_alike_from_batches_and_from_the_devices(tmp
 
 
 @pytest.mark.slow
-def test_arrays_of_sixteen_bits_train_alike_from_batches_and_from_the_devices(tmp_path: Path):
+def test_arrays_of_sixteen_bits_train_equally_from_batches_and_from_the_devices(tmp_path: Path):
     source = table(5)
     arrays = {"images": source.images, "labels": source.labels}
     splits = {f"{split}_{key}": each for split in ("train", "val") for key, each in arrays.items()}
@@ -123,15 +123,19 @@ def test_whitening_sees_the_same_patches_in_sixteen_bits():
 @pytest.mark.parametrize(
     ("source", "data", "fault"),
     [
-        (table(3), {"bits": 8, "channels": 4}, "data.channels=4: these images have 3 and, in memory, keep them; leave"),
+        (
+            table(3),
+            {"bits": 8, "channels": 4},
+            "data.channels=4: these images have 3, which is fixed for images in memory; leave",
+        ),
         (
             table(3, np.uint8),
             {"bits": 16},
-            "data.bits=16: these images have 8 and, in memory, keep them; leave data.bits out",
+            "data.bits=16: these images have 8, which is fixed for images in memory; leave data.bits out",
         ),
     ],
 )
-def test_what_arrays_keep_is_said(source: ArrayTable, data: dict, fault: str):
+def test_fixed_properties_of_arrays_are_named(source: ArrayTable, data: dict, fault: str):
     with pytest.raises(InputError, match=f"^{re.escape(fault)}"):
         source.check(DataConfig(**{**vars(PLAIN), **data}))
 

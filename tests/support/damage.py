@@ -1,20 +1,20 @@
-"""Kinds of damage to a JPEG: functions of its bytes and a random generator. A decoder may accept the result."""
+"""Kinds of damage to a JPEG: each maps bytes and random numbers to bytes that a decoder may accept."""
 
 import random
 import struct
 from collections.abc import Callable
 
-from jaxddp.data.images.header import DHT, DRI, FRAMES, SOS, Segment, segments
+from jaxddp.data.images.header import DHT, DRI, FRAMES, SOS, Segment, jpeg_segments
 
 Damage = Callable[[bytes, random.Random], bytes]
 
 
 def of(data: bytes, marker: int) -> Segment | None:
-    return next((segment for segment in segments(data) if segment.marker == marker), None)
+    return next((segment for segment in jpeg_segments(data) if segment.marker == marker), None)
 
 
 def frame_of(data: bytes) -> Segment:
-    return next(segment for segment in segments(data) if segment.marker in FRAMES)
+    return next(segment for segment in jpeg_segments(data) if segment.marker in FRAMES)
 
 
 def size_of(data: bytes) -> tuple[int, int]:
@@ -22,7 +22,7 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 
 def unit_of(data: bytes) -> tuple[int, int]:
-    """Returns the height and width of a unit of blocks that are coded together."""
+    """Returns height and width of the blocks that are coded together."""
     body = frame_of(data).body
     count = data[body + 7]
     each = [data[body + 9 + 3 * i] for i in range(count)] if count > 1 else [0x11]
@@ -30,7 +30,7 @@ def unit_of(data: bytes) -> tuple[int, int]:
 
 
 def blocks_of(data: bytes) -> int:
-    """Returns the number of 8 x 8 blocks in the frame."""
+    """Returns the number of 8 x 8 blocks of the frame."""
     body = frame_of(data).body
     each = [data[body + 9 + 3 * i] for i in range(data[body + 7])] if data[body + 7] > 1 else [0x11]
     rows, columns = units(data)
@@ -48,7 +48,7 @@ def units(data: bytes) -> tuple[int, int]:
 
 
 def other_size(rows: int, columns: int) -> Damage:
-    """Adds rows and columns of units to the size in the header; no change if none would be left."""
+    """Changes the size in the header by so many rows and columns of units; returns `data` if none would be left."""
 
     def damaged(data: bytes, _: random.Random) -> bytes:
         (have, across), (tall, wide), (height, width) = units(data), unit_of(data), size_of(data)
@@ -77,7 +77,7 @@ def any_size(data: bytes, chance: random.Random) -> bytes:
 
 
 def within(change: Callable[[bytes, random.Random], bytes], length: int) -> Damage:
-    """Changes a stretch of the image data; no change unless the data are twice as long."""
+    """Changes a stretch of the image data; a file whose data are not twice as long is unchanged."""
 
     def damaged(data: bytes, chance: random.Random) -> bytes:
         scan = of(data, SOS)
@@ -112,7 +112,7 @@ def inserted(length: int) -> Damage:
 
 
 def replaced(old: bytes, new: bytes) -> Damage:
-    """Replaces line ends, as a copy in text mode does."""
+    """Converts line ends, as a copy in text mode does."""
     return lambda data, _: data.replace(old, new)
 
 
@@ -129,15 +129,15 @@ def sampling(data: bytes, chance: random.Random) -> bytes:
 
 
 def symbol(data: bytes, chance: random.Random) -> bytes:
-    """Changes the coefficient size of one of the first, most frequent codes of a Huffman table."""
-    tables = [segment for segment in segments(data) if segment.marker == DHT]
+    """Changes the size of a coefficient in one of the first, common codes of a Huffman table."""
+    tables = [segment for segment in jpeg_segments(data) if segment.marker == DHT]
     table = chance.choice(tables)
     place = table.body + 19 + chance.randrange(min(4, sum(data[table.body + 3 : table.body + 19])))
     return data[:place] + bytes([data[place] ^ 1 << chance.randrange(3)]) + data[place + 1 :]
 
 
 def restarts(interval: int) -> Damage:
-    """Changes the restart interval to one that differs from the data's."""
+    """Changes the interval between restarts in the header."""
 
     def damaged(data: bytes, _: random.Random) -> bytes:
         told, scan = of(data, DRI), of(data, SOS)
@@ -151,9 +151,9 @@ def restarts(interval: int) -> Damage:
 
 
 def swapped_tables(data: bytes, _: random.Random) -> bytes:
-    """Swaps the ids of the first and second Huffman tables."""
+    """Swaps the names of the first and second Huffman tables."""
     new = bytearray(data)
-    for segment in segments(data):
+    for segment in jpeg_segments(data):
         position = segment.body + 2
         while segment.marker == DHT and position < segment.end:
             new[position] ^= 1

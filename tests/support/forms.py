@@ -1,4 +1,4 @@
-"""Writes the same small pictures in each form of data, so that every pixel read is known."""
+"""A small data set in each format, written from the same pictures, so every pixel that is read back is known."""
 
 import functools
 import io
@@ -27,7 +27,7 @@ LOSSLESS = {"png": {}, "bmp": {}, "tiff": {"compression": "tiff_lzw"}, "webp": {
 
 @dataclass(frozen=True)
 class Pictures:
-    """A split: different pictures, uint8 or uint16 [N, S, S, C], and labels, int[N] of `CLASSES`, sorted by class."""
+    """A split: different images, uint8 or uint16 [N, S, S, C], and labels int[N] in `CLASSES`, grouped by class."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -45,7 +45,7 @@ Splits = dict[str, Pictures]
 
 
 def pictures(channels: int = 3, bits: int = 8, size: int = SIZE, counts: dict[str, int] = COUNTS) -> Splits:
-    """Returns splits of random pictures."""
+    """Returns pictures of noise."""
     made, dtype = {}, np.uint16 if bits == 16 else np.uint8
     for split, count in counts.items():
         rng = np.random.default_rng((count, channels))
@@ -81,7 +81,7 @@ def write_npz(file: Path, splits: Splits | None = None) -> Path:
 
 
 def write_cifar(folder: Path, splits: Splits | None = None) -> Path:
-    """Writes CIFAR batches of 32 x 32 pixels, with the training images in five files."""
+    """Writes CIFAR-10 of 32 x 32 pixels; the training images are in five files."""
     splits = splits or pictures(size=32)
     folder.mkdir()
     (folder / "batches.meta.txt").write_text("\n".join(CLASSES) + "\n")
@@ -96,7 +96,7 @@ def write_cifar(folder: Path, splits: Splits | None = None) -> Path:
 
 
 def write_solutions(folder: Path, splits: Splits | None = None) -> Path:
-    """Writes the layout of Kaggle's archive, by default with photographs."""
+    """Writes Kaggle's archive; photographs where no pictures are given."""
     if splits is None:
         return write_tree(folder, classes=3, images=3, val=5, size=SIZE)
     for name, split in splits.items():
@@ -112,7 +112,7 @@ def write_solutions(folder: Path, splits: Splits | None = None) -> Path:
 
 
 def write_folders(folder: Path, splits: Splits | None = None, kind: str = "png") -> Path:
-    """Writes a folder for each class, by default with photographs."""
+    """Writes a folder for each class; photographs where no pictures are given."""
     if splits is not None:
         for name, split in splits.items():
             for row, label in enumerate(split.labels):
@@ -141,7 +141,7 @@ def write_listing(folder: Path, splits: Splits) -> Path:
 
 
 def write_parquet(folder: Path, splits: Splits) -> Path:
-    """Writes Parquet files as `datasets` does."""
+    """Writes Parquet as `datasets` does."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -158,7 +158,7 @@ def write_parquet(folder: Path, splits: Splits) -> Path:
 
 
 def write_packed(folder: Path, splits: Splits | None = None) -> Path:
-    """Writes a packed data set as `jaxddp data pack` does, with JPEG images."""
+    """Writes a packed data set, whose images are JPEG."""
     tree = write_solutions(folder.with_name("unpacked"), splits)
     pack(dict(open_splits(DataConfig(path=str(tree)))), folder, PackOptions(short_side=SIZE))
     return folder
@@ -172,7 +172,7 @@ def _builder() -> Any:
     tfds.disable_progress_bar()
 
     class SmallSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        """A builder of the pictures in a class attribute."""
+        """A set with the pictures of a class attribute."""
 
         VERSION = tfds.core.Version("1.0.0")
         written: Splits
@@ -194,7 +194,7 @@ def _builder() -> Any:
 
 
 def write_tfds(folder: Path, splits: Splits, file_format: str) -> Path:
-    """Writes a prepared data set of tensorflow-datasets, with `folder` as its data_dir."""
+    """Prepares a set of tensorflow-datasets in a folder, its data_dir."""
     tfds, builder = _builder()
     builder.written = splits
     made = builder(data_dir=str(folder), file_format=file_format)
@@ -204,7 +204,7 @@ def write_tfds(folder: Path, splits: Splits, file_format: str) -> Path:
 
 @dataclass(frozen=True)
 class Form:
-    """One form of data: how it is written, and how it differs from the others."""
+    """One format of data sets: its writer, and its differences from the other formats."""
 
     format: str
     """Name in the registry of formats."""

@@ -1,4 +1,4 @@
-"""Writes a small learnable data set of JPEG files in the layout of Kaggle's ILSVRC archive."""
+"""A small data set in the layout of Kaggle's ILSVRC archive, with JPEG files that a network can learn."""
 
 from collections.abc import Iterator
 from os import PathLike
@@ -53,12 +53,12 @@ def write_tree(
 
 
 def synset(label: int) -> str:
-    """Returns the id of a class of `write_tree`. Ids sort like the labels, and are as long as WordNet's."""
+    """Returns the id of a class of `write_tree`: sorted like the labels, and as long as WordNet's ids."""
     return f"n{1_000_000 + 137 * label:08d}"
 
 
 def write_csv(file: Path, rows: list[tuple[str, str]]) -> None:
-    """Writes a solution file in Kaggle's style: LF, no quotes."""
+    """Writes a solution file like Kaggle's: LF, no quotes."""
     file.write_text("ImageId,PredictionString\n" + "".join(f"{image_id},{boxes}\n" for image_id, boxes in rows))
 
 
