@@ -182,7 +182,7 @@ def test_an_incomplete_environment_is_a_row(monkeypatch):
 def test_gpus_that_jax_does_not_see_are_a_warning(monkeypatch):
     monkeypatch.setattr(machine_checks, "local_gpus", lambda: ["0", "1"])
     row = by_check(doctor(None, None))["devices"]
-    assert row.verdict == "warn" and "does not see the 2 GPUs here" in row.detail
+    assert row.verdict == "warn" and "does not see the 2 GPUs of this machine" in row.detail
 
 
 # --- Rows of several processes become one report ---

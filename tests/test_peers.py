@@ -97,7 +97,7 @@ def test_who_joins_no_job_is_alone_however_often_it_asks():
 def test_devices_of_others_are_refused_to_a_process_that_is_alone(monkeypatch):
     """It would compare nothing, and each process would write for all."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    line = "^devices: they are those of 2 processes, and this one is alone; give Topology.create the peers that join"
+    line = "^devices: they belong to 2 processes, and this one is alone; give Topology.create the peers that join"
     with pytest.raises(InputError, match=line):
         Topology.create([Device(0, 0), Device(1, 1)])
 
