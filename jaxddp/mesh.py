@@ -64,7 +64,7 @@ class Topology:
         if not several:
             raise InputError(Key("devices", []), ": give at least one device")
         if twice := [device for device, count in Counter(several).items() if count > 1]:
-            raise InputError(Key("devices"), f": {twice[0]} is there twice", advice="give each device once")
+            raise InputError(Key("devices"), f": {twice[0]} is given twice", advice="give each device once")
         ordered = sorted(several, key=lambda d: (d.process_index, d.id))
         counts = Counter(device.process_index for device in ordered)
         # A program that is only compiled may be for devices of other processes.

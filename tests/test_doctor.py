@@ -1,4 +1,4 @@
-"""The doctor: what it says of a machine that will do, and that each fault is its row while the others go on."""
+"""The doctor: its rows for a good machine, and a row for each fault while the other checks continue."""
 
 import dataclasses
 import os
@@ -56,7 +56,7 @@ def by_check(rows: list[CheckRow]) -> dict[str, CheckRow]:
 
 
 @pytest.mark.slow
-def test_a_machine_and_a_config_that_will_do(tree, tmp_path):
+def test_a_good_machine_and_config(tree, tmp_path):
     rows = by_check(doctor(small_recipe(tree), tmp_path / "w"))
     assert list(rows) == MACHINE + OF_A_CONFIG
     assert {row.verdict for row in rows.values()} == {"ok"}, rows

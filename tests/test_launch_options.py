@@ -1,4 +1,4 @@
-"""What the launcher is asked for: machines, processes, cores, GPUs, an address, a command."""
+"""The options of the launcher: machines, processes, cores, GPUs, an address, a command."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ class TestCores:
         assert self.cores(run(AFFINITY, processes=1, cores=1), 1) == [local_cores()[:1]]
         assert self.cores(run(AFFINITY, processes=1, cores=0), 1) == [local_cores()]
 
-    def test_more_processes_than_cores_share_them_all_and_are_told_of(self, run):
+    def test_more_processes_than_cores_share_them_all_with_a_line(self, run):
         mine = local_cores()
         ran = run(AFFINITY, processes=len(mine) + 1)
         assert self.cores(ran, len(mine) + 1) == [mine] * (len(mine) + 1)
@@ -161,7 +161,7 @@ def test_a_port_that_is_taken(tmp_path):
             launch(options, ["true"])
 
 
-def test_a_name_that_is_the_loopback_is_told_of(run, monkeypatch):
+def test_a_name_of_the_loopback_is_reported(run, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "host0")
     plain = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **named: plain("127.0.0.1", *rest, **named))

@@ -251,7 +251,7 @@ ENDS = [DONE, SAVED, KILLED, End(137, "process 0: killed by SIGKILL"), End(2, "a
     st.integers(0, 3),
     st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 3), st.sampled_from(ENDS)), max_size=60),
 )
-def test_whatever_happens_the_job_ends_and_with_one_code_for_all(nodes, restarts, happened):
+def test_any_sequence_of_events_ends_with_one_code_for_all(nodes, restarts, happened):
     world = World(nodes, restarts or (1 if ":" not in nodes else 0))
     for happen, machine, end in happened:
         if machine < world.most:
@@ -291,7 +291,7 @@ def arrivals(*machines: int) -> list[tuple[float, Event]]:
     return [(float(machine), Arrived(machine, f"host{machine}")) for machine in machines]
 
 
-def test_fewer_than_the_most_start_once_none_comes_or_goes():
+def test_fewer_than_the_most_start_after_settle_seconds():
     state, effects = states(coordinator("2:3"), (0, TimePassed()), *arrivals(2))
     assert state.wake == 2 + 5 and effects == [Say("machine 2 (host2) is connected")]
     state, effects = states(state, (7.0, TimePassed()))
@@ -317,7 +317,7 @@ def test_machines_that_the_batch_does_not_fit_are_spares():
     assert isinstance(effects[3], StartGeneration) and [*effects[3].assignments] == [0, 1]
 
 
-def test_a_machine_that_comes_is_taken_in_once_the_start_was_left_alone():
+def test_a_machine_that_comes_joins_after_join_after_seconds():
     state, _ = states(coordinator("1:2"), (5.0, TimePassed()), *[(6.0, Arrived(1, "host1"))])
     assert state.wake == 5 + 10
     state, effects = states(state, (15.0, TimePassed()))
@@ -389,7 +389,7 @@ def test_an_agent_that_never_reached_machine_0_fails():
     assert state.is_over and effects == [RaiseError(error)]
 
 
-def test_an_agent_that_is_signalled_says_so():
+def test_an_agent_that_is_signalled_sends_its_end():
     idle, _ = states(Agent(options("2", 3, 1)), (0, TimePassed()), (1, Arrived(0, "h")))
     state, _ = states(idle, (2, Signalled(signal.SIGTERM)))
     assert state.is_over and state.last_messages(None) == [

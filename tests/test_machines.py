@@ -1,4 +1,4 @@
-"""Jobs of several machines whose launchers meet: they start again together, and machines come and go.
+"""Jobs of several machines whose launchers meet: they restart together, and machines come and go.
 
 The launchers are real, each a machine on the loopback; the processes are small programs without JAX.
 """
@@ -102,7 +102,7 @@ def test_a_machine_that_cannot_start_its_process_ends_all(machine, place, tmp_pa
     assert "process-1.log: cannot be written" in second.err
 
 
-def test_machines_that_do_not_come_are_counted(machine, place):
+def test_too_few_machines_are_an_error(machine, place):
     launcher = machine(SAVING, f"nodes='3', restarts=1, wait=0.3, nr=0, {place}")
     assert launcher.end() == 1
     assert "--nodes 3: 1 of at least 3 machines came in 0.3 s: 0 (" in launcher.err
@@ -112,7 +112,7 @@ def test_machines_that_do_not_come_are_counted(machine, place):
 
 
 @pytest.mark.slow
-def test_those_that_came_end_as_the_one_that_counts(machine, place):
+def test_launchers_end_with_machine_0_if_too_few_come(machine, place):
     options = f"nodes='3', restarts=1, {place}"
     second = machine(SAVING, f"{options}, nr=1")
     first = machine(SAVING, f"{options}, wait=2, nr=0")
@@ -146,7 +146,7 @@ def test_ctrl_c_on_one_machine_ends_those_that_wait(machine, place):
 
 
 @pytest.mark.slow
-def test_launchers_that_do_not_fit_are_turned_away_and_end_nothing(machine, place):
+def test_launchers_with_other_options_are_refused_and_end_nothing(machine, place):
     options = f"nodes='2', restarts=5, {place}"
     first = machine(SAVING, f"{options}, nr=0")
     other = machine(SAVING, options.replace("'2'", "'2:3'") + ", nr=1")
@@ -217,7 +217,7 @@ def test_the_others_go_on_without_a_machine_that_vanished(machine, place):
 
 
 @pytest.mark.slow
-def test_a_start_is_left_alone_for_a_while(machine, place):
+def test_a_machine_that_comes_waits_for_join_after(machine, place):
     options = f"nodes='1:2', settle=0.1, join_after=1000, {place}"
     first = machine(SAVING, f"{options}, nr=0").said("generation 0: process 0 of 1")
     second = machine(SAVING, f"{options}, nr=1")

@@ -1,4 +1,4 @@
-"""What a process knows of those that it trains with: the same, whatever carries it, and never less than there are."""
+"""Peers compare values in the same way, whatever carries them."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ def of_each(job: list[Peers], ask: Callable[[Peers], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["job", "alone"])
-def test_what_is_compared_and_told(kind, job):
+def test_peers_compare_and_exchange_values(kind, job):
     everyone = job if kind == "job" else [ALONE]
     count = len(everyone)
     assert [(peers.process_index, peers.process_count) for peers in everyone] == [
@@ -89,7 +89,7 @@ def test_a_process_waits_as_long_as_its_job_says(job):
     assert {peers.longest_wait for peers in job} == {Timeouts().longest}
 
 
-def test_who_joins_no_job_is_alone_however_often_it_asks():
+def test_a_process_without_a_job_is_alone():
     assert [join(None), join(None)] == [ALONE, ALONE]
     assert Topology.create(2).peers is ALONE
 
@@ -107,7 +107,7 @@ def test_a_topology_is_of_its_peers():
     assert (topology.process_index, topology.process_count) == (1, 2)
 
 
-def test_all_that_a_training_asks_it_asks_of_the_peers_that_it_joined(tmp_path, monkeypatch):
+def test_training_compares_everything_with_the_peers_that_it_joined(tmp_path, monkeypatch):
     asked, val = Asked(), random_table(8, seed=1)
     monkeypatch.setattr("jaxddp.setup.joining.join", lambda *_, **__: asked)
     setup = jaxddp.prepare_training(linear_model(), random_table(16), 2, sgd(0.1), 4)

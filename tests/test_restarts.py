@@ -1,4 +1,4 @@
-"""Jobs that start again on one machine, and which numbers of machines can share a batch."""
+"""Restarts on one machine, and the numbers of machines that can share a batch."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ VERDICTS = {
 
 
 @pytest.mark.parametrize("case", VERDICTS)
-def test_verdicts(case):
+def test_decisions(case):
     ends, failure, how, expected = VERDICTS[case]
     found = decide(ends, failure, Budget(1), 5.0, **how)
     if isinstance(expected, int):
@@ -143,7 +143,7 @@ def test_an_exit_code_of_0_counts_where_the_work_has_ended(words, code, line, ca
     assert "restart 1" not in ran.err
 
 
-def test_what_a_process_says_of_its_work(monkeypatch):
+def test_a_process_reports_its_work_to_the_launcher(monkeypatch):
     with WorkStatus.open() as (status, into):
         mine = os.dup(into)
     monkeypatch.setenv(STATUS_PIPE, str(mine))
@@ -179,7 +179,7 @@ def test_a_job_that_was_asked_to_stop_is_not_started_again(machine):
     assert "restart" not in launcher.err.replace("restarts", "")
 
 
-def test_one_machine_has_no_use_for_a_meeting(tmp_path):
+def test_launchers_meet_only_if_they_must(tmp_path):
     assert launch(Launch(nodes="1", restarts=3, processes=1, logs=tmp_path), program("")) == 0
     assert not Launch(restarts=3).launchers_meet and not Launch(nodes="2").launchers_meet
     assert Launch(nodes="2", restarts=1).launchers_meet and Launch(nodes="1:2").launchers_meet

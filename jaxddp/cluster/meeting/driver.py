@@ -45,7 +45,7 @@ Listen = Callable[[], tuple[socket.socket | None, str]]
 
 @dataclass(frozen=True)
 class Generation:
-    """One start of the whole job, as a machine sees it."""
+    """A machine's part in one start of the whole job."""
 
     assignment: Assignment
     listener: socket.socket | None = None

@@ -22,7 +22,7 @@ from jaxddp.wire.network_thread import NetworkThread
 SILENCE_SECONDS = 10.0
 """Without a sign of life for so long, a launcher counts as lost."""
 _TAKEOVER_SECONDS = SILENCE_SECONDS + 1
-"""How long a launcher waits for the place of an earlier one of its machine, whose silence is noticed by then."""
+"""How long a launcher waits until an earlier one of the same machine is noticed as lost."""
 _FLUSH_SECONDS = 2.0
 _JOIN_SECONDS = 2 * SILENCE_SECONDS + 10
 

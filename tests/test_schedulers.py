@@ -1,4 +1,4 @@
-"""What each scheduler sets, as it sets it: the place of a process in its job, and nobody alone who is not."""
+"""The variables of each scheduler give the place of a process in its job."""
 
 import socket
 
@@ -80,7 +80,7 @@ def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
     assert [job.process_id for job in usual] == [0, 1, 2, 3]
 
 
-def test_the_main_node_of_aws_batch_takes_its_own_address_only_where_nobody_tells_it(monkeypatch):
+def test_the_main_node_of_aws_batch_uses_its_own_address_only_if_none_is_set(monkeypatch):
     monkeypatch.setattr(schedulers, "own_address", lambda: pytest.fail("asked"))
     assert found(batch(2, JAX_COORDINATOR_ADDRESS="10.0.0.8:1234")).coordinator == "10.0.0.8:1234"
     with pytest.raises(InputError, match="AWS_BATCH_JOB_MAIN_NODE_INDEX set but not the coordinator's address"):
@@ -149,7 +149,7 @@ def test_submitit_on_one_machine_gives_each_task_its_accelerator(rank):
     assert found(STEP | {"SLURM_PROCID": "3"} | SUBMITIT | own).process_id == rank
 
 
-def test_the_agent_of_torchrun_keeps_its_port_for_itself():
+def test_the_port_of_torchruns_agent_is_not_used():
     agent = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     own, other = found(agent), found(agent | {"RANK": "0"})
     assert own.coordinator == other.coordinator and own.host == "10.0.0.4" and own.port != 8008
@@ -157,7 +157,7 @@ def test_the_agent_of_torchrun_keeps_its_port_for_itself():
     assert own.run_id == "sweep-3"
 
 
-def test_open_mpi_5_names_its_job_otherwise():
+def test_open_mpi_5_has_another_variable_for_the_job():
     five = {
         "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
         "OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_NAMESPACE": "prterun-host-17@1",
@@ -173,7 +173,7 @@ GIVEN = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:4242", "JAX_NUM_PROCESSES": "2", 
 
 
 @pytest.mark.parametrize("outer", [NODE, batch(1), XPK | {"NODE_RANK": "1"}, STEP | {"SLURM_PROCID": "3"}])
-def test_a_launch_within_a_scheduler_is_a_job_of_its_own(outer):
+def test_a_launch_within_a_scheduler_is_a_separate_job(outer):
     job = found(outer | GIVEN | {"JAXDDP_RUN_ID": "ours"})
     assert (job.coordinator, job.num_processes, job.process_id, job.run_id) == ("127.0.0.1:4242", 2, 0, "ours")
 
@@ -185,7 +185,7 @@ def test_torchrun_within_a_scheduler_comes_before_it(outer):
     assert job.run_id == "sweep-3" and job.local_device_ids == (1,)
 
 
-def test_values_of_two_starters_are_not_mixed():
+def test_values_of_two_schedulers_are_not_mixed():
     """A number of processes that a script exports for another program makes nobody alone, nor one of too many."""
     step = STEP | {"SLURM_PROCID": "3"}
     for size in ("1", "64"):
@@ -213,7 +213,7 @@ def test_values_of_two_starters_are_not_mixed():
         {"NUM_PROCESSES": "8", "PROCESS_ID": "1"},
     ],
 )
-def test_one_process_is_alone_without_an_error(environ):
+def test_a_count_of_one_is_a_single_process(environ):
     assert find_job(environ) is None
 
 
@@ -267,7 +267,7 @@ def test_one_process_is_alone_without_an_error(environ):
         (NODE | {"SKYPILOT_NODE_RANK": "3"}, "SKYPILOT_NODE_RANK=3: expected 0 to 2, for SKYPILOT_NUM_NODES=3"),
     ],
 )
-def test_several_processes_of_which_something_is_unknown_are_an_error(environ, expected):
+def test_several_processes_with_an_unknown_part_are_an_error(environ, expected):
     with pytest.raises(InputError) as error:
         find_job(environ)
     assert str(error.value) == expected

@@ -1,4 +1,4 @@
-"""What comes from a socket is checked before it is used: no stranger ends a job, before the meeting or after it."""
+"""Messages from sockets are checked before use. A stranger cannot end a job, before or after its start."""
 
 import asyncio
 import contextlib
@@ -75,7 +75,7 @@ class Meeting:
 
 
 @pytest.mark.parametrize("key", ["", "secret"])
-def test_strangers_end_no_job_before_or_after_the_meeting(key, monkeypatch):
+def test_strangers_end_no_job_before_or_after_its_start(key, monkeypatch):
     # They are served side by side: were one that says nothing waited for, the meeting would not come about. How long
     # a stranger may be silent is private, since no user has a reason to choose it.
     monkeypatch.setattr("jaxddp.wire.admission._HELLO_SECONDS", 600.0)
@@ -94,7 +94,7 @@ def test_strangers_end_no_job_before_or_after_the_meeting(key, monkeypatch):
     meeting.close()
 
 
-def test_who_does_not_know_the_key_takes_no_place():
+def test_a_process_without_the_key_is_refused():
     meeting = Meeting("secret")
     with pytest.raises(
         InputError, match=r"coordinator .*: JAXDDP_JOB_KEY differs from that of process 0; give all processes of"
@@ -109,7 +109,7 @@ def test_who_does_not_know_the_key_takes_no_place():
     meeting.close()
 
 
-def test_a_key_on_one_side_alone_is_named():
+def test_a_key_on_one_side_only_is_named():
     meeting = Meeting("", timeout=20)
     line = "JAXDDP_JOB_KEY is set in process 1 on .*, and not in process 0; set it in all"
     with pytest.raises(InputError, match=line):
@@ -118,7 +118,7 @@ def test_a_key_on_one_side_alone_is_named():
         meeting.first.result(20)
 
 
-def test_a_coordinator_that_does_not_know_the_key_is_found_out():
+def test_a_coordinator_without_the_key_is_detected():
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
 
         def pretend() -> None:
@@ -135,7 +135,7 @@ def test_a_coordinator_that_does_not_know_the_key_is_found_out():
             ControlPlane.join(job, FACTS, 10)
 
 
-def test_a_flood_of_silent_connections_keeps_nobody_out():
+def test_a_flood_of_silent_connections_delays_no_process():
     meeting = Meeting()
     before = len([thread for thread in threading.enumerate() if thread.name == "jaxddp-job"])
     silent = [meeting.stranger() for _ in range(200)]
@@ -149,7 +149,7 @@ def test_a_flood_of_silent_connections_keeps_nobody_out():
     meeting.close()
 
 
-def test_a_process_that_ended_while_it_waited_may_come_again():
+def test_a_process_that_ended_before_the_start_can_join_again():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = probe.getsockname()
@@ -169,7 +169,7 @@ def test_a_process_that_ended_while_it_waited_may_come_again():
         leave(pool, planes)
 
 
-def test_what_process_0_makes_or_cannot_make_is_everyone_s():
+def test_all_processes_get_the_value_or_the_error_of_process_0():
     meeting = Meeting()
     meeting.second = meeting.plane(1)
     first = meeting.first.result(20)
@@ -187,7 +187,7 @@ def test_what_process_0_makes_or_cannot_make_is_everyone_s():
     meeting.close()
 
 
-def test_a_process_that_comes_again_while_the_job_ends_may_come_once_more():
+def test_a_process_that_comes_again_while_the_job_ends_is_refused_with_exit_code_1():
     meeting = Meeting()
     meeting.second = meeting.plane(1)
     first = meeting.first.result(20)
@@ -199,7 +199,7 @@ def test_a_process_that_comes_again_while_the_job_ends_may_come_once_more():
         plane.leave()
 
 
-def test_processes_that_are_at_different_places_are_named():
+def test_processes_at_different_exchanges_are_named():
     meeting = Meeting()
     meeting.second = meeting.plane(1)
     first = meeting.pool.submit(meeting.first.result(20).decide, "seed", "0", ",".join, 20)

@@ -1,4 +1,4 @@
-"""What keeps JAX's connection with its coordinator open, in a process of its own."""
+"""The proxy that keeps the connection of JAX's client to its coordinator open."""
 
 import contextlib
 import os
