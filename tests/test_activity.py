@@ -17,7 +17,7 @@ from jaxddp.training.progress.live import LiveDisplay
 
 
 class Told:
-    """A screen that remembers."""
+    """A screen that records its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -35,7 +35,7 @@ class Terminal(io.StringIO):
 
 
 def threads() -> list[str]:
-    """Those that show what lasts."""
+    """Return the names of the threads that show activities."""
     return [thread.name for thread in threading.enumerate() if thread.name == "jaxddp-activity"]
 
 

@@ -32,7 +32,7 @@ def leave(pool: ThreadPoolExecutor, planes: Sequence[ControlPlane]) -> None:
 
 
 def connected(address: tuple[str, int]) -> socket.socket:
-    """A connection to process 0, which may listen a little later."""
+    """Return a connection to process 0, which may start to listen a little later."""
     give_up = time.monotonic() + 10
     while True:
         with contextlib.suppress(ConnectionRefusedError):
@@ -41,7 +41,7 @@ def connected(address: tuple[str, int]) -> socket.socket:
 
 
 class Meeting:
-    """Process 0 of a job of two, and its other process once it joins; `losses` are what either lost."""
+    """Process 0 of a job of two, and the other process once it joins. `losses` has those of both."""
 
     def __init__(self, key: str = "", timeout: float = 30):
         with socket.socket() as probe:
@@ -58,13 +58,13 @@ class Meeting:
         return ControlPlane.join(job, FACTS, self.timeout, end=self.losses.append)
 
     def stranger(self, said: bytes = b"") -> socket.socket:
-        """A connection on which this is said to process 0."""
+        """Return a connection on which these bytes were sent to process 0."""
         connection = socket.create_connection(self.address, timeout=20)
         connection.sendall(said)
         return connection
 
     def agree(self) -> None:
-        """Both exchange a value."""
+        """Let both processes exchange a value."""
         planes = [self.first.result(20), self.second]
         told = [self.pool.submit(plane.decide, "name", str(n), ",".join, 20) for n, plane in enumerate(planes)]
         assert [each.result(20) for each in told] == ["0,1", "0,1"]
@@ -76,8 +76,8 @@ class Meeting:
 
 @pytest.mark.parametrize("key", ["", "secret"])
 def test_strangers_end_no_job_before_or_after_its_start(key, monkeypatch):
-    # They are served side by side: were one that says nothing waited for, the meeting would not come about. How long
-    # a stranger may be silent is private, since no user has a reason to choose it.
+    # Connections are served concurrently: a silent one does not delay the start. The time limit for a silent connection
+    # is private, because users have no reason to change it.
     monkeypatch.setattr("jaxddp.wire.admission._HELLO_SECONDS", 600.0)
     meeting = Meeting(key)
     before = [meeting.stranger(said) for said in STRANGERS.values()]
@@ -102,7 +102,7 @@ def test_a_process_without_the_key_is_refused():
         meeting.plane(1, key="guess")
     with pytest.raises(InputError, match="JAXDDP_JOB_KEY differs from that of process 0"):
         meeting.plane(1, key="")
-    # A proof serves once: of another challenge it is none.
+    # A proof is valid for one challenge only.
     assert isinstance(answers(meeting.stranger(changed(proof="0" * 64)))[1], Refusal)
     meeting.second = meeting.plane(1)
     meeting.agree()
@@ -142,7 +142,7 @@ def test_a_flood_of_silent_connections_delays_no_process():
     meeting.second = meeting.plane(1)
     meeting.agree()
     after = len([thread for thread in threading.enumerate() if thread.name == "jaxddp-job"])
-    # That of process 1.
+    # One more for process 1.
     assert after <= before + 1
     for connection in silent:
         connection.close()
@@ -160,7 +160,7 @@ def test_a_process_that_ended_before_the_start_can_join_again():
         for _ in range(2):
             with connected(address) as early:
                 early.sendall(hello)
-                # Process 0 closes the connection once it has read the hello and the end, and has freed the place.
+                # Process 0 closes the connection after it has read the hello and the end, and has removed the process.
                 assert [type(message) for message in answers(early)] == [Challenge]
         others = [pool.submit(ControlPlane.join, Job(job.coordinator, 3, n), FACTS, 30, end=print) for n in (1, 2)]
         planes = [first.result(40), *(each.result(40) for each in others)]

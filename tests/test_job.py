@@ -34,7 +34,7 @@ OPEN_MPI = {
 def test_without_variables_a_process_is_alone():
     assert find_job({}) is None
     assert find_job({"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}) is None
-    # A batch script without srun: whatever was allocated, it is one process.
+    # A batch script without srun is one process, whatever its allocation.
     assert find_job({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_NODELIST": "a[1-4]"}) is None
     assert find_job({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
 
@@ -153,7 +153,7 @@ FOREVER = ADD + "    while True: total(placed).block_until_ready(); time.sleep(0
 
 
 class Group:
-    """Real processes of one job, each with its own environment, that run `body` in PROGRAM, or as it is if a script."""
+    """Real processes of one job, each with its own environment. They run `body` in PROGRAM, or as a whole script."""
 
     def __init__(self, tmp_path: Path, body: str, count: int = 2, port: int | None = None, **each: dict[str, str]):
         program = tmp_path / "program.py"
@@ -181,7 +181,7 @@ class Group:
                 assert line, process.communicate()[1]
 
     def ends(self, timeout: float = 60) -> list[tuple[int, str]]:
-        """Each process's exit code and the last line of its stderr, in bounded time."""
+        """Return the exit code of each process and the last line of its stderr, in bounded time."""
         try:
             errors = [process.communicate(timeout=timeout)[1] for process in self.processes]
         finally:
@@ -192,7 +192,7 @@ class Group:
 
 
 def line_of(words: str, folder: Path) -> int:
-    """Of the program of a `Group`, from 1; 0 where it has none."""
+    """Return a line's number in the program of a `Group`, from 1; 0 if it is not there."""
     lines = (folder / "program.py").read_text().splitlines()
     return next((number for number, line in enumerate(lines, 1) if words in line), 0)
 
@@ -245,7 +245,7 @@ def test_a_surplus_process_is_refused_and_a_killed_process_is_named_by_all_other
 @pytest.mark.slow
 @pytest.mark.parametrize("ended", ["killed", "failed"])
 def test_the_end_of_process_0_is_one_line_in_a_process_that_does_not_wait_for_it(tmp_path, ended):
-    """JAX, which would notice it first, ends the process by SIGABRT, with lines of its own."""
+    """If JAX noticed it first, it would end the process by SIGABRT, with other lines."""
     fails = "    if topology.process_index == 0: raise RuntimeError('disk on fire')\n" * (ended == "failed")
     group = Group(tmp_path, f"{ADD}{fails}    time.sleep(600)\n")
     group.until_all_say("sum 11.0")
@@ -266,7 +266,7 @@ def test_the_end_of_process_0_is_one_line_in_a_process_that_does_not_wait_for_it
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_killed_while_all_leave_is_named(tmp_path, lost):
-    """JAX, which waits for it then, would end the other by SIGABRT."""
+    """JAX waits for it then, and would end the other by SIGABRT."""
     dies = f"    if {lost} == topology.process_index: jax.distributed.shutdown = lambda: os.kill(os.getpid(), 9)\n"
     group = Group(tmp_path, ADD + dies)
     errors = [process.communicate(timeout=60)[1] for process in group.processes]
@@ -277,7 +277,7 @@ def test_a_process_killed_while_all_leave_is_named(tmp_path, lost):
 
 
 @pytest.mark.slow
-# Over a connection that does not break; test_admission.py loses one of a hundred.
+# The connection does not break here; test_admission.py loses one of a hundred processes.
 @pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.ci)])
 def test_a_stopped_process_ends_the_other_by_name(tmp_path, stopped):
     group = Group(tmp_path, FOREVER, process0={"SILENCE": "3"}, process1={"SILENCE": "3"})
@@ -289,7 +289,7 @@ def test_a_stopped_process_ends_the_other_by_name(tmp_path, stopped):
     assert f"jaxddp: process {stopped} gave no sign of life for 3 s" in group.ends()[1 - stopped][1]
 
 
-# The end of process 0 is one above, of one that waits; a bad input has another code.
+# A test above has the end of process 0 while another process waits. Bad input has another exit code.
 @pytest.mark.ci
 def test_an_exception_ends_the_others_with_its_cause(tmp_path):
     body = ADD + "    if topology.process_index == 1: raise RuntimeError('disk on fire')\n" + FOREVER[len(ADD) :]
@@ -357,7 +357,7 @@ time.sleep(600)
 """
 
 
-# Its parts are those of a process that fails, and of one that is killed as all leave.
+# Other tests have its parts: a process that fails, and a process that is killed while all leave.
 @pytest.mark.ci
 def test_a_process_that_leaves_long_before_the_others_ends_the_job_with_a_line(tmp_path):
     (first, told), (second, own) = Group(tmp_path, LEAVES_EARLY).ends()
@@ -379,11 +379,11 @@ def test_a_preempted_script_leaves_in_order(tmp_path):
     assert Group(tmp_path, script).ends() == [(75, "jaxddp: train.csv:7: empty ImageId")] * 2
 
 
-# --- Meetings of threads of this process ---
+# --- Jobs whose processes are threads of this process ---
 
 
 def met(*jobs: Job, timeout: float = 20, versions: tuple[str, ...] = ()) -> list[Exception]:
-    """Why each of these does not come to its job, where all try at once."""
+    """Return the error of each of these, if all try to join at the same time."""
     facts = [{"jax": version} for version in versions] or [dict[str, str]()] * len(jobs)
     with ThreadPoolExecutor(len(jobs)) as pool:
         tries = [
@@ -424,7 +424,7 @@ def test_a_process_id_given_twice():
 
 @pytest.mark.slow
 def test_another_job_at_the_same_address():
-    """To the one it is somebody who is not there yet, to the other a mistake."""
+    """For process 0, the other is absent; for the other one, it is a mistake."""
     coordinator = f"127.0.0.1:{free_port()}"
     first, second = met(Job(coordinator, 2, 0, run_id="own"), Job(coordinator, 2, 1, run_id="other"), timeout=2)
     assert isinstance(first, Unreachable) and "process 1 of 2 did not join" in str(first)

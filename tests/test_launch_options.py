@@ -170,7 +170,7 @@ def test_a_name_of_the_loopback_is_reported(run, monkeypatch):
 
 
 def children() -> set[str]:
-    """The pids of this process's children, zombies too."""
+    """Return the pids of this process's children, including zombies."""
     return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
@@ -200,7 +200,7 @@ def test_the_command(run, tmp_path, monkeypatch, capfd):
         launch(Launch(processes=1, logs=tmp_path), ["trian", "digits"])
     package = tmp_path / "jaxddp"
     package.mkdir()
-    # Without it this would be a namespace, and an installed jaxddp come first.
+    # Without __init__.py this would be a namespace package, and an installed jaxddp would come first.
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text("import sys; print(sys.executable, *sys.argv[1:])")
     monkeypatch.chdir(tmp_path)

@@ -23,7 +23,7 @@ def plain(monkeypatch):
 
 @pytest.fixture
 def brief(monkeypatch):
-    """The others get hardly a moment after a failure. How long it is is private: no user has a reason to choose it."""
+    """Give the other processes little time after a failure. Users have no reason to change it, so it is private."""
     monkeypatch.setattr(worker_group, "_MOMENT_SECONDS", 0.05)
 
 
@@ -67,7 +67,7 @@ def test_environment_variables_of_processes(run, monkeypatch):
     first, second = run(TELL).told()
     assert (first.pop("JAX_PROCESS_ID"), second.pop("JAX_PROCESS_ID")) == ("0", "1")
     assert int(first.pop("JAXDDP_COORDINATOR_FD")) != 99
-    # Each has a pipe of its own; see tests/test_restarts.py.
+    # Each has its own pipe; see tests/test_restarts.py.
     assert all(int(told.pop("JAXDDP_STATUS_FD")) for told in (first, second))
     assert first == second
     assert first["JAX_COORDINATOR_ADDRESS"].startswith("127.0.0.1:")
@@ -90,7 +90,7 @@ def test_several_machines(run, monkeypatch):
     assert {each["JAX_COORDINATOR_ADDRESS"] for each in told} == {place["coordinator"]}
     assert len({each["JAXDDP_RUN_ID"] for each in told}) == 1
     assert ["JAXDDP_COORDINATOR_FD" in each for each in told] == [True] + [False] * 5
-    # Each machine has a launcher of its own, and none would know another's key.
+    # Each machine has its own launcher, and none could know the key of another.
     assert not any("JAXDDP_JOB_KEY" in each for each in told)
     monkeypatch.setenv("JAXDDP_JOB_KEY", "ours")
     named = run(TELL, nr=1, run_id="mine", **place).told()
@@ -278,7 +278,7 @@ SLEEPER = "[sys.executable, '-c', 'import time; time.sleep(600)']"
 
 
 def test_a_grandchild_that_keeps_the_pipe_open_is_not_waited_for(run):
-    """One that left the process group lives on, as it asked to; the test ends it."""
+    """A grandchild that left the process group survives, as intended. The test ends it."""
     ran = run(f"say(subprocess.Popen({SLEEPER}, start_new_session=True).pid)", processes=1)
     assert ran.code == 0
     os.kill(int(ran.of(0)[0]), signal.SIGKILL)
@@ -286,7 +286,7 @@ def test_a_grandchild_that_keeps_the_pipe_open_is_not_waited_for(run):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 def test_the_pid_of_an_ended_process_is_not_reused_while_the_job_runs(run, tmp_path):
-    """What it has left in its group is ended by that number."""
+    """The rest of its group is ended by this pid."""
     ran = run(f"""
         path = {str(tmp_path / "pid")!r}
         if rank == 0:

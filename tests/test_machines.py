@@ -45,7 +45,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 @pytest.mark.slow
 @needs_proc
 def test_two_machines_start_again_together_whatever_is_killed(machine, place):
-    """A process, a launcher, and the launcher of machine 0."""
+    """Kills a process, a launcher, and the launcher of machine 0, in this order."""
     both = f"nodes='2', restarts=9, {place}"
     first, second = machine(SAVING, f"{both}, nr=0"), machine(SAVING, f"{both}, nr=1")
     first.said("generation 0: process 0 of 2")
@@ -60,7 +60,7 @@ def test_two_machines_start_again_together_whatever_is_killed(machine, place):
     second.said("machine 0 was lost", "reaching machine 0 at 127.0.0.1:", " again, for up to 300 s")
     first = machine(SAVING, f"{both}, nr=0").said("generation 0: process 0 of 2")
     second.said("generation 0: process 1 of 2")
-    # These processes know nothing of each other: that of the other machine is asked when it had time to save.
+    # These processes do not know each other. The one on the other machine is asked to stop after time to save.
     second.send(signal.SIGTERM)
     assert (first.end(), second.end()) == (75, 75)
 
@@ -78,7 +78,7 @@ sys.exit(3 + generation) if rank == 1 else time.sleep(600)
     for each in (first, second):
         assert "jaxddp launch: process 1: exit code 3; restart 1 of 1 in 1 s" in each.err
     assert "process 1: exit code 4; its last lines" in second.err
-    # Both starts are jobs of their own: a late process of the first has no business in the second.
+    # Both starts are separate jobs, so a late process of the first cannot join the second.
     told = [[line.split()[1:] for line in each.out.splitlines()] for each in (first, second)]
     assert told[0] == told[1] and len(told[0]) == 2
     assert all(one != other for one, other in zip(*told[0], strict=True))
@@ -155,7 +155,7 @@ def test_launchers_with_other_options_are_refused_and_end_nothing(machine, place
     two = machine(SAVING, f"{options}, nr=1, run_id='another'")
     assert two.end() == 2
     assert "launchers of another job meet there; give each job a port of its own" in two.err
-    # One that starts its processes without meeting the others.
+    # A launcher that starts its processes without meeting the others.
     job = Job(place.split("'")[1], 2, 1, run_id="run")
     with pytest.raises(InputError, match="launchers of another job meet there; .* --restarts or --nodes MIN:MAX alike"):
         ControlPlane.join(job, {}, 10)
@@ -196,11 +196,11 @@ def test_machines_come_and_go(machine, place):
     first.said(
         "saved 0", "2 machines are connected; all save, and start again with them", "generation 1: process 0 of 2"
     )
-    # Its launcher alone is asked: it leaves, and the others go on.
+    # Only its launcher is asked to stop: it leaves, and the others continue.
     assert second.send(signal.SIGTERM).end() == 75
     first.said("saved 1", "machine 1 left; the others go on", "generation 2: process 0 of 1")
     second = machine(SAVING, f"{options}, nr=1").said("generation 3: process 1 of 2")
-    # None of this was a failure, but this is one, and no restart is left.
+    # Nothing so far was a failure, but this is one, and no restart is left.
     kill_process_of(second)
     assert (first.end(), second.end()) == (137, 137)
 

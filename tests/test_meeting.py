@@ -131,7 +131,7 @@ def test_a_machine_that_comes_again_is_admitted_once_its_earlier_launcher_is_los
 def test_a_silent_machine_is_lost(server, monkeypatch):
     _, events, job = server
     monkeypatch.setattr(network, "SILENCE_SECONDS", 0.4)
-    # It says its hello, and nothing more: a silence that no public way brings about.
+    # It sends its hello, and nothing more. There is no public way to make a launcher silent.
     joined, _ = client(job)
     assert isinstance(soon(events), Arrived)
     joined._thread.begin(_block())
@@ -198,12 +198,12 @@ def test_a_queue_keeps_the_order_and_its_time_limit():
     events.put("late")
     assert events.next() == "late"
     events.close()
-    # A thread that still says something harms nobody.
+    # A late event of another thread does no harm.
     events.put("too late")
 
 
 def test_a_late_process_of_an_earlier_start_is_refused():
-    """As where another generation has its port by chance."""
+    """Another generation may have the same port by chance."""
     job = Job(f"127.0.0.1:{free_port()}", 2, 0, run_id="name.1")
     late = Job(job.coordinator, 2, 1, run_id="name.0")
     with ThreadPoolExecutor(2) as pool:

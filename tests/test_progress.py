@@ -164,7 +164,7 @@ def test_outside_of_every_phase_a_single_process_may_wait(tmp_path):
 
 
 def test_the_phase_is_that_of_the_first_of_two_threads():
-    """As of two runs in one notebook, which must not be in a phase for ever once both are done."""
+    """Two runs in one notebook must not stay in a phase after both are done."""
     inside, done = threading.Barrier(2), threading.Event()
 
     def run() -> None:

@@ -46,7 +46,7 @@ STEP = {
 
 
 def batch(node: int, **more: str) -> dict[str, str]:
-    """What a node of the job is told: each has a name of its own, and the main node, which is 2, no address."""
+    """Return the variables of a node. Each has its own name, and the main node, which is node 2, has no address."""
     own = {"AWS_BATCH_JOB_ID": f"f1d2-77#{node}", "AWS_BATCH_JOB_NODE_INDEX": str(node)}
     return BATCH | own | ({} if node == 2 else MAIN_ADDRESS) | more
 
@@ -71,7 +71,7 @@ def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
     monkeypatch.setattr(schedulers, "own_address", lambda: "10.0.0.7")
     jobs = [found(batch(node)) for node in range(4)]
     assert [job.process_id for job in jobs] == [2, 1, 0, 3]
-    # All meet at one address, which the main node knows of itself.
+    # All use one address. The main node finds it by itself.
     assert {job.coordinator for job in jobs} == {f"10.0.0.7:{jobs[0].port}"}
     assert {job.run_id for job in jobs} == {"f1d2-77.1"} and {job.num_processes for job in jobs} == {4}
     again = found(batch(1, AWS_BATCH_JOB_ATTEMPT="2"))
@@ -92,7 +92,7 @@ def test_own_address_is_one_that_others_reach(monkeypatch):
     assert own_address() == "10.1.2.3"
 
     class Chooser:
-        """Of a machine with a route, whose name stands for a loopback."""
+        """A socket of a machine that has a route, but whose name resolves to the loopback."""
 
         def __init__(self, *kind):
             assert kind == (socket.AF_INET, socket.SOCK_DGRAM)
@@ -145,7 +145,7 @@ def test_submitit_on_one_machine_gives_each_task_its_accelerator(rank):
     job = found(SUBMITIT | own)
     assert (job.host, job.num_processes, job.process_id, job.local_device_ids) == ("127.0.0.1", 2, rank, (rank,))
     assert job.run_id == "4711" and job.port != found(SUBMITIT | own | {"SUBMITIT_LOCAL_JOB_ID": "4712"}).port
-    # Submitted from within a step of SLURM, whose variables the tasks inherit.
+    # The job is submitted within a step of SLURM, whose variables the tasks inherit.
     assert found(STEP | {"SLURM_PROCID": "3"} | SUBMITIT | own).process_id == rank
 
 
@@ -186,7 +186,7 @@ def test_torchrun_within_a_scheduler_comes_before_it(outer):
 
 
 def test_values_of_two_schedulers_are_not_mixed():
-    """A number of processes that a script exports for another program makes nobody alone, nor one of too many."""
+    """A count that a script exports for another program must not make a process alone, nor change its job."""
     step = STEP | {"SLURM_PROCID": "3"}
     for size in ("1", "64"):
         assert found(step | {"WORLD_SIZE": size}).num_processes == 4
@@ -204,11 +204,11 @@ def test_values_of_two_schedulers_are_not_mixed():
         XPK | {"NNODES": "1", "NODE_RANK": "0", "JOB_COMPLETION_INDEX": "0"},
         KUBEFLOW_JAX | {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0", "JOB_COMPLETION_INDEX": "0"},
         SUBMITIT | {"SUBMITIT_LOCAL_NTASKS": "1", "SUBMITIT_LOCAL_GLOBALID": "0", "SUBMITIT_LOCAL_LOCALID": "0"},
-        # A person's word: one process a pod, node or task, none of which knows of the others.
+        # The user makes each pod, node or task a single process.
         {"JOB_COMPLETION_INDEX": "3", "JAX_NUM_PROCESSES": "1"},
         NODE | {"JAX_NUM_PROCESSES": "1"},
         STEP | {"SLURM_PROCID": "3", "JAX_NUM_PROCESSES": "1"},
-        # Names that mean nothing by themselves.
+        # These names have no meaning without their sign.
         {"NNODES": "2", "NODE_RANK": "1"},
         {"NUM_PROCESSES": "8", "PROCESS_ID": "1"},
     ],

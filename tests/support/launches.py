@@ -32,7 +32,7 @@ def program(text: str) -> list[str]:
 
 
 class Ran:
-    """A launch in this process, and what came of it."""
+    """A launch in this process, and its result."""
 
     def __init__(self, capfd, logs: Path, text: str, **options):
         options = {"processes": 2, "logs": logs} | options
@@ -42,17 +42,17 @@ class Ran:
         self.errors = self.err.splitlines()
 
     def of(self, rank: int) -> list[str]:
-        """What a process wrote."""
+        """Return the lines that a process wrote."""
         return [line.removeprefix(f"[{rank}] ") for line in self.lines if line.startswith(f"[{rank}] ")]
 
     def told(self) -> list[dict[str, str]]:
-        """The environments that processes wrote with `TELL`."""
+        """Return the environments that processes wrote with `TELL`."""
         ranks = sorted({int(re.match(r"\[(\d+)\]", line)[1]) for line in self.lines})
         return [dict(line.split("=", 1) for line in self.of(rank)) for rank in ranks]
 
 
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither this machine's GPUs nor a job that the tests run in."""
+    """Remove the variables of this machine's GPUs and of a job in which the tests run."""
     for name in (
         "CUDA_VISIBLE_DEVICES",
         "JAX_LOCAL_DEVICE_IDS",
@@ -65,7 +65,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for(lock: Path) -> None:
-    """Until nobody holds the lock; pytest's timeout bounds it."""
+    """Wait until no process holds the lock. Pytest's timeout bounds this."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
@@ -76,7 +76,7 @@ def free_port() -> int:
 
 
 ROOT = Path(__file__).parents[2]
-# The launcher alone, without what `import jaxddp` brings along; that it needs none of it is one of the tests.
+# The launcher without the imports of `import jaxddp`. A test checks that it needs none of them.
 LAUNCHER = f"""
 import sys, types
 package = types.ModuleType("jaxddp")
@@ -94,7 +94,7 @@ for name, value in os.environ.items():
 
 
 class Started:
-    """A launcher in a process of its own, whose output goes to files."""
+    """A launcher in a separate process, whose output goes to files."""
 
     def __init__(self, folder: Path, command: list[str]):
         self.paths = folder / "out", folder / "err"
@@ -127,7 +127,7 @@ class Started:
 
 
 class Machine(Started):
-    """One launcher of several."""
+    """The launcher of one of several machines."""
 
     def __init__(self, folder: Path, text: str, options: str, config: str = "None"):
         folder.mkdir(exist_ok=True)
@@ -141,14 +141,14 @@ class Machine(Started):
         super().__init__(folder, [sys.executable, "-c", code])
 
     def said(self, *lines: str) -> "Machine":
-        """Wait for all of these."""
+        """Wait until all of these texts were written."""
         self.wait_until(lambda: all(line in self.out + self.err for line in lines))
         return self
 
 
 @contextlib.contextmanager
 def machines(folder: Path) -> Iterator[Callable[..., Machine]]:
-    """Starts launchers, which do not outlive the test."""
+    """Yield a function that starts launchers, which do not outlive the test."""
     started: list[Machine] = []
 
     def start(text: str, options: str, config: str = "None") -> Machine:
@@ -162,7 +162,7 @@ def machines(folder: Path) -> Iterator[Callable[..., Machine]]:
 
 
 GENERATION = "generation = int(os.environ['JAXDDP_GENERATION'])"
-# Programs for a machine: one that fails, and one that saves when it is asked to stop.
+# Programs for a machine: FAILING fails, and SAVING saves when it is asked to stop.
 FAILING = "say('begun'); sys.exit(9)"
 SAVING = f"""
 {GENERATION}

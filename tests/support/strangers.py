@@ -1,4 +1,4 @@
-"""What strangers send to a job's coordinator."""
+"""Messages of strangers to a job's coordinator."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ def framed(content: bytes) -> bytes:
 
 
 def changed(**fields: object) -> bytes:
-    """A hello with other fields, of any types."""
+    """Return the bytes of a hello with other fields, of any types."""
     plain = json.loads(encode(HELLO)[LENGTH:])
     return framed(json.dumps(plain | fields).encode())
 
@@ -49,10 +49,10 @@ STRANGERS = {
 
 
 def answers(connection: socket.socket) -> list[object]:
-    """What process 0 has said on a connection until it closed it."""
+    """Return the messages of process 0 on a connection until it closed it."""
     with connection, connection.makefile("rb") as stream:
         found = []
-        # No more will come, so that process 0 need not wait for it.
+        # Nothing more is sent, so process 0 need not wait.
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
