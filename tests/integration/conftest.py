@@ -1,4 +1,4 @@
-"""Tests with real parts: processes, schedulers, hosts. Where one is missing a test is skipped; in CI it fails."""
+"""Tests with real components: processes, schedulers, hosts. If one is missing, a test is skipped; in CI it fails."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ def require() -> Callable[..., None]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Program]]:
-    """Starts programs, `start(kind, *arguments)`, which do not outlive the test."""
+    """Yield a function that starts programs, `start(kind, *arguments)`, which do not outlive the test."""
     programs: list[Program] = []
 
     def started(kind: type[Program], *arguments: object, **more: object) -> Program:
@@ -48,7 +48,7 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def arrays(tmp_path_factory) -> Path:
-    """As many images in one file of arrays: a process that trains on them starts in half the time."""
+    """The same number of images in one file of arrays. A process that trains on them starts in half the time."""
     file = tmp_path_factory.mktemp("arrays") / "images.npz"
     return write_arrays(file, random_table(39, image=16), random_table(11, seed=1, image=16))
 
@@ -66,13 +66,13 @@ def trained_alone(data: Path, workdir: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(arrays, tmp_path_factory) -> Path:
-    """The run on arrays that all others must equal."""
+    """The run on arrays with which all others are compared."""
     return trained_alone(arrays, tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture(scope="session")
 def undisturbed(arrays, tmp_path_factory) -> Path:
-    """A longer run, of two processes with a device each, to which those that are killed are equal to the bit."""
+    """A longer run of two processes with one device each. Runs that are killed must equal it, bit for bit."""
     workdir = tmp_path_factory.mktemp("undisturbed")
     words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *LONGER]
     run = Launched(workdir, 2, words, *THREADS)

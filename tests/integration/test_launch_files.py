@@ -1,4 +1,4 @@
-"""Two processes that read files: what they compute is what one would, by a command and by a script."""
+"""Two processes that read files compute the same as one, from a command and from a script."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 from support.processes import REPOSITORY, Launched, are_the_same, brief_words, environment, is_whole, result, series
 
-# On arrays test_launch_train.py shows the same, and tests/test_stream.py which files each process reads.
+# test_launch_train.py has the same for arrays, and tests/test_stream.py has which files each process reads.
 pytestmark = pytest.mark.ci
 
 

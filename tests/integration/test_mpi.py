@@ -1,4 +1,4 @@
-"""A real mpirun: used to start processes, which find each other through what it tells them."""
+"""A real mpirun starts processes, which find each other through its environment variables."""
 
 import sys
 

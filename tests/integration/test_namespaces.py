@@ -1,4 +1,4 @@
-"""Two hosts: network namespaces, each with an address of its own, joined by a cable that can be pulled."""
+"""Two hosts: network namespaces with separate addresses, joined by a virtual cable that can be unplugged."""
 
 import shutil
 import signal
@@ -15,7 +15,7 @@ from support.processes import ENDLESS, STEPS, TRAIN, Program, close, environment
 pytestmark = pytest.mark.ci
 
 SOON = 40
-"""Seconds within which all must have ended once the cable is pulled: the heartbeat, and time to say so."""
+"""Seconds within which all must have ended after the cable is unplugged: the heartbeat timeout and some more."""
 HOSTS = {"jaxddp-a": "10.77.0.1", "jaxddp-b": "10.77.0.2"}
 COORDINATOR = "10.77.0.1:7077"
 
@@ -27,7 +27,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def hosts(require) -> Iterator[list[str]]:
-    """The names of two namespaces. Each has its own /etc/hosts, or gloo would tell the other host the loopback."""
+    """Yield two namespaces. Each has its own /etc/hosts, or gloo would send the loopback address to the other host."""
     require("ip", package="iproute2", root=True)
     folders = [Path("/etc/netns") / host for host in HOSTS]
     try:
@@ -50,7 +50,7 @@ def hosts(require) -> Iterator[list[str]]:
 
 @dataclass
 class Host:
-    """What `jaxddp launch` on one of two hosts does and says."""
+    """`jaxddp launch` on one of two hosts, and its output."""
 
     launcher: Program
     log: Path
@@ -58,7 +58,7 @@ class Host:
 
 @pytest.fixture
 def trained(hosts, arrays, start, tmp_path):
-    """Starts the same training on both hosts, one process each; on a network file system, as it were."""
+    """Start the same training on both hosts, with one process each and a shared work directory."""
 
     def run(workdir: Path, *more: str) -> list[Host]:
         words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *more]
@@ -96,7 +96,7 @@ def test_two_hosts_train_as_one_until_the_cable_is_pulled(trained, reference, ho
 
 
 def test_launchers_meet_again_when_the_cable_is_plugged_in(hosts, start, tmp_path):
-    """Neither process fails by itself: it is the launchers that miss each other."""
+    """Neither process fails by itself. The launchers notice the loss."""
     program = "import os, time; print('generation', os.environ['JAXDDP_GENERATION'], flush=True); time.sleep(600)"
     a, b = (
         start(

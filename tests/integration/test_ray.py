@@ -1,4 +1,4 @@
-"""A real Ray on this machine: `launch/ray_job.py` starts the processes of a job, ends them, and starts them again."""
+"""A real Ray on this machine: `launch/ray_job.py` starts the processes of a job, ends them, and restarts them."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ ENVIRONMENT = environment(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
 
 
 class RayJob(Program):
-    """The driver of two processes with a core each, of a Ray that it starts and ends."""
+    """The driver of two processes with one core each. It starts and ends its own Ray."""
 
     def __init__(self, folder: Path, words: list[str], *options: str):
         own = [str(REPOSITORY / "launch" / "ray_job.py"), "--address", "local", "--processes", "2", *options]
@@ -36,7 +36,7 @@ class RayJob(Program):
         self.workdir = Path(words[words.index("--workdir") + 1])
 
     def worker(self, rank: int) -> int:
-        """The pid of a process of the job, which is a grandchild of Ray's daemon; that is a child of the driver."""
+        """Return the pid of a process of the job, a grandchild of Ray's daemon, which is a child of the driver."""
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal() and self._is_worker(folder, rank):
                 return int(folder.name)

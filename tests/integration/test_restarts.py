@@ -1,4 +1,4 @@
-"""Training that starts again, on one machine or several, some of which come and go: it ends as if nothing had been."""
+"""Training that restarts, on one machine or on several that come and go, ends as an undisturbed run does."""
 
 import json
 import re
@@ -30,8 +30,8 @@ from jaxddp.data.order import SampleOrder
 
 STEPS, EXAMPLES, BATCH = LONGER_STEPS, 39, 8
 
-# Writes which rows a process had in each step, and ends itself where it is told: "generation:rank:step", or for a step
-# "start", when it has joined the job.
+# Records the rows that a process has in each step, and ends the process at a given point: "generation:rank:step". The
+# step "start" is after it has joined the job.
 OBSERVED = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -69,7 +69,7 @@ sys.exit(main(sys.argv[4:]))
 
 @pytest.fixture(scope="module")
 def observed(arrays, tmp_path_factory) -> Callable[..., list[str]]:
-    """The command of a training that writes its rows into a folder."""
+    """Return the command of a training that records its rows in a folder."""
     script = tmp_path_factory.mktemp("script") / "observed.py"
     script.write_text(OBSERVED)
 
@@ -82,7 +82,7 @@ def observed(arrays, tmp_path_factory) -> Callable[..., list[str]]:
 
 
 def lines_without_times(workdir: Path) -> list[dict]:
-    """Of both splits, all that does not say how long something took."""
+    """Return all metrics of both splits, except for times."""
     timed = ("second", "time", "wait", "utilization", "memory", "mfu")
     return [
         {key: value for key, value in line.items() if not any(word in key for word in timed)}
@@ -92,7 +92,7 @@ def lines_without_times(workdir: Path) -> list[dict]:
 
 
 def are_the_same(workdir: Path, other: Path) -> bool:
-    """Bit for bit."""
+    """Return whether two runs are equal, bit for bit."""
     return (
         result(workdir)["status"] == "done"
         and checkpoint_bytes(workdir) == checkpoint_bytes(other)
@@ -100,7 +100,7 @@ def are_the_same(workdir: Path, other: Path) -> bool:
     )
 
 
-# Two machines that meet again are a kill, a start again and an exact end too.
+# The test of two machines below also has a kill, a restart and an exact end.
 @pytest.mark.ci
 def test_a_job_that_is_killed_twice_ends_as_one_that_never_was(observed, undisturbed, start, tmp_path):
     command = observed(tmp_path / "run", "0:1:13,1:0:start")
@@ -115,7 +115,7 @@ def test_a_job_that_is_killed_twice_ends_as_one_that_never_was(observed, undistu
 
 
 class Machine(Program):
-    """The launcher of one of several machines, which are all this one."""
+    """The launcher of one of several machines, all of which are this one."""
 
     def __init__(self, folder: Path, nr: int, place: Sequence[str], command: Sequence[str]):
         own = ["--nr", str(nr), "--processes", "1", "--grace", "2", "--logs", str(folder / "logs"), *THREADS, *place]
@@ -147,7 +147,7 @@ def test_two_machines_meet_again_and_end_as_if_nothing_had_been(observed, undist
 
 
 def rows_by_start(folder: Path) -> list[dict[int, list[list[int]]]]:
-    """Of each generation in turn, the rows of each process by step."""
+    """Return, for each generation, the rows of each process by step."""
     found: dict[str, dict[int, list[list[int]]]] = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime):
         run_id, _, rank = file.stem.rpartition("-")
@@ -181,7 +181,7 @@ def test_machines_come_and_go_and_every_example_is_seen_once(observed, undisturb
         whole = {step: np.concatenate(parts) for step, parts in generation.items() if len(parts) == widest}
         for step, rows in whole.items():
             assert rows.tolist() == order.rows(step).tolist()
-        # What a start takes up again is behind the last checkpoint of the one before.
+        # A start begins at the last checkpoint of the previous one.
         seen |= {step: rows.tolist() for step, rows in whole.items()}
     assert list(seen) == list(range(STEPS))
     stream = [row for step in range(STEPS) for row in seen[step]]

@@ -1,4 +1,4 @@
-"""Faults that raise nothing: over two processes, both end with the line that says what is wrong."""
+"""Faults without an exception: both of two processes end with a line that names the fault."""
 
 import sys
 
@@ -41,7 +41,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def command(arrays, tmp_path):
-    """The command line of a training that a script begins."""
+    """Return the command line of a training that a script starts."""
 
     def made(script: str, *words: str) -> list[str]:
         (tmp_path / "script.py").write_text(script)

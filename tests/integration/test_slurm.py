@@ -1,4 +1,4 @@
-"""A real SLURM on this machine: the tasks of a step find each other, no other step's, and none waits for the dead."""
+"""A real SLURM on this machine: the tasks of a step find each other, and end when one of them is lost."""
 
 import os
 import shlex
@@ -58,8 +58,8 @@ NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={node} CPUs=8 State=
 PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
-# Each process adds its own term; a step that met another's processes would get another sum. None begins before as many
-# as are told are there.
+# Each process adds a different term, so a step that met the processes of another one would get another sum. No process
+# begins before the given number has started.
 SUM = """
 import os, pathlib, sys, time
 import jax, numpy as np
@@ -83,7 +83,7 @@ while "for-ever" in sys.argv:
 
 @pytest.fixture(scope="module")
 def slurm(require, tmp_path_factory) -> Iterator[dict[str, str]]:
-    """The environment in which srun finds a cluster of one node with eight (pretended) cores."""
+    """Yield an environment in which srun finds a cluster of one node with eight (simulated) cores."""
     require("slurmctld", "slurmd", "srun", "sinfo", "salloc", package="slurm-wlm", root=True)
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "state").mkdir()
@@ -108,7 +108,7 @@ def slurm(require, tmp_path_factory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def sum_of(tmp_path) -> Callable[..., list[str]]:
-    """The command of a task that adds."""
+    """Return the command of a task that adds."""
     script, folder = tmp_path / "sum.py", tmp_path / "begun"
     script.write_text(SUM)
     folder.mkdir()
@@ -184,7 +184,7 @@ class Batch:
         return done.stdout
 
     def shown(self, key: str) -> str:
-        """What SLURM says of the job."""
+        """Return a field that SLURM shows for the job."""
         said = self.run("scontrol", "show", "job", self.number)
         return dict(word.split("=", 1) for word in said.split() if "=" in word)[key]
 
@@ -201,7 +201,7 @@ class Batch:
 
 @pytest.fixture
 def submit(slurm, tmp_path) -> Iterator[Callable[..., Batch]]:
-    """Submits a job, which does not outlive the test."""
+    """Yield a function that submits a job, which does not outlive the test."""
     jobs: list[Batch] = []
 
     def submitted(program: Sequence[str], *words: str, **variables: str) -> Batch:

@@ -1,4 +1,4 @@
-"""Files and servers that stop to answer: the training that reads them ends, and says that it waits for its input."""
+"""Files and servers that stop responding: training ends with a line that names phase 'input'."""
 
 import os
 import re
@@ -10,11 +10,11 @@ import sys
 import pytest
 from support.processes import ENDLESS, TRAIN, Launched, Program, lines
 
-# test_stalls.py has other ways to stand still, and tests/test_progress.py a pipe that nobody reads.
+# test_stalls.py has other ways to get stuck, and tests/test_progress.py a full pipe.
 pytestmark = pytest.mark.ci
 
 SOON = 60
-"""Seconds within which all must have ended: ten times the limit here, on a machine that is busy."""
+"""Seconds within which all must have ended: ten times the limit here, on a busy machine."""
 LONGER = ["--parallel.stall-timeout", "6"]  # what TensorFlow does first takes seconds
 SAID = r"jaxddp: this process made no progress for \d+ s after step \d+, in phase 'input'; "
 
@@ -32,7 +32,7 @@ def test_images_that_turn_into_fifos(tree, start, tmp_path):
 
 
 def test_a_store_that_was_stopped(tree, start, tmp_path):
-    """It accepts connections and answers nothing more, long before the minute that an image may take."""
+    """The store accepts connections but does not answer. The limit is far below the minute that an image may take."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     server = start(

@@ -1,4 +1,4 @@
-"""Submitit on this machine: `launch/submitit_job.py` starts tasks, which save and go on when they are asked to stop."""
+"""Submitit on this machine: `launch/submitit_job.py` starts tasks, which save and resume when asked to stop."""
 
 import os
 import signal
@@ -36,11 +36,11 @@ class SubmittedJob(Program):
         self.workdir = Path(words[words.index("--workdir") + 1])
 
     def printed(self, task: int) -> str:
-        """What a task has printed to both streams."""
+        """Return the output of a task on both streams."""
         return "".join(file.read_text() for file in sorted(self.logs.glob(f"*_{task}_log.*")))
 
     def tasks(self) -> list[int]:
-        """The pids of the tasks, children of submitit's controller, in order."""
+        """Return the pids of the tasks, which are children of submitit's controller, in order."""
         (controller,) = children(self.process.pid)
         return sorted(children(controller), key=lambda pid: told(pid)["SUBMITIT_LOCAL_GLOBALID"])
 
@@ -79,7 +79,7 @@ def test_two_tasks_train_as_one_and_a_preempted_job_is_queued_again_and_ends_wit
 ):
     run = job(LONGER)
     run.wait_until(lambda: (run.workdir / "checkpoints").is_dir() and checkpoint_steps(run.workdir))
-    # As SLURM does: to every process of every task.
+    # SLURM sends the signal to every process of every task.
     tasks = run.tasks()
     for pid in [*(child for task in tasks for child in children(task)), *tasks]:
         os.kill(pid, signal.SIGUSR2)
