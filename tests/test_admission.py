@@ -85,7 +85,7 @@ def test_strangers_end_no_job_before_or_after_its_start(key, monkeypatch):
     meeting.agree()
     after = [meeting.stranger(said) for said in STRANGERS.values()]
     meeting.agree()
-    refused = {"another run": "it serves another job; give each job a port of its own"}
+    refused = {"another run": "it serves another job; give each job its own port"}
     for name, connection in [*zip(STRANGERS, before, strict=True), *zip(STRANGERS, after, strict=True)]:
         challenge, *more = answers(connection)
         assert isinstance(challenge, Challenge)
@@ -193,7 +193,7 @@ def test_a_process_that_comes_again_while_the_job_ends_is_refused_with_exit_code
     first = meeting.first.result(20)
     meeting.second.fail("ended: disk on fire", 1)
     assert first.watchdog.loss(20) is not None
-    with pytest.raises(Unreachable, match="process 1 came again while the job there ends; start it once more"):
+    with pytest.raises(Unreachable, match="process 1 came again while the job there ends; start it again"):
         meeting.plane(1)
     for plane in (meeting.second, first):
         plane.leave()
@@ -203,8 +203,8 @@ def test_processes_at_different_exchanges_are_named():
     meeting = Meeting()
     meeting.second = meeting.plane(1)
     first = meeting.pool.submit(meeting.first.result(20).decide, "seed", "0", ",".join, 20)
-    line = "seed: process 1 is at 'the steps' meanwhile; does it run the same program"
-    with pytest.raises(InputError, match="the steps: process 0 is at 'seed' meanwhile; does it run the same program"):
+    line = "seed: process 1 is at 'the steps' instead; does it run the same program"
+    with pytest.raises(InputError, match="the steps: process 0 is at 'seed' instead; does it run the same program"):
         meeting.second.decide("the steps", "1", ",".join, 20)
     with pytest.raises(InputError, match=line):
         first.result(20)

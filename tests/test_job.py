@@ -363,7 +363,9 @@ def test_a_process_that_leaves_long_before_the_others_ends_the_job_with_a_line(t
     (first, told), (second, own) = Group(tmp_path, LEAVES_EARLY).ends()
     assert (first, second) == (1, 1)
     assert told == "jaxddp: process 1 ended its program, and waited 1 s for the others; the job ends here"
-    assert own.startswith("jaxddp: the other processes were not done 1 s after this one; let all processes end alike")
+    assert own.startswith(
+        "jaxddp: the other processes were not done 1 s after this one; let all processes end in the same way"
+    )
 
 
 @pytest.mark.slow

@@ -166,7 +166,7 @@ def test_a_name_of_the_loopback_is_reported(run, monkeypatch):
     plain = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **named: plain("127.0.0.1", *rest, **named))
     ran = run("", nodes="2", nr=0, processes=1, coordinator=f"host0:{free_port()}")
-    assert "host0 is 127.0.0.1 here, where no other machine reaches it" in ran.err
+    assert "host0 resolves to 127.0.0.1 here, which no other machine can reach" in ran.err
 
 
 def children() -> set[str]:

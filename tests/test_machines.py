@@ -154,10 +154,12 @@ def test_launchers_with_other_options_are_refused_and_end_nothing(machine, place
     assert "--nodes differs: machine 0 has '2', machine 1 on " in other.err and "has '2:3'" in other.err
     two = machine(SAVING, f"{options}, nr=1, run_id='another'")
     assert two.end() == 2
-    assert "launchers of another job meet there; give each job a port of its own" in two.err
+    assert "launchers of another job meet there; give each job its own port" in two.err
     # A launcher that starts its processes without meeting the others.
     job = Job(place.split("'")[1], 2, 1, run_id="run")
-    with pytest.raises(InputError, match="launchers of another job meet there; .* --restarts or --nodes MIN:MAX alike"):
+    with pytest.raises(
+        InputError, match="launchers of another job meet there; .* with the same --restarts and --nodes"
+    ):
         ControlPlane.join(job, {}, 10)
     second = machine(SAVING, f"{options}, nr=1")
     second.said("generation 0: process 1 of 2")

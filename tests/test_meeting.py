@@ -208,7 +208,7 @@ def test_a_late_process_of_an_earlier_start_is_refused():
     late = Job(job.coordinator, 2, 1, run_id="name.0")
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ControlPlane.join, job, {}, 20, end=print)
-        with pytest.raises(InputError, match="it serves another job; give each job a port of its own"):
+        with pytest.raises(InputError, match="it serves another job; give each job its own port"):
             ControlPlane.join(late, {}, 20)
         second = ControlPlane.join(Job(job.coordinator, 2, 1, run_id="name.1"), {}, 20, end=print)
         for link in (second, first.result(20)):

@@ -187,7 +187,7 @@ def _listen_at(options: Launch) -> socket.socket:
     if options.machines.most > 1 and is_loopback(listener.getsockname()[0]) and not is_loopback(host):
         # Debian's /etc/hosts maps a machine's own name to such an address.
         address = listener.getsockname()[0]
-        say(f"jaxddp launch: {host} is {address} here, where no other machine reaches it: give its IP")
+        say(f"jaxddp launch: {host} resolves to {address} here, which no other machine can reach; give its IP address")
     return listener
 
 
