@@ -1,4 +1,4 @@
-"""What lasts is said, by process 0 alone, on the screen of the moment; and no thread is left."""
+"""Long activities are shown on the screen, by process 0 only, and no thread is left."""
 
 import io
 import re
@@ -17,7 +17,7 @@ from jaxddp.training.progress.live import LiveDisplay
 
 
 class Told:
-    """A screen that remembers."""
+    """A screen that records its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -35,7 +35,7 @@ class Terminal(io.StringIO):
 
 
 def threads() -> list[str]:
-    """Those that show what lasts."""
+    """Return the names of the threads that show activities."""
     return [thread.name for thread in threading.enumerate() if thread.name == "jaxddp-activity"]
 
 
@@ -52,7 +52,7 @@ def wait_until(true) -> None:
     assert true()
 
 
-def test_words_are_of_the_innermost_block_that_has_any():
+def test_the_description_is_that_of_the_innermost_block_with_one():
     heard: list[str] = []
     with phases.reported_to(heard.append), phases.doing("reading"):
         with phases.phase("compile", "compiling"), phases.phase("agreement"):
@@ -64,7 +64,7 @@ def test_words_are_of_the_innermost_block_that_has_any():
     assert heard == ["", "reading", "compiling", "reading", "", "reading", "", ""]
 
 
-def test_the_last_to_listen_hears_alone():
+def test_only_the_last_listener_is_called():
     first, second = [], []
     with phases.reported_to(first.append), phases.doing("one"):
         with phases.reported_to(second.append), phases.doing("two"):
@@ -72,7 +72,7 @@ def test_the_last_to_listen_hears_alone():
         assert (first[-1], second[-1]) == ("one", "")
 
 
-def test_threads_beside_the_one_that_trains_say_nothing():
+def test_other_threads_do_not_change_the_description():
     heard: list[str] = []
     with phases.reported_to(heard.append), phases.phase("start", "training"):
         thread = threading.Thread(target=lambda: phases.doing("beside").__enter__())
@@ -81,7 +81,7 @@ def test_threads_beside_the_one_that_trains_say_nothing():
     assert "beside" not in heard
 
 
-def test_what_lasts_is_shown_until_it_ends_and_what_is_short_is_not(impatient):
+def test_long_activities_are_shown_and_short_ones_are_not(impatient):
     screen = Told()
     with activity.shown_on(screen):
         with phases.doing("reading"):
@@ -117,7 +117,7 @@ def test_on_a_terminal_it_is_a_line_that_goes_and_fits(monkeypatch):
 
 
 @pytest.mark.parametrize("process", [None, 0, 1])
-def test_a_command_says_what_lasts_in_process_0_alone(process, impatient, monkeypatch, tmp_path, capfd):
+def test_a_command_shows_long_activities_in_process_0_only(process, impatient, monkeypatch, tmp_path, capfd):
     if process is not None:
         environ = {"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process)}
         for name, value in environ.items():

@@ -1,4 +1,4 @@
-"""The all-reduce that the doctor and the benchmarks time: its sum, and its speed as a ring's."""
+"""The all-reduce that the doctor and the benchmarks time: its sum, and its ring bandwidth."""
 
 import numpy as np
 import pytest

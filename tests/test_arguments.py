@@ -167,7 +167,7 @@ def test_an_unknown_option_of_prepare_training_and_a_device_twice():
     assert said.startswith("prepare_training: unknown option 'acumulate'; did you mean 'accumulate'? there are: ")
     device = jax.devices()[1]
     said = line(prepare_training, *given, [device, device], SGD, 4)
-    assert said == f"devices: {device} is there twice; give each device once"
+    assert said == f"devices: {device} is given twice; give each device once"
     # What is no list, and holds devices, will do.
     assert prepare_training(*given, np.array(jax.devices()[:2]), SGD, 4).topology.num_devices == 2
 

@@ -1,4 +1,4 @@
-"""The doctor: what it says of a machine that will do, and that each fault is its row while the others go on."""
+"""The doctor: its rows for a good machine, and a row for each fault while the other checks continue."""
 
 import dataclasses
 import os
@@ -30,7 +30,7 @@ OF_A_CONFIG = ["data", "images", "recipe", "step", "work directory"]
 
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
-    """How much is summed is private, since no user has a reason to change it; the real sizes take seconds."""
+    """Sum less, because the real sizes take seconds. They are private, because users have no reason to change them."""
     monkeypatch.setattr(machine_checks, "_SIZES", {"4 kB": 4_000, "1 MB": 1_000_000})
 
 
@@ -56,7 +56,7 @@ def by_check(rows: list[CheckRow]) -> dict[str, CheckRow]:
 
 
 @pytest.mark.slow
-def test_a_machine_and_a_config_that_will_do(tree, tmp_path):
+def test_a_good_machine_and_config(tree, tmp_path):
     rows = by_check(doctor(small_recipe(tree), tmp_path / "w"))
     assert list(rows) == MACHINE + OF_A_CONFIG
     assert {row.verdict for row in rows.values()} == {"ok"}, rows
@@ -182,7 +182,7 @@ def test_an_incomplete_environment_is_a_row(monkeypatch):
 def test_gpus_that_jax_does_not_see_are_a_warning(monkeypatch):
     monkeypatch.setattr(machine_checks, "local_gpus", lambda: ["0", "1"])
     row = by_check(doctor(None, None))["devices"]
-    assert row.verdict == "warn" and "does not see the 2 GPUs here" in row.detail
+    assert row.verdict == "warn" and "does not see the 2 GPUs of this machine" in row.detail
 
 
 # --- Rows of several processes become one report ---
@@ -229,7 +229,7 @@ def test_the_table_and_the_exit_code(tmp_path, capfd):
     (tmp_path / "[bold]").write_text("")
     assert main(["doctor", "--workdir", str(tmp_path / "[bold]")]) == 1
     lines = capfd.readouterr().out.splitlines()
-    # The one line holds all of the reason, and no part of a path is taken for markup.
+    # The line has the whole reason, and no part of a path is interpreted as markup.
     assert any("fail" in line and str(tmp_path / "[bold]") in line for line in lines)
 
 
@@ -283,7 +283,7 @@ def test_two_processes_print_one_table(tmp_path):
     assert "2 x cpu in 2 processes" in done.stdout and "2 processes met at 127.0.0.1:" in done.stdout
 
 
-# Merging is shown above.
+# The tests above cover merging.
 @pytest.mark.ci
 def test_failures_of_the_second_process_are_shown_by_the_first_and_keep_nobody_waiting(tmp_path):
     done = launch(tmp_path, "python", "-c", BROKEN_IN_ONE, "--workdir", str(tmp_path / "w"))

@@ -1,4 +1,4 @@
-"""Several processes over gloo: they meet, compare, compute as one, and none waits for another that is gone."""
+"""Several processes over gloo: they meet, compare values, compute as one, and end when one of them is lost."""
 
 import os
 import signal
@@ -31,10 +31,10 @@ OPEN_MPI = {
 }  # fmt: skip
 
 
-def test_nothing_found_is_a_process_alone():
+def test_without_variables_a_process_is_alone():
     assert find_job({}) is None
     assert find_job({"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}) is None
-    # A batch script without srun: whatever was allocated, it is one process.
+    # A batch script without srun is one process, whatever its allocation.
     assert find_job({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_NODELIST": "a[1-4]"}) is None
     assert find_job({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
 
@@ -123,7 +123,7 @@ def test_pmi_and_kubernetes():
         ({**JOB, "JAX_LOCAL_DEVICE_IDS": "0,x"}, "JAX_LOCAL_DEVICE_IDS='x': expected a whole number"),
     ],
 )
-def test_half_a_job_is_an_error_that_says_what_is_missing(environ, expected):
+def test_incomplete_variables_are_an_error_that_names_the_missing_ones(environ, expected):
     with pytest.raises(InputError, match=expected):
         find_job(environ)
 
@@ -153,7 +153,7 @@ FOREVER = ADD + "    while True: total(placed).block_until_ready(); time.sleep(0
 
 
 class Group:
-    """Real processes of one job, each with its own environment, that run `body` in PROGRAM, or as it is if a script."""
+    """Real processes of one job, each with its own environment. They run `body` in PROGRAM, or as a whole script."""
 
     def __init__(self, tmp_path: Path, body: str, count: int = 2, port: int | None = None, **each: dict[str, str]):
         program = tmp_path / "program.py"
@@ -181,7 +181,7 @@ class Group:
                 assert line, process.communicate()[1]
 
     def ends(self, timeout: float = 60) -> list[tuple[int, str]]:
-        """Each process's exit code and the last line of its stderr, in bounded time."""
+        """Return the exit code of each process and the last line of its stderr, in bounded time."""
         try:
             errors = [process.communicate(timeout=timeout)[1] for process in self.processes]
         finally:
@@ -192,7 +192,7 @@ class Group:
 
 
 def line_of(words: str, folder: Path) -> int:
-    """Of the program of a `Group`, from 1; 0 where it has none."""
+    """Return a line's number in the program of a `Group`, from 1; 0 if it is not there."""
     lines = (folder / "program.py").read_text().splitlines()
     return next((number for number, line in enumerate(lines, 1) if words in line), 0)
 
@@ -204,7 +204,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_processes_compute_as_one_and_say_how_they_were_found(tmp_path):
+def test_processes_compute_as_one_and_print_their_variables(tmp_path):
     # Proxies in the environment do not matter.
     dead = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY")}
     group = Group(tmp_path, ADD + "    peers.agree({'seed': '1'})\n", process0=dead, process1=dead)
@@ -226,7 +226,7 @@ def test_a_value_that_differs_is_named_with_both(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.ci)])
-def test_one_too_many_is_turned_away_and_a_killed_process_ends_all_others_by_name(tmp_path, killed):
+def test_a_surplus_process_is_refused_and_a_killed_process_is_named_by_all_others(tmp_path, killed):
     port = free_port()
     group = Group(tmp_path, FOREVER, count=3, port=port)
     group.until_all_say("sum 111.0")
@@ -244,8 +244,8 @@ def test_one_too_many_is_turned_away_and_a_killed_process_ends_all_others_by_nam
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ended", ["killed", "failed"])
-def test_the_end_of_process_0_is_one_line_where_nobody_waits_for_it(tmp_path, ended):
-    """JAX, which would notice it first, ends the process by SIGABRT, with lines of its own."""
+def test_the_end_of_process_0_is_one_line_in_a_process_that_does_not_wait_for_it(tmp_path, ended):
+    """If JAX noticed it first, it would end the process by SIGABRT, with other lines."""
     fails = "    if topology.process_index == 0: raise RuntimeError('disk on fire')\n" * (ended == "failed")
     group = Group(tmp_path, f"{ADD}{fails}    time.sleep(600)\n")
     group.until_all_say("sum 11.0")
@@ -266,7 +266,7 @@ def test_the_end_of_process_0_is_one_line_where_nobody_waits_for_it(tmp_path, en
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_killed_while_all_leave_is_named(tmp_path, lost):
-    """JAX, which waits for it then, would end the other by SIGABRT."""
+    """JAX waits for it then, and would end the other by SIGABRT."""
     dies = f"    if {lost} == topology.process_index: jax.distributed.shutdown = lambda: os.kill(os.getpid(), 9)\n"
     group = Group(tmp_path, ADD + dies)
     errors = [process.communicate(timeout=60)[1] for process in group.processes]
@@ -277,7 +277,7 @@ def test_a_process_killed_while_all_leave_is_named(tmp_path, lost):
 
 
 @pytest.mark.slow
-# Over a connection that does not break; test_strangers.py loses one of a hundred.
+# The connection does not break here; test_admission.py loses one of a hundred processes.
 @pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.ci)])
 def test_a_stopped_process_ends_the_other_by_name(tmp_path, stopped):
     group = Group(tmp_path, FOREVER, process0={"SILENCE": "3"}, process1={"SILENCE": "3"})
@@ -289,7 +289,7 @@ def test_a_stopped_process_ends_the_other_by_name(tmp_path, stopped):
     assert f"jaxddp: process {stopped} gave no sign of life for 3 s" in group.ends()[1 - stopped][1]
 
 
-# The end of process 0 is one above, of one that waits; a bad input has another code.
+# A test above has the end of process 0 while another process waits. Bad input has another exit code.
 @pytest.mark.ci
 def test_an_exception_ends_the_others_with_its_cause(tmp_path):
     body = ADD + "    if topology.process_index == 1: raise RuntimeError('disk on fire')\n" + FOREVER[len(ADD) :]
@@ -330,7 +330,7 @@ except InputError as error:
 
 
 @pytest.mark.slow
-def test_in_a_job_that_jax_was_told_of_before_the_devices_carry_what_is_compared(tmp_path):
+def test_if_a_program_initialized_jax_itself_the_devices_carry_the_values(tmp_path):
     group = Group(tmp_path, OWN_JOB)
     line = "said seed differs: process 0 has '0', process 1 has '1'; start every process with the same"
     ends = [process.communicate(timeout=60) for process in group.processes]
@@ -339,7 +339,7 @@ def test_in_a_job_that_jax_was_told_of_before_the_devices_carry_what_is_compared
 
 
 @pytest.mark.slow
-def test_a_bad_input_in_a_script_of_ones_own_ends_all_with_its_code(tmp_path):
+def test_bad_input_in_a_user_script_ends_all_with_its_code(tmp_path):
     script = SCRIPT.replace("{error}", "InputError").replace("{where}", "find_job().process_id == 1")
     (first, told), (second, own) = Group(tmp_path, script).ends()
     assert (first, second) == (2, 2)
@@ -357,13 +357,15 @@ time.sleep(600)
 """
 
 
-# Its parts are those of a process that fails, and of one that is killed as all leave.
+# Other tests have its parts: a process that fails, and a process that is killed while all leave.
 @pytest.mark.ci
 def test_a_process_that_leaves_long_before_the_others_ends_the_job_with_a_line(tmp_path):
     (first, told), (second, own) = Group(tmp_path, LEAVES_EARLY).ends()
     assert (first, second) == (1, 1)
     assert told == "jaxddp: process 1 ended its program, and waited 1 s for the others; the job ends here"
-    assert own.startswith("jaxddp: the other processes were not done 1 s after this one; let all processes end alike")
+    assert own.startswith(
+        "jaxddp: the other processes were not done 1 s after this one; let all processes end in the same way"
+    )
 
 
 @pytest.mark.slow
@@ -379,11 +381,11 @@ def test_a_preempted_script_leaves_in_order(tmp_path):
     assert Group(tmp_path, script).ends() == [(75, "jaxddp: train.csv:7: empty ImageId")] * 2
 
 
-# --- Meetings of threads of this process ---
+# --- Jobs whose processes are threads of this process ---
 
 
 def met(*jobs: Job, timeout: float = 20, versions: tuple[str, ...] = ()) -> list[Exception]:
-    """Why each of these does not come to its job, where all try at once."""
+    """Return the error of each of these, if all try to join at the same time."""
     facts = [{"jax": version} for version in versions] or [dict[str, str]()] * len(jobs)
     with ThreadPoolExecutor(len(jobs)) as pool:
         tries = [
@@ -394,14 +396,14 @@ def met(*jobs: Job, timeout: float = 20, versions: tuple[str, ...] = ()) -> list
     return [error for error in found if isinstance(error, Exception)]
 
 
-def test_two_ideas_of_the_process_count():
+def test_different_process_counts():
     coordinator = f"127.0.0.1:{free_port()}"
     for error in met(Job(coordinator, 2, 0), Job(coordinator, 3, 1)):
         assert isinstance(error, InputError)
         assert "JAX_NUM_PROCESSES differs: process 0 has 2, process 1 on" in str(error) and "has 3" in str(error)
 
 
-def test_two_versions():
+def test_different_versions():
     coordinator = f"127.0.0.1:{free_port()}"
     for error in met(Job(coordinator, 2, 0), Job(coordinator, 2, 1), versions=("0.6.1", "0.6.0")):
         assert isinstance(error, InputError)
@@ -424,7 +426,7 @@ def test_a_process_id_given_twice():
 
 @pytest.mark.slow
 def test_another_job_at_the_same_address():
-    """To the one it is somebody who is not there yet, to the other a mistake."""
+    """For process 0, the other is absent; for the other one, it is a mistake."""
     coordinator = f"127.0.0.1:{free_port()}"
     first, second = met(Job(coordinator, 2, 0, run_id="own"), Job(coordinator, 2, 1, run_id="other"), timeout=2)
     assert isinstance(first, Unreachable) and "process 1 of 2 did not join" in str(first)
@@ -436,7 +438,7 @@ def test_a_process_that_does_not_come_is_named():
         ControlPlane.join(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
 
 
-def test_of_the_most_processes_that_may_be_the_first_are_named_at_once():
+def test_absent_processes_of_the_largest_job_are_named_quickly():
     absent = Roster(MOST_PROCESSES, "h").absent(60, "h")
     assert str(absent).startswith("processes 1, 2, 3, 4, 5, 6, 7, 8 and 16,777,207 more of 16777216 did not join in")
 
@@ -448,7 +450,7 @@ def test_a_socket_that_was_not_passed_on(value, monkeypatch):
         ControlPlane.join(Job("127.0.0.1:1", 2, 0), {}, timeout=5)
 
 
-def test_an_address_where_nobody_listens():
+def test_an_address_without_a_listener():
     job = Job(f"127.0.0.1:{free_port()}", 2, 1)
     with pytest.raises(Unreachable, match=rf"coordinator {job.coordinator}: process 1 could not reach it in 0.5 s"):
         ControlPlane.join(job, {}, timeout=0.5)

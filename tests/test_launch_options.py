@@ -1,4 +1,4 @@
-"""What the launcher is asked for: machines, processes, cores, GPUs, an address, a command."""
+"""The options of the launcher: machines, processes, cores, GPUs, an address, a command."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ class TestCores:
         assert self.cores(run(AFFINITY, processes=1, cores=1), 1) == [local_cores()[:1]]
         assert self.cores(run(AFFINITY, processes=1, cores=0), 1) == [local_cores()]
 
-    def test_more_processes_than_cores_share_them_all_and_are_told_of(self, run):
+    def test_more_processes_than_cores_share_them_all_with_a_line(self, run):
         mine = local_cores()
         ran = run(AFFINITY, processes=len(mine) + 1)
         assert self.cores(ran, len(mine) + 1) == [mine] * (len(mine) + 1)
@@ -161,16 +161,16 @@ def test_a_port_that_is_taken(tmp_path):
             launch(options, ["true"])
 
 
-def test_a_name_that_is_the_loopback_is_told_of(run, monkeypatch):
+def test_a_name_of_the_loopback_is_reported(run, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "host0")
     plain = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **named: plain("127.0.0.1", *rest, **named))
     ran = run("", nodes="2", nr=0, processes=1, coordinator=f"host0:{free_port()}")
-    assert "host0 is 127.0.0.1 here, where no other machine reaches it" in ran.err
+    assert "host0 resolves to 127.0.0.1 here, which no other machine can reach" in ran.err
 
 
 def children() -> set[str]:
-    """The pids of this process's children, zombies too."""
+    """Return the pids of this process's children, including zombies."""
     return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
@@ -200,7 +200,7 @@ def test_the_command(run, tmp_path, monkeypatch, capfd):
         launch(Launch(processes=1, logs=tmp_path), ["trian", "digits"])
     package = tmp_path / "jaxddp"
     package.mkdir()
-    # Without it this would be a namespace, and an installed jaxddp come first.
+    # Without __init__.py this would be a namespace package, and an installed jaxddp would come first.
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text("import sys; print(sys.executable, *sys.argv[1:])")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What processes write becomes lines, prefixed and kept, whatever they write."""
+"""The output of processes becomes prefixed lines and log files, whatever they write."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from support.launches import HANGING
 from jaxddp.cluster.process_output import Lines, Output
 
 
-def test_a_grandchild_that_goes_on_writing_holds_nobody_up(tmp_path, capfd):
+def test_a_grandchild_that_keeps_writing_is_not_waited_for(tmp_path, capfd):
     endless = Path("/dev/zero")
     if not endless.exists():
         pytest.skip("no /dev/zero on this system")

@@ -1,4 +1,4 @@
-"""The launcher, with real processes: what they are told, what becomes of what they write, and that all of them end.
+"""The launcher with real processes: their environment, their output and their end.
 
 The children are small Python programs without JAX. No test asserts a time; `HANGING` only bounds a wait without an end.
 """
@@ -23,7 +23,7 @@ def plain(monkeypatch):
 
 @pytest.fixture
 def brief(monkeypatch):
-    """The others get hardly a moment after a failure. How long it is is private: no user has a reason to choose it."""
+    """Give the other processes little time after a failure. Users have no reason to change it, so it is private."""
     monkeypatch.setattr(worker_group, "_MOMENT_SECONDS", 0.05)
 
 
@@ -60,14 +60,14 @@ def test_logs_are_kept_in_the_work_directory(words, tmp_path, monkeypatch):
     assert (tmp_path / ("w/logs" if "w" in "".join(words) else "runs/launch") / "process-0.log").is_file()
 
 
-def test_what_processes_are_told(run, monkeypatch):
+def test_environment_variables_of_processes(run, monkeypatch):
     monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "3")
     monkeypatch.setenv("JAXDDP_COORDINATOR_FD", "99")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
     first, second = run(TELL).told()
     assert (first.pop("JAX_PROCESS_ID"), second.pop("JAX_PROCESS_ID")) == ("0", "1")
     assert int(first.pop("JAXDDP_COORDINATOR_FD")) != 99
-    # Each has a pipe of its own; see tests/test_restarts.py.
+    # Each has its own pipe; see tests/test_restarts.py.
     assert all(int(told.pop("JAXDDP_STATUS_FD")) for told in (first, second))
     assert first == second
     assert first["JAX_COORDINATOR_ADDRESS"].startswith("127.0.0.1:")
@@ -90,7 +90,7 @@ def test_several_machines(run, monkeypatch):
     assert {each["JAX_COORDINATOR_ADDRESS"] for each in told} == {place["coordinator"]}
     assert len({each["JAXDDP_RUN_ID"] for each in told}) == 1
     assert ["JAXDDP_COORDINATOR_FD" in each for each in told] == [True] + [False] * 5
-    # Each machine has a launcher of its own, and none would know another's key.
+    # Each machine has its own launcher, and none could know the key of another.
     assert not any("JAXDDP_JOB_KEY" in each for each in told)
     monkeypatch.setenv("JAXDDP_JOB_KEY", "ours")
     named = run(TELL, nr=1, run_id="mine", **place).told()
@@ -116,7 +116,7 @@ def test_process_0_inherits_the_port_and_the_others_reach_it(run):
     assert sorted(ran.of(0)) == ["heard process 1", "heard process 2"]
 
 
-def test_after_the_end_of_process_0_nobody_waits_at_its_door(run):
+def test_after_the_end_of_process_0_its_port_is_closed(run):
     ran = run("""
         host, port = os.environ["JAX_COORDINATOR_ADDRESS"].split(":")
         while rank == 1:
@@ -176,7 +176,7 @@ OF_JAX = (
         ("is unhealthy.", "Perhaps another process ended; see its log)"),
     ],
 )
-def test_what_jax_aborts_is_told_in_its_words_and_in_ours(status, perhaps, run, brief):
+def test_an_abort_by_jax_is_explained(status, perhaps, run, brief):
     ran = run(
         f"""
         print({OF_JAX + status!r}, *range(20), sep=chr(10), flush=True)
@@ -277,16 +277,16 @@ def test_bytes_that_are_no_text(run, tmp_path):
 SLEEPER = "[sys.executable, '-c', 'import time; time.sleep(600)']"
 
 
-def test_a_grandchild_that_keeps_the_pipe_holds_nobody_up(run):
-    """One that left the process group lives on, as it asked to; the test ends it."""
+def test_a_grandchild_that_keeps_the_pipe_open_is_not_waited_for(run):
+    """A grandchild that left the process group survives, as intended. The test ends it."""
     ran = run(f"say(subprocess.Popen({SLEEPER}, start_new_session=True).pid)", processes=1)
     assert ran.code == 0
     os.kill(int(ran.of(0)[0]), signal.SIGKILL)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
-def test_the_number_of_an_ended_process_is_not_given_away_while_the_job_goes_on(run, tmp_path):
-    """What it has left in its group is ended by that number."""
+def test_the_pid_of_an_ended_process_is_not_reused_while_the_job_runs(run, tmp_path):
+    """The rest of its group is ended by this pid."""
     ran = run(f"""
         path = {str(tmp_path / "pid")!r}
         if rank == 0:

@@ -1,4 +1,4 @@
-"""A launcher that is signalled, killed or left: none of its processes outlives it, and each may save before.
+"""A launcher that is signalled, killed or left: none of its processes outlives it, and each can save first.
 
 The children are small Python programs without JAX. No test asserts a time; `HANGING` only bounds a wait without an end.
 """
@@ -23,7 +23,7 @@ def plain(monkeypatch):
 
 @pytest.fixture
 def brief(monkeypatch):
-    """The others get hardly a moment after a failure. How long it is is private: no user has a reason to choose it."""
+    """Give the other processes little time after a failure. Users have no reason to change it, so it is private."""
     monkeypatch.setattr(worker_group, "_MOMENT_SECONDS", 0.05)
 
 
@@ -75,7 +75,7 @@ def test_a_signal_ends_processes_that_do_not_save(number, text, code, tmp_path):
     assert Launcher(tmp_path, text).send(number).end() == (128 + number if code is None else code)
 
 
-def test_a_mistake_that_shows_as_all_save_is_the_end(tmp_path):
+def test_a_mistake_while_all_save_ends_the_job_with_its_code(tmp_path):
     text = SAVE.format(code="(143, 2)[rank]").replace('"saved"', '"disk full"')
     launcher = Launcher(tmp_path, text).send(signal.SIGTERM)
     assert launcher.end() == 2
@@ -101,9 +101,9 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ptrace is Linux's")
-def test_a_process_that_cannot_be_killed_is_not_waited_for_without_an_end(run, brief, monkeypatch, tmp_path):
-    """Where a debugger holds it, its end does not come to the launcher, as that of one that hangs in the kernel."""
-    # How long a kill may take is private: no user has a reason to choose it.
+def test_a_process_that_cannot_be_killed_is_not_waited_for_forever(run, brief, monkeypatch, tmp_path):
+    """A debugger hides the end of a process from the launcher, as if the process hung in the kernel."""
+    # The time limit for a kill is private, because users have no reason to change it.
     monkeypatch.setattr(worker_group, "_DEATH_SECONDS", 0.5)
     ran = run(TRACED.format(ready=str(tmp_path / "ready")), grace=0.2)
     tracer, result = ran.of(0)[0].split()
@@ -141,7 +141,7 @@ def test_of_two_that_ended_together_the_killed_one_is_the_cause(tmp_path):
         sys.exit(1)
         """,
     )
-    # Asleep, the launcher finds both ends at once.
+    # The launcher is asleep, and finds both ends at once.
     launcher.send(signal.SIGSTOP)
     (tmp_path / "go").touch()
     for rank in (0, 1):

@@ -1,7 +1,7 @@
 """The states of launchers that meet, as pure functions of events: simulated machines, networks and clocks.
 
-The machines of `World` fail, vanish, lose their connections and come again in any order. Whatever happens, no start
-begins before the last one has ended, and the job ends with one code for all.
+The machines of `World` fail, vanish, lose their connections and come again in any order. No start begins before the
+previous one has ended, and the job ends with one exit code for all.
 """
 
 import signal
@@ -64,7 +64,7 @@ class World:
         self.agents = {machine: self.agent(machine) for machine in range(1, self.most)}
         self.reaching, self.connected = set[int](), set[int]()
         self.queues = {machine: deque[Event]() for machine in range(self.most)}
-        # What runs on each machine, and how it ends if its launcher has stopped it.
+        # The generation that runs on each machine, and its end if the launcher has stopped it.
         self.running, self.stopped = dict[int, int](), dict[int, End]()
         self.run_ids, self.failures, self.error = list[str](), 0, False
         for machine in range(self.most):
@@ -85,7 +85,7 @@ class World:
             self.coordinator = state
         for effect in effects:
             self.perform(machine, effect)
-        # Whoever waits while nothing runs is woken by a message or by its clock.
+        # A launcher that waits while nothing runs is woken by a message or by its clock.
         is_idle = machine not in self.running and not state.is_over
         if is_idle and (machine == 0 and not self.awaited()):
             assert state.wake is not None
@@ -98,7 +98,7 @@ class World:
         return self.agents.get(machine) if machine else self.coordinator
 
     def awaited(self) -> set[int]:
-        """Machines whose end the coordinator has not heard of."""
+        """Return the machines whose end the coordinator has not received."""
         return set(self.coordinator.members) - self.coordinator.ends.keys()
 
     def perform(self, machine: int, effect: Effect) -> None:
@@ -150,7 +150,7 @@ class World:
             self.stopped.setdefault(machine, SAVED if saved else KILLED)
 
     def close(self, machine: int) -> None:
-        """A launcher ends in order."""
+        """End a launcher in order."""
         last = self.state(machine).last_messages(None)
         for other in list(self.connected) if machine == 0 else [machine] * (machine in self.connected):
             receiver = 0 if machine else other
@@ -160,14 +160,14 @@ class World:
         self.running.pop(machine, None)
         self.reaching.discard(machine)
 
-    # What may happen
+    # The possible events
 
     def deliver(self, machine: int, _: End) -> None:
         if self.queues[machine]:
             self.take(machine, self.queues[machine].popleft())
 
     def end(self, machine: int, end: End) -> None:
-        """The processes of a machine end."""
+        """End the processes of a machine."""
         if machine in self.running:
             if end.code not in (0, 75) and not end.asked:
                 self.take(machine, LocalFailed(end))
@@ -185,14 +185,14 @@ class World:
                 self.queues[0].append(Arrived(machine, f"host{machine}"))
 
     def cut(self, machine: int, _: End) -> None:
-        """A connection breaks."""
+        """Break a connection."""
         if machine in self.connected:
             self.connected.discard(machine)
             self.queues[machine].append(Disconnected(0, "was lost"))
             self.queues[0].append(Disconnected(machine, "was lost"))
 
     def vanish(self, machine: int, _: End) -> None:
-        """A machine other than 0 goes, and comes again as a new one."""
+        """Remove a machine other than 0, and add it again as a new one."""
         if machine:
             if machine in self.connected:
                 self.connected.discard(machine)
@@ -210,14 +210,14 @@ class World:
             self.take(machine, Signalled(signal.SIGTERM))
 
     def wait(self, machine: int, _: End) -> None:
-        """Time passes until a launcher wakes."""
+        """Let time pass until a launcher wakes."""
         state = self.state(machine)
         if state is not None and not state.is_over and state.wake is not None:
             self.now = max(self.now, state.wake)
             self.take(machine, TimePassed())
 
     def settle(self) -> int:
-        """Let everything take its course, in which nothing fails; returns how many events that took."""
+        """Continue without further failures until all launchers have ended; return the number of events."""
         for number in range(3000):
             machines = range(self.most)
             if all(self.state(machine).is_over for machine in machines):
@@ -237,7 +237,7 @@ class World:
         raise AssertionError("no end")
 
 
-HAPPENS: list[Callable[[World, int, End], None]] = [
+ACTIONS: list[Callable[[World, int, End], None]] = [
     *(World.deliver, World.deliver, World.deliver, World.end, World.connect, World.connect, World.wait),
     *(World.cut, World.vanish, World.signal),
 ]
@@ -249,13 +249,13 @@ ENDS = [DONE, SAVED, KILLED, End(137, "process 0: killed by SIGKILL"), End(2, "a
 @given(
     st.sampled_from(["2", "3", "1:2", "1:3", "2:4"]),
     st.integers(0, 3),
-    st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 3), st.sampled_from(ENDS)), max_size=60),
+    st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), st.sampled_from(ENDS)), max_size=60),
 )
-def test_whatever_happens_the_job_ends_and_with_one_code_for_all(nodes, restarts, happened):
+def test_any_sequence_of_events_ends_with_one_code_for_all(nodes, restarts, actions):
     world = World(nodes, restarts or (1 if ":" not in nodes else 0))
-    for happen, machine, end in happened:
+    for action, machine, end in actions:
         if machine < world.most:
-            happen(world, machine, end)
+            action(world, machine, end)
     world.settle()
     told = [agent for agent in world.agents.values() if agent.job_code is not None and not agent.asked]
     assert {agent.code for agent in told} <= {world.coordinator.code}
@@ -274,7 +274,7 @@ def test_a_job_in_which_nothing_happens_starts_once_and_is_done(nodes, restarts)
 
 
 def states(state, *events: tuple[float, Event]) -> tuple[Coordinator | Agent, list[Effect]]:
-    """The state after events at their times, and the effects of the last one."""
+    """Return the state after events at their times, and the effects of the last event."""
     effects: list[Effect] = []
     for now, event in events:
         state, effects = state.after(event, now)
@@ -291,7 +291,7 @@ def arrivals(*machines: int) -> list[tuple[float, Event]]:
     return [(float(machine), Arrived(machine, f"host{machine}")) for machine in machines]
 
 
-def test_fewer_than_the_most_start_once_none_comes_or_goes():
+def test_fewer_than_the_most_start_after_settle_seconds():
     state, effects = states(coordinator("2:3"), (0, TimePassed()), *arrivals(2))
     assert state.wake == 2 + 5 and effects == [Say("machine 2 (host2) is connected")]
     state, effects = states(state, (7.0, TimePassed()))
@@ -317,7 +317,7 @@ def test_machines_that_the_batch_does_not_fit_are_spares():
     assert isinstance(effects[3], StartGeneration) and [*effects[3].assignments] == [0, 1]
 
 
-def test_a_machine_that_comes_is_taken_in_once_the_start_was_left_alone():
+def test_a_machine_that_comes_joins_after_join_after_seconds():
     state, _ = states(coordinator("1:2"), (5.0, TimePassed()), *[(6.0, Arrived(1, "host1"))])
     assert state.wake == 5 + 10
     state, effects = states(state, (15.0, TimePassed()))
@@ -389,7 +389,7 @@ def test_an_agent_that_never_reached_machine_0_fails():
     assert state.is_over and effects == [RaiseError(error)]
 
 
-def test_an_agent_that_is_signalled_says_so():
+def test_an_agent_that_is_signalled_sends_its_end():
     idle, _ = states(Agent(options("2", 3, 1)), (0, TimePassed()), (1, Arrived(0, "h")))
     state, _ = states(idle, (2, Signalled(signal.SIGTERM)))
     assert state.is_over and state.last_messages(None) == [

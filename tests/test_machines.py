@@ -1,4 +1,4 @@
-"""Jobs of several machines whose launchers meet: they start again together, and machines come and go.
+"""Jobs of several machines whose launchers meet: they restart together, and machines come and go.
 
 The launchers are real, each a machine on the loopback; the processes are small programs without JAX.
 """
@@ -45,7 +45,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 @pytest.mark.slow
 @needs_proc
 def test_two_machines_start_again_together_whatever_is_killed(machine, place):
-    """A process, a launcher, and the launcher of machine 0."""
+    """Kills a process, a launcher, and the launcher of machine 0, in this order."""
     both = f"nodes='2', restarts=9, {place}"
     first, second = machine(SAVING, f"{both}, nr=0"), machine(SAVING, f"{both}, nr=1")
     first.said("generation 0: process 0 of 2")
@@ -60,7 +60,7 @@ def test_two_machines_start_again_together_whatever_is_killed(machine, place):
     second.said("machine 0 was lost", "reaching machine 0 at 127.0.0.1:", " again, for up to 300 s")
     first = machine(SAVING, f"{both}, nr=0").said("generation 0: process 0 of 2")
     second.said("generation 0: process 1 of 2")
-    # These processes know nothing of each other: that of the other machine is asked when it had time to save.
+    # These processes do not know each other. The one on the other machine is asked to stop after time to save.
     second.send(signal.SIGTERM)
     assert (first.end(), second.end()) == (75, 75)
 
@@ -78,7 +78,7 @@ sys.exit(3 + generation) if rank == 1 else time.sleep(600)
     for each in (first, second):
         assert "jaxddp launch: process 1: exit code 3; restart 1 of 1 in 1 s" in each.err
     assert "process 1: exit code 4; its last lines" in second.err
-    # Both starts are jobs of their own: a late process of the first has no business in the second.
+    # Both starts are separate jobs, so a late process of the first cannot join the second.
     told = [[line.split()[1:] for line in each.out.splitlines()] for each in (first, second)]
     assert told[0] == told[1] and len(told[0]) == 2
     assert all(one != other for one, other in zip(*told[0], strict=True))
@@ -102,7 +102,7 @@ def test_a_machine_that_cannot_start_its_process_ends_all(machine, place, tmp_pa
     assert "process-1.log: cannot be written" in second.err
 
 
-def test_machines_that_do_not_come_are_counted(machine, place):
+def test_too_few_machines_are_an_error(machine, place):
     launcher = machine(SAVING, f"nodes='3', restarts=1, wait=0.3, nr=0, {place}")
     assert launcher.end() == 1
     assert "--nodes 3: 1 of at least 3 machines came in 0.3 s: 0 (" in launcher.err
@@ -112,7 +112,7 @@ def test_machines_that_do_not_come_are_counted(machine, place):
 
 
 @pytest.mark.slow
-def test_those_that_came_end_as_the_one_that_counts(machine, place):
+def test_launchers_end_with_machine_0_if_too_few_come(machine, place):
     options = f"nodes='3', restarts=1, {place}"
     second = machine(SAVING, f"{options}, nr=1")
     first = machine(SAVING, f"{options}, wait=2, nr=0")
@@ -146,7 +146,7 @@ def test_ctrl_c_on_one_machine_ends_those_that_wait(machine, place):
 
 
 @pytest.mark.slow
-def test_launchers_that_do_not_fit_are_turned_away_and_end_nothing(machine, place):
+def test_launchers_with_other_options_are_refused_and_end_nothing(machine, place):
     options = f"nodes='2', restarts=5, {place}"
     first = machine(SAVING, f"{options}, nr=0")
     other = machine(SAVING, options.replace("'2'", "'2:3'") + ", nr=1")
@@ -154,10 +154,12 @@ def test_launchers_that_do_not_fit_are_turned_away_and_end_nothing(machine, plac
     assert "--nodes differs: machine 0 has '2', machine 1 on " in other.err and "has '2:3'" in other.err
     two = machine(SAVING, f"{options}, nr=1, run_id='another'")
     assert two.end() == 2
-    assert "launchers of another job meet there; give each job a port of its own" in two.err
-    # One that starts its processes without meeting the others.
+    assert "launchers of another job meet there; give each job its own port" in two.err
+    # A launcher that starts its processes without meeting the others.
     job = Job(place.split("'")[1], 2, 1, run_id="run")
-    with pytest.raises(InputError, match="launchers of another job meet there; .* --restarts or --nodes MIN:MAX alike"):
+    with pytest.raises(
+        InputError, match="launchers of another job meet there; .* with the same --restarts and --nodes"
+    ):
         ControlPlane.join(job, {}, 10)
     second = machine(SAVING, f"{options}, nr=1")
     second.said("generation 0: process 1 of 2")
@@ -196,11 +198,11 @@ def test_machines_come_and_go(machine, place):
     first.said(
         "saved 0", "2 machines are connected; all save, and start again with them", "generation 1: process 0 of 2"
     )
-    # Its launcher alone is asked: it leaves, and the others go on.
+    # Only its launcher is asked to stop: it leaves, and the others continue.
     assert second.send(signal.SIGTERM).end() == 75
     first.said("saved 1", "machine 1 left; the others go on", "generation 2: process 0 of 1")
     second = machine(SAVING, f"{options}, nr=1").said("generation 3: process 1 of 2")
-    # None of this was a failure, but this is one, and no restart is left.
+    # Nothing so far was a failure, but this is one, and no restart is left.
     kill_process_of(second)
     assert (first.end(), second.end()) == (137, 137)
 
@@ -217,7 +219,7 @@ def test_the_others_go_on_without_a_machine_that_vanished(machine, place):
 
 
 @pytest.mark.slow
-def test_a_start_is_left_alone_for_a_while(machine, place):
+def test_a_machine_that_comes_waits_for_join_after(machine, place):
     options = f"nodes='1:2', settle=0.1, join_after=1000, {place}"
     first = machine(SAVING, f"{options}, nr=0").said("generation 0: process 0 of 1")
     second = machine(SAVING, f"{options}, nr=1")

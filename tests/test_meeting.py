@@ -1,4 +1,4 @@
-"""How launchers meet: who is let in, who is lost, and what they say to each other."""
+"""The network of launchers: which ones are admitted, which are lost, and their messages."""
 
 import contextlib
 import math
@@ -59,7 +59,7 @@ def soon(events: EventQueue) -> object:
     return found
 
 
-def test_strangers_at_the_server_end_nothing(server):
+def test_strangers_do_not_disturb_launchers(server):
     opened, events, job = server
     where = ("127.0.0.1", job.port)
     silent = [socket.create_connection(where, timeout=20) for _ in range(100)]
@@ -97,7 +97,7 @@ def test_strangers_at_the_server_end_nothing(server):
     ],
     ids=str,
 )
-def test_who_is_not_let_in(changes, line, server):
+def test_launchers_that_are_refused(changes, line, server):
     _, events, job = server
     joined, heard = client(job, **changes)
     said = soon(heard)
@@ -106,7 +106,7 @@ def test_who_is_not_let_in(changes, line, server):
     assert events.next(time.monotonic()) is None
 
 
-def test_a_machine_that_comes_again_takes_its_place_when_the_old_one_is_missed(server, monkeypatch):
+def test_a_machine_that_comes_again_is_admitted_once_its_earlier_launcher_is_lost(server, monkeypatch):
     _, events, job = server
     old, _ = client(job)
     assert isinstance(soon(events), Arrived)
@@ -131,7 +131,7 @@ def test_a_machine_that_comes_again_takes_its_place_when_the_old_one_is_missed(s
 def test_a_silent_machine_is_lost(server, monkeypatch):
     _, events, job = server
     monkeypatch.setattr(network, "SILENCE_SECONDS", 0.4)
-    # It says its hello, and nothing more: a silence that no public way brings about.
+    # It sends its hello, and nothing more. There is no public way to make a launcher silent.
     joined, _ = client(job)
     assert isinstance(soon(events), Arrived)
     joined._thread.begin(_block())
@@ -155,7 +155,7 @@ NOTES = [
 
 
 @pytest.mark.parametrize("note", NOTES, ids=lambda note: type(note).__name__)
-def test_notes_arrive_as_they_were_sent(note):
+def test_messages_are_decoded_as_they_were_encoded(note):
     assert CODEC.decode(encode(note)[LENGTH:]) == note
 
 
@@ -176,19 +176,19 @@ def test_notes_arrive_as_they_were_sent(note):
     ],
     ids=lambda content: content[:70],
 )
-def test_strange_notes(content):
+def test_malformed_messages(content):
     with pytest.raises(Malformed):
         CODEC.decode(content.encode())
 
 
 @given(st.sampled_from([type(note).__name__ for note in NOTES]), st.text(max_size=60))
-def test_any_text_is_a_note_or_strange(name, text):
+def test_any_text_is_a_message_or_malformed(name, text):
     with contextlib.suppress(Malformed):
         note = CODEC.decode(f'{{"kind": "{name}", {text}}}'.encode(errors="replace"))
         assert CODEC.decode(encode(note)[LENGTH:]) == note
 
 
-def test_an_events_keeps_order_and_waits_no_longer_than_it_should():
+def test_a_queue_keeps_the_order_and_its_time_limit():
     events = EventQueue()
     assert events.next(time.monotonic() - 1) is None
     for number in range(100_000):
@@ -198,17 +198,17 @@ def test_an_events_keeps_order_and_waits_no_longer_than_it_should():
     events.put("late")
     assert events.next() == "late"
     events.close()
-    # A thread that still says something harms nobody.
+    # A late event of another thread does no harm.
     events.put("too late")
 
 
-def test_a_late_process_of_an_older_start_is_turned_away():
-    """As where another generation has its port by chance."""
+def test_a_late_process_of_an_earlier_start_is_refused():
+    """Another generation may have the same port by chance."""
     job = Job(f"127.0.0.1:{free_port()}", 2, 0, run_id="name.1")
     late = Job(job.coordinator, 2, 1, run_id="name.0")
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ControlPlane.join, job, {}, 20, end=print)
-        with pytest.raises(InputError, match="it serves another job; give each job a port of its own"):
+        with pytest.raises(InputError, match="it serves another job; give each job its own port"):
             ControlPlane.join(late, {}, 20)
         second = ControlPlane.join(Job(job.coordinator, 2, 1, run_id="name.1"), {}, 20, end=print)
         for link in (second, first.result(20)):

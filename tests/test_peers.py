@@ -1,4 +1,4 @@
-"""What a process knows of those that it trains with: the same, whatever carries it, and never less than there are."""
+"""Peers compare values in the same way, whatever carries them."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ class Device(NamedTuple):
 
 
 class Asked(Peers):
-    """Those of a process that is alone, and what it asked of them."""
+    """The peers of a single process, which record the names of its exchanges."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -43,7 +43,7 @@ class Asked(Peers):
 
 @pytest.fixture(scope="module")
 def job() -> Iterator[list[Peers]]:
-    """The peers of each process of a job, whose processes are threads of this one."""
+    """The peers of each process of a job whose processes are threads of this one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         coordinator = "{}:{}".format(*probe.getsockname())
@@ -57,14 +57,14 @@ def job() -> Iterator[list[Peers]]:
 
 
 def of_each(job: list[Peers], ask: Callable[[Peers], Any]) -> list[Any]:
-    """What each process finds, or the error that it ends with, where all ask at once."""
+    """Return the result or the error of each process, if all call a function at the same time."""
     with ThreadPoolExecutor(len(job)) as pool:
         asked = [pool.submit(ask, peers) for peers in job]
         return [each.exception(30) or each.result() for each in asked]
 
 
 @pytest.mark.parametrize("kind", ["job", "alone"])
-def test_what_is_compared_and_told(kind, job):
+def test_peers_compare_and_exchange_values(kind, job):
     everyone = job if kind == "job" else [ALONE]
     count = len(everyone)
     assert [(peers.process_index, peers.process_count) for peers in everyone] == [
@@ -89,15 +89,15 @@ def test_a_process_waits_as_long_as_its_job_says(job):
     assert {peers.longest_wait for peers in job} == {Timeouts().longest}
 
 
-def test_who_joins_no_job_is_alone_however_often_it_asks():
+def test_a_process_without_a_job_is_alone():
     assert [join(None), join(None)] == [ALONE, ALONE]
     assert Topology.create(2).peers is ALONE
 
 
 def test_devices_of_others_are_refused_to_a_process_that_is_alone(monkeypatch):
-    """It would compare nothing, and each process would write for all."""
+    """Otherwise it would compare nothing, and each process would write for all."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    line = "^devices: they are those of 2 processes, and this one is alone; give Topology.create the peers that join"
+    line = "^devices: they belong to 2 processes, and this one is alone; give Topology.create the peers that join"
     with pytest.raises(InputError, match=line):
         Topology.create([Device(0, 0), Device(1, 1)])
 
@@ -107,13 +107,13 @@ def test_a_topology_is_of_its_peers():
     assert (topology.process_index, topology.process_count) == (1, 2)
 
 
-def test_all_that_a_training_asks_it_asks_of_the_peers_that_it_joined(tmp_path, monkeypatch):
+def test_training_compares_everything_with_the_peers_that_it_joined(tmp_path, monkeypatch):
     asked, val = Asked(), random_table(8, seed=1)
     monkeypatch.setattr("jaxddp.setup.joining.join", lambda *_, **__: asked)
     setup = jaxddp.prepare_training(linear_model(), random_table(16), 2, sgd(0.1), 4)
     at_all = {"val": val, "workdir": tmp_path, "self_test": "always"}
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), **at_all)
-    # What has no name of its own is compared by its digest.
+    # Values without an exchange of their own are compared by a digest.
     assert set(asked.names) == {
         *("digests", "work directory", "work directory written", "work directory seen", "whole checkpoints"),
         *("latest checkpoint", "run id", "metrics of listeners", "predictions", "self-test", "memory of the step"),

@@ -1,4 +1,4 @@
-"""Where a process stands, and who of several is stuck: the one that the others wait for, and nobody before its time."""
+"""The progress of a process, and which of several is stuck: the one that the others wait for, and not too early."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ standings = st.dictionaries(
 )
 
 
-def test_phases_within_each_other_have_seconds_of_their_own():
+def test_nested_phases_count_their_seconds_separately():
     before = phases.spent()
     with phases.phase("validation"):
         time.sleep(0.02)
@@ -71,20 +71,20 @@ def test_who_is_stuck(found, timeout):
     assert (named is not None) or not (late & candidates), "a wait without an end"
 
 
-def test_where_all_wait_the_one_that_is_behind_is_named():
+def test_if_all_wait_the_one_with_the_fewest_steps_is_stuck():
     found = {0: Progress("device", 9, 20.0), 1: Progress("dispatch", 8, 15.0), 2: Progress("device", 8, 16.0)}
     assert stuck(found, 10) == 2
     assert stuck({**found, 3: Progress("save", 9, 20.0)}, 10) is None
     assert stuck({**found, 3: Progress("save", 9, 31.0)}, 10) == 3
 
 
-def test_of_a_save_the_one_that_has_not_written_its_part_is_named():
+def test_in_a_save_the_one_that_has_not_written_its_part_is_stuck():
     found = {0: Progress(COMMIT, 9, 40.0), 1: Progress("save", 9, 31.0), 2: Progress(COMMIT, 9, 41.0)}
     assert stuck(found, 10) == 1
     assert stuck({**found, 1: Progress("save", 9, 30.0)}, 10) is None
 
 
-def test_a_save_waits_for_the_others_while_a_thread_of_it_does():
+def test_a_save_is_in_phase_commit_while_one_of_its_threads_waits():
     waits, goes_on = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -105,12 +105,12 @@ def test_a_save_waits_for_the_others_while_a_thread_of_it_does():
 
 
 @given(st.floats(0.1, 1e5), st.floats(0.1, 1e5))
-def test_nobody_waits_less_long_than_another_may_take(stall, silence):
+def test_a_process_waits_longer_than_any_phase_may_take(stall, silence):
     timeouts = Timeouts(silence, stall)
     assert all(timeouts.longest > Progress(phase, 0, 0.0).limit(stall) + silence for phase in PHASES)
 
 
-def test_what_is_said_of_it():
+def test_progress_as_text():
     assert str(Progress("input", 1200, 600.4)) == "made no progress for 600 s after step 1,200, in phase 'input'"
     assert str(Progress("start", 0, 3600)) == "made no progress for 3600 s, in phase 'start'"
 
@@ -131,7 +131,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_a_process_alone_ends_with_its_stacks(kind, tmp_path):
+def test_a_single_process_that_is_stuck_ends_with_its_stacks(kind, tmp_path):
     (tmp_path / "script.py").write_text(ALONE.format(body=BODIES[kind]))
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen(
@@ -154,7 +154,7 @@ def test_a_process_alone_ends_with_its_stacks(kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_outside_of_every_phase_a_process_alone_may_wait(tmp_path):
+def test_outside_of_every_phase_a_single_process_may_wait(tmp_path):
     (tmp_path / "script.py").write_text(ALONE.format(body="import time; time.sleep(3); print('done')"))
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(
@@ -163,8 +163,8 @@ def test_outside_of_every_phase_a_process_alone_may_wait(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
-def test_of_two_threads_the_first_counts_until_it_is_done():
-    """As of two runs in one notebook, which must not be in a phase for ever once both are done."""
+def test_the_phase_is_that_of_the_first_of_two_threads():
+    """Two runs in one notebook must not stay in a phase after both are done."""
     inside, done = threading.Barrier(2), threading.Event()
 
     def run() -> None:

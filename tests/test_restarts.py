@@ -1,4 +1,4 @@
-"""Jobs that start again on one machine, and which numbers of machines can share a batch."""
+"""Restarts on one machine, and the numbers of machines that can share a batch."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ SAVED = End(75, "asked to stop")
 KILLED = End(137, "process 1: killed by SIGKILL")
 
 
-# --- What follows an end ---
+# --- Decisions after an end ---
 
 
 def test_delays_double_up_to_a_minute_and_begin_anew_after_a_long_run():
@@ -70,14 +70,14 @@ VERDICTS = {
 
 
 @pytest.mark.parametrize("case", VERDICTS)
-def test_verdicts(case):
+def test_decisions(case):
     ends, failure, how, expected = VERDICTS[case]
     found = decide(ends, failure, Budget(1), 5.0, **how)
     if isinstance(expected, int):
         assert found == expected
     else:
         assert isinstance(found, Again) and found.line.startswith(expected)
-        # Only what failed is counted.
+        # Only failures are counted.
         assert (found.budget.used, found.delay) == ((1, 1.0) if failure is KILLED else (0, 0.0))
     if failure is KILLED:
         assert decide(ends, failure, Budget(0), 5.0, **how) == 137
@@ -115,7 +115,7 @@ def test_a_killed_process_starts_the_job_again(capfd, tmp_path):
     assert ran.code == 0
     said = [line.split() for line in ran.of(1)]
     assert [(generation, key) for generation, _, key in said] == [("0", "64"), ("1", "64")]
-    # A late process of the first start would be another job's.
+    # A late process of the first start would belong to another job.
     assert said[0][1] != said[1][1] and ran.of(0)[1].split()[1] == said[1][1]
     assert "jaxddp launch: process 1: killed by SIGKILL; restart 1 of 3 in 1 s" in ran.errors
     assert "its last lines" not in ran.err
@@ -128,7 +128,7 @@ def test_what_is_started_again_and_how_often(code, starts, capfd, tmp_path):
     ran = Ran(capfd, tmp_path, f"say('begun'); sys.exit({code})", processes=1, restarts=1)
     assert (ran.code, ran.of(0)) == (code, ["begun"] * starts)
     assert ran.err.count("restart 1 of 1 in 1 s") == starts - 1
-    # In the end all is as without restarts.
+    # The last failure ends the job as it does without restarts.
     if code != 75:
         assert ran.errors[-2].startswith(f"process 0: exit code {code}; its last lines") and ran.errors[-1].endswith(
             "begun"
@@ -143,11 +143,11 @@ def test_an_exit_code_of_0_counts_where_the_work_has_ended(words, code, line, ca
     assert "restart 1" not in ran.err
 
 
-def test_what_a_process_says_of_its_work(monkeypatch):
+def test_a_process_reports_its_work_to_the_launcher(monkeypatch):
     with WorkStatus.open() as (status, into):
         mine = os.dup(into)
     monkeypatch.setenv(STATUS_PIPE, str(mine))
-    # This process has looked for one before, or will once more: no other test is to speak into this one.
+    # The pipe is cached for the process. Other tests must not write into this one.
     work_status._pipe.cache_clear()
     try:
         with at_work(), at_work():
@@ -179,7 +179,7 @@ def test_a_job_that_was_asked_to_stop_is_not_started_again(machine):
     assert "restart" not in launcher.err.replace("restarts", "")
 
 
-def test_one_machine_has_no_use_for_a_meeting(tmp_path):
+def test_launchers_meet_only_if_they_must(tmp_path):
     assert launch(Launch(nodes="1", restarts=3, processes=1, logs=tmp_path), program("")) == 0
     assert not Launch(restarts=3).launchers_meet and not Launch(nodes="2").launchers_meet
     assert Launch(nodes="2", restarts=1).launchers_meet and Launch(nodes="1:2").launchers_meet
@@ -214,5 +214,5 @@ def test_which_numbers_of_machines_share_a_batch(capfd, monkeypatch):
         InputError, match="--nodes 1:4: train.batch_size=24 cannot be divided among 5 devices; no number"
     ):
         shared("1:4")
-    # Where it is fixed, the processes themselves say what would do.
+    # With a fixed number, the processes themselves report the error.
     assert shared("4") == [4]

@@ -21,7 +21,7 @@ _DEATH_SECONDS = 30.0
 
 
 class Observer(Protocol):
-    """Is told what happens while a group is watched."""
+    """Gets the events that happen while a group is watched."""
 
     def take(self, event: Any, group: "WorkerGroup") -> None:
         """Take an event that is not a signal."""

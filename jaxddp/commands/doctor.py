@@ -1,4 +1,4 @@
-"""`jaxddp doctor [CONFIG]`: look a machine, a job and a config over before a run."""
+"""`jaxddp doctor [CONFIG]`: checks a machine, a job and a config before a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,26 +14,26 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 @dataclass(frozen=True)
 class Doctor:
-    """Check this machine, and all processes of the job that it is in."""
+    """Check this machine, and all processes of its job."""
 
     workdir: Path | None = None
-    """Also whether a run could write there."""
+    """A work directory, to check whether a run can write there."""
 
 
 @dataclass(frozen=True)
 class DoctorOfConfig:
-    """Check this machine and what a run of the config needs: its data, its compiled step, room for its checkpoints.
+    """Check this machine, and what a run of the config needs: data, a compiled step, space for checkpoints.
 
     Example: jaxddp doctor digits --data data/digits --workdir runs/first
     """
 
     config: ConfigOfRecipe
     workdir: Path
-    """Where the run would write."""
+    """The work directory of the run."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command on its words; returns the exit code: 1 where a check failed. Raises: InputError."""
+    """Run the command, and return its exit code: 1 if a check failed. Raises: InputError."""
     if arguments and arguments[0] in HELP:
         page, shown = page_of(DoctorOfConfig, optional=True)
         parse(page, shown, "jaxddp doctor", arguments)

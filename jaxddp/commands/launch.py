@@ -1,4 +1,4 @@
-"""`jaxddp launch -- COMMAND`: start a command in several processes of this machine."""
+"""`jaxddp launch -- COMMAND`: starts a command in several processes of this machine."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,16 @@ from jaxddp.keys import HELP
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command; returns the exit code of the first process that failed. Raises: as `launch`."""
-    own, command = split(arguments)
-    options = parse(Launch, Launch(), "jaxddp launch", own)
-    # Machine 0 decides for all; to read a recipe that imports Flax takes a second or more.
-    decides = options.machines.elastic and not options.nr
-    return launch(options, command, _config_of(command) if decides else None)
+    """Run the command, and return the exit code of the first process that failed. Raises: as `launch`."""
+    launcher_arguments, command = split(arguments)
+    options = parse(Launch, Launch(), "jaxddp launch", launcher_arguments)
+    # Only machine 0 needs the config. It takes a second or more to read a recipe that imports Flax.
+    needs_config = options.machines.elastic and not options.nr
+    return launch(options, command, _config_of(command) if needs_config else None)
 
 
 def _config_of(command: Sequence[str]) -> Config | None:
-    """The config that a command of jaxddp trains or evaluates; None of other programs. Raises: InputError."""
+    """Return the config that a command of jaxddp trains or evaluates; None for other programs. Raises: InputError."""
     kind, *words = command
     if kind not in ("train", "eval") or not words or {*HELP} & {*words}:
         return None

@@ -1,4 +1,4 @@
-"""How much TensorFlow logs: errors, where the user has not set it. The package imports this before anything else."""
+"""Sets the level of TensorFlow's log to errors, unless the user has set it. The package imports this module first."""
 
 import contextlib
 import os
@@ -6,16 +6,16 @@ import sys
 from collections.abc import Iterator
 
 _NAME = "TF_CPP_MIN_LOG_LEVEL"
-# JAX sets it to this as it is imported, where nobody has set it.
+# JAX sets this value when it is imported, unless the user has set the variable.
 _OF_JAX = "1"
 _MAY_BE_OF_JAX = "jax" in sys.modules or os.environ.get(_NAME) != _OF_JAX
 
 
 @contextlib.contextmanager
 def errors_only() -> Iterator[None]:
-    """For TensorFlow's import, which reads the level: what it warns of is raised as well, or nothing to act on.
+    """Import TensorFlow in the block, which reads the level then. Its warnings are also raised, or need no action.
 
-    XLA's warnings and child processes have the level that was set before. One that the user has set stays.
+    Afterwards the variable is as before, for XLA and for child processes. A level that the user has set stays.
     """
     level = os.environ.get(_NAME)
     if level is not None and not (level == _OF_JAX and _MAY_BE_OF_JAX):

@@ -1,8 +1,7 @@
-"""How the package's log looks, in notebooks as at the terminal: information as it is, warnings as errors look there.
+"""The format of the package's log, in notebooks and in terminals: information without a prefix, warnings like errors.
 
-A program that gives its root logger a format has these lines in that one. A format that nobody has chosen does not
-count: absl, through which Orbax logs, calls `logging.basicConfig()`, and from then on lines would begin with
-`WARNING:jaxddp.experiment:`.
+If a program sets a format for its root logger, that format applies. The default format of `logging.basicConfig()` does
+not: absl, through which Orbax logs, calls that function, and lines would begin with `WARNING:jaxddp.experiment:`.
 """
 
 import logging
@@ -14,41 +13,41 @@ _NAME = "jaxddp"
 
 
 class _Lines(logging.Handler):
-    """Called before the root logger's handlers are."""
+    """Prints the package's records, unless a handler of the root logger has a format of its own."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        chosen = [_is_chosen(handler, record) for handler in logging.root.handlers]
-        for handler, is_chosen in zip(logging.root.handlers, chosen, strict=True):
-            if not is_chosen and not any(isinstance(each, _OfOthers) for each in handler.filters):
-                handler.addFilter(_OfOthers(handler))
-        if not any(chosen):
-            # Looked up each time: a progress display puts another one in its place.
+        formatted = [_has_format(handler, record) for handler in logging.root.handlers]
+        for handler, has_format in zip(logging.root.handlers, formatted, strict=True):
+            if not has_format and not any(isinstance(one, _ForOthers) for one in handler.filters):
+                handler.addFilter(_ForOthers(handler))
+        if not any(formatted):
+            # sys.stderr is looked up each time, because a progress display replaces it.
             print(self.format(record), file=sys.stderr, flush=True)
 
     def format(self, record: logging.LogRecord) -> str:
-        """`jaxddp: warning: …`, and information alone."""
-        told = "\n".join(map(on_screen, super().format(record).split("\n")))
-        return told if record.levelno < logging.WARNING else f"{_NAME}: {record.levelname.lower()}: {told}"
+        """Return `jaxddp: warning: …`, or information without a prefix."""
+        text = "\n".join(map(on_screen, super().format(record).split("\n")))
+        return text if record.levelno < logging.WARNING else f"{_NAME}: {record.levelname.lower()}: {text}"
 
 
-class _OfOthers(logging.Filter):
-    """What a handler shows beside `_Lines`: other packages' records, and this one's if it has a format by now."""
+class _ForOthers(logging.Filter):
+    """Passes other packages' records, and this package's if the handler has a format of its own."""
 
     def __init__(self, handler: logging.Handler):
         super().__init__()
         self._handler = handler
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.name.partition(".")[0] != _NAME or _is_chosen(self._handler, record)
+        return record.name.partition(".")[0] != _NAME or _has_format(self._handler, record)
 
 
-def _is_chosen(handler: logging.Handler, record: logging.LogRecord) -> bool:
+def _has_format(handler: logging.Handler, record: logging.LogRecord) -> bool:
     plain = f"{record.levelname}:{record.name}:{record.getMessage()}"
     return not isinstance(handler, logging.NullHandler) and handler.format(record) != plain
 
 
 def show_lines() -> None:
-    """Show what the package logs, from information on; a level that the program has set stays."""
+    """Print the package's log, from level INFO on. A level that the program has set stays."""
     package = logging.getLogger(_NAME)
     if package.level == logging.NOTSET:
         package.setLevel(logging.INFO)

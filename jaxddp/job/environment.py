@@ -37,10 +37,12 @@ class Job:
 
     @property
     def host(self) -> str:
+        """The coordinator's host."""
         return split_address(self.coordinator)[0]
 
     @property
     def port(self) -> int:
+        """The coordinator's port."""
         return split_address(self.coordinator)[1]
 
     @property

@@ -66,7 +66,7 @@ class Follower:
         finally:
             self._answers.pop(number, None)
         if answer.name != name:
-            raise InputError(f"{name}: process 0 is at {answer.name!r} meanwhile; does it run the same program?")
+            raise InputError(f"{name}: process 0 is at {answer.name!r} instead; does it run the same program?")
         return answer
 
     async def finish(self) -> None:

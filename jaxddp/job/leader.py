@@ -35,7 +35,7 @@ class Leader:
             job.identity,
             facts,
             "process",
-            other_run="it serves another job; give each job a port of its own",
+            other_run="it serves another job; give each job its own port",
             advice="install the same on every host",
             expected=job.num_processes,
         )
@@ -99,7 +99,7 @@ class Leader:
         for process, value in sorted(values.items()):
             if value.name != name:
                 raise InputError(
-                    f"{name}: process {process} is at {value.name!r} meanwhile; does it run the same program?"
+                    f"{name}: process {process} is at {value.name!r} instead; does it run the same program?"
                 )
         return [own, *(values[process].text for process in sorted(others))]
 
@@ -133,7 +133,7 @@ class Leader:
         """Return why a process cannot join; None if it has joined. The first one in conflict ends the meeting."""
         if self._decided.is_set():
             if self.watchdog is not None and self.watchdog.is_over:
-                reason = f"process {hello.process} came again while the job there ends; start it once more"
+                reason = f"process {hello.process} came again while the job there ends; start it again"
                 return Refusal(reason, Unreachable.exit_code)
             return self._problem or Refusal(
                 f"all {self._job.num_processes} processes of the job there have joined already; is "

@@ -9,7 +9,7 @@ from jaxddp.wire.handshake import HANDSHAKE
 
 @dataclass(frozen=True)
 class Alive:
-    """A heartbeat: where the process stands, and the seconds that it has spent in each phase.
+    """A heartbeat: the progress of the process, and the seconds that it has spent in each phase.
 
     See `jaxddp.core.phases`.
     """
@@ -34,7 +34,7 @@ class Left:
 class Lost:
     """A process ended before the job did, or made no progress; all others end with its exit code.
 
-    `stacks` says which processes write the stacks of their threads first: "none", "own" (the lost process), or "all".
+    `stacks` selects the processes that write the stacks of their threads first: "none", "own" (the lost one), or "all".
     """
 
     process: Number

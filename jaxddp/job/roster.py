@@ -33,7 +33,7 @@ class Roster:
         return len(self.hosts) == self._count
 
     def conflict(self, hello: Hello) -> str | None:
-        """Return why the job cannot start if one of its processes says this; None if it can."""
+        """Return why the job cannot start with a process of this hello; None if it can."""
         host, count, process = hello.host, self._count, hello.process
         if hello.count != count:
             return (

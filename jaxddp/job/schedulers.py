@@ -187,7 +187,7 @@ EXPLICIT = Scheduler(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), 
 """`jaxddp launch`, Kubeflow's JAX runtime, or a user. These variables come first."""
 
 # The first one that sets this process's id has started it. Each passes on the variables of the job in which it runs
-# itself, so the inner one comes first: torchrun and MPI before SLURM (mpirun starts helpers of its own with srun, and
+# itself, so the inner one comes first: torchrun and MPI before SLURM (mpirun starts its helpers with srun, and
 # their variables reach the ranks), and all of these before the ones that start one process on each node.
 SCHEDULERS = (
     EXPLICIT,

@@ -1,10 +1,10 @@
-"""The watchdog ends a job when a process is lost or stuck, so that no process waits for another without an end.
+"""The watchdog ends a job when a process is lost or stuck, so that no process waits for it forever.
 
 Process 0 is connected to all others. A killed process closes its connection, a stopped process or machine sends no more
-heartbeats, and a process that fails says why before it ends. Process 0 passes this on. JAX detects some of this through
-a failing collective or its own heartbeat, but it does not name the process, and does not always raise in Python. A
-process that is alive but makes no progress reports that in its heartbeats, and process 0 finds the one that the others
-wait for. A process that is not in a job has a watchdog of its own (`watch_alone`).
+heartbeats, and a process that fails sends the reason before it ends. Process 0 passes this on. JAX detects some of
+this, through a failing collective or its own heartbeat, but it does not name the process, and does not always raise in
+Python. A process that is alive but makes no progress reports that in its heartbeats, and process 0 finds the one that
+the others wait for. A process that is not in a job has a separate watchdog (`watch_alone`).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The server's side of the handshake: only processes that know the job's key can join, and strangers are refused."""
+"""The server's side of the handshake: only processes that know the job's key can join; strangers are refused."""
 
 import asyncio
 import socket
@@ -65,7 +65,7 @@ class Admission:
         self.num_strangers = 0
 
     async def authenticate(self, connection: Connection) -> Hello | None:
-        """Return the hello of a client of this job. A stranger is refused, if it says hello, and None is returned."""
+        """Return the hello of a client of this job. Refuse any other client, and return None."""
         task = asyncio.current_task()
         assert task is not None
         self._pending[task] = None
@@ -93,7 +93,7 @@ class Admission:
         return None
 
     def difference(self, hello: Hello) -> str | None:
-        """Return how a client of this job differs from the server where it must not; None if it does not."""
+        """Return a line about the first fact in which a client of this job differs; None if all are equal."""
         client = f"{self._noun} {hello.process} on {hello.host}"
         if hello.proof and not self._identity.key:
             return f"{KEY} is set in {client}, and not in {self._noun} 0; set it in all"

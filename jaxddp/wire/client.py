@@ -80,7 +80,8 @@ class Client:
 
         Raises:
             ConnectionResetError: the server closed the connection.
-            InputError, Unreachable: the server refused this client, and said why; or it does not know the key.
+            InputError, Unreachable: the server refused this client, for the reason in the message; or it does not know
+                the key.
         """
         sent = hello(self._identity, challenge, self._facts)
         connection.send(sent)

@@ -1,4 +1,4 @@
-"""The all-reduce of a training step by itself: whether its sum is right, and how fast it is."""
+"""Checks the sum of an all-reduce, as in a training step, and measures its speed."""
 
 import statistics
 import time
@@ -18,13 +18,13 @@ _CYCLE = 5
 
 
 def make_all_reduce(topology: Topology) -> Callable[[jax.Array], jax.Array]:
-    """The sum over all devices, compiled on first use: float32[devices * n], sharded, to float32[n], replicated."""
+    """Return a function that sums over all devices: float32[devices * n], sharded, to float32[n], replicated."""
     reduce = jax.shard_map(lambda own: lax.psum(own, AXIS), mesh=topology.mesh, in_specs=P(AXIS), out_specs=P())
     return jax.jit(reduce)
 
 
 def contributions(topology: Topology, size: int) -> jax.Array:
-    """float32[devices * size]: element j of device i is (i + j) mod 5, so that sums are exact in any order."""
+    """Return float32[devices * size]. Element j of device i is (i + j) mod 5, so sums are exact in any order."""
 
     def own() -> jax.Array:
         return (lax.axis_index(AXIS) + jnp.arange(size)).astype(jnp.float32) % _CYCLE
@@ -33,7 +33,7 @@ def contributions(topology: Topology, size: int) -> jax.Array:
 
 
 def check_sum(topology: Topology, total: jax.Array) -> None:
-    """Compare the sum of `contributions`, on each device of this process, with the expected one. Raises: InputError."""
+    """Compare the sum of `contributions` on each device of this process with the expected sum. Raises: InputError."""
     cycle = [sum((i + j) % _CYCLE for i in range(topology.num_devices)) for j in range(_CYCLE)]
     expected = np.resize(np.array(cycle, np.float32), total.shape)
     for shard in total.addressable_shards:
@@ -48,9 +48,10 @@ def check_sum(topology: Topology, total: jax.Array) -> None:
 
 
 def time_all_reduce(topology: Topology, num_bytes: int, repeats: int = REPEATS) -> tuple[float, jax.Array]:
-    """The median seconds of an all-reduce of `num_bytes` on each device, and the last sum, for `check_sum`.
+    """Return the median seconds of an all-reduce of `num_bytes` on each device, and the last sum, for `check_sum`.
 
-    All processes must call it alike. It checks no sum, because a process that raised would leave the others waiting.
+    All processes must call it alike. It does not check the sum, because a process that raises would leave the others
+    waiting.
     """
     reduce, parts = make_all_reduce(topology), contributions(topology, num_bytes // 4)
     total, seconds = jax.block_until_ready(reduce(parts)), []
@@ -62,8 +63,8 @@ def time_all_reduce(topology: Topology, num_bytes: int, repeats: int = REPEATS) 
 
 
 def bus_bandwidth(num_devices: int, num_bytes: int, seconds: float) -> float:
-    """Bytes per second over each link of a ring, which carries 2 (n - 1) / n times the buffer.
+    """Return the bytes per second over each link of a ring, which carries 2 (n - 1) / n times the buffer.
 
-    Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002; nccl-tests calls it busbw.
+    See Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002. nccl-tests calls it busbw.
     """
     return 2 * (num_devices - 1) / num_devices * num_bytes / seconds

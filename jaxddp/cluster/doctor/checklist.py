@@ -1,8 +1,8 @@
 """Checks a machine, a job and a config before a run, and reports a row for each check.
 
-Every check stands by itself: one that fails is a row, and the others continue. In a job every process makes every
-check, and the rows are exchanged at the end, so that all processes see a failure anywhere. The processes start what
-they do together only if all of them can, because otherwise one would wait for another.
+The checks are independent: a failure is a row, and the others continue. In a job, every process makes every check, and
+the rows are exchanged at the end, so all processes see a failure of any. A collective check starts only if all
+processes are ready for it, because otherwise one would wait for another.
 """
 
 import json
@@ -36,12 +36,12 @@ class CheckRow:
 
 @dataclass
 class Checklist:
-    """The rows so far."""
+    """Collects the rows of the report."""
 
     rows: list[CheckRow] = field(default_factory=list)
 
     def add(self, check: str, look: Callable[..., Finding], *arguments: Any) -> Any | None:
-        """Run a check and add its row; returns the value that it found, None where it failed."""
+        """Run a check, add its row, and return its value; None if it failed."""
         try:
             with doing(f"checking {check}"):
                 found = look(*arguments)
@@ -55,9 +55,13 @@ class Checklist:
 
 
 def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
-    """Check the machine; with a config also its data, its step and what it will write; with a work directory also that.
+    """Check this machine, and return the rows of the report.
 
-    In a job all processes must call it, and all get the same rows.
+    In a job, all processes must call it, and all get the same rows.
+
+    Args:
+        file: a recipe, whose data, step and checkpoints are checked, too.
+        workdir: a work directory to check, too.
     """
     report = Checklist()
     parallel = file.config.parallel if file else ParallelConfig()
@@ -69,24 +73,25 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     if topology is not None:
         report.add("all-reduce", machine_checks.all_reduce, topology)
     alone = topology is None or topology.process_count == 1
-    # Processes that were given different things would not meet in what follows.
+    # Processes with different arguments would wait for each other in the checks that follow.
     if alone or report.add("settings", machine_checks.settings, file, workdir, met):
         process = job.process_id if job else 0
         setup = _rehearse(report, file, topology, process) if file else None
         if workdir is not None:
-            _look_at_directory(report, file, workdir, setup, topology)
+            _check_directory(report, file, workdir, setup, topology)
     if topology is None:
         return report.rows
-    words = met.exchange("doctor: rows", json.dumps([(row.check, row.verdict, row.detail) for row in report.rows]))
-    return merge([[CheckRow(*each) for each in json.loads(word)] for word in words])
+    rows = json.dumps([(row.check, row.verdict, row.detail) for row in report.rows])
+    reports = met.exchange("doctor: rows", rows)
+    return merge([[CheckRow(*row) for row in json.loads(one)] for one in reports])
 
 
 def _rehearse(report: Checklist, file: RecipeFile, topology: Topology | None, process: int) -> Any | None:
-    """Returns the setup of the config's run, or None where it could not be made."""
+    """Return the setup of the recipe's run; None if it could not be made."""
     tables = report.add("data", rehearsal.data, file.config)
     if tables is not None:
         report.add("images", rehearsal.images, file.config, tables, process)
-    if not _all_can(topology, tables is not None):
+    if not _all_are_ready(topology, tables is not None):
         return None
     setup = report.add("recipe", rehearsal.recipe, file)
     if setup is not None:
@@ -94,7 +99,7 @@ def _rehearse(report: Checklist, file: RecipeFile, topology: Topology | None, pr
     return setup
 
 
-def _look_at_directory(
+def _check_directory(
     report: Checklist, file: RecipeFile | None, workdir: Path, setup: Any | None, topology: Topology | None
 ) -> None:
     needed = None
@@ -103,19 +108,19 @@ def _look_at_directory(
     written = report.add("work directory", machine_checks.work_directory, workdir, needed)
     if written is not None and (written / FILE).exists():
         report.add("processes", machine_checks.slow_processes, workdir)
-    if topology is not None and topology.process_count > 1 and _all_can(topology, written is not None):
+    if topology is not None and topology.process_count > 1 and _all_are_ready(topology, written is not None):
         report.add("shared", machine_checks.shared, workdir, topology.peers)
 
 
-def _all_can(topology: Topology | None, ready: bool) -> bool:
-    """Whether every process is ready for what all must do together."""
+def _all_are_ready(topology: Topology | None, ready: bool) -> bool:
+    """Return whether every process is ready for a check that all make together."""
     if topology is None:
         return False
     return all(word == str(True) for word in topology.peers.exchange("doctor: ready", str(ready)))
 
 
 def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
-    """The rows of process 0, and below each what the same check reported in other processes."""
+    """Return the rows of process 0, each followed by what the same check reported in other processes."""
     merged = []
     for name in dict.fromkeys(row.check for rows in reports for row in rows):
         own, *others = ([row for row in rows if row.check == name] for rows in reports)
@@ -126,15 +131,15 @@ def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
                     elsewhere.setdefault(row, []).append(str(process))
         merged += own
         for row, processes in elsewhere.items():
-            who = f"{plural(len(processes), 'process')} {', '.join(processes)}"
-            merged.append(CheckRow(name, row.verdict, f"{who}: {row.detail}"))
+            names = f"{plural(len(processes), 'process')} {', '.join(processes)}"
+            merged.append(CheckRow(name, row.verdict, f"{names}: {row.detail}"))
     return merged
 
 
 def speaks() -> bool:
-    """Whether this process shows the rows for all: the first does, and one without devices, which has only its own."""
+    """Return whether this process prints the rows: process 0 does, and so does one without devices."""
     try:
         return peers().is_first
     except Exception:
-        # Where JAX finds no devices it says so by a RuntimeError at first, and by an AssertionError ever after.
+        # If JAX finds no devices, it raises a RuntimeError first, and an AssertionError after that.
         return True

@@ -1,4 +1,4 @@
-"""The checks of a machine before a run. Each returns what it finds, or raises."""
+"""The checks of a machine before a run. Each returns a `Finding`, or raises if it fails."""
 
 import os
 import platform
@@ -34,7 +34,7 @@ _LARGEST_ON_CPU = 16_000_000
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check: a line for the user, and a value for the checks after it."""
+    """The result of a check: a line for the user, and a value for later checks."""
 
     detail: str
     value: Any = None
@@ -42,7 +42,7 @@ class Finding:
 
 
 def environment() -> Finding:
-    """The job of this process; the value is a list that holds it, empty for a single process."""
+    """Find the job of this process. The value is a list that holds it, empty for a single process."""
     job, cores = find_job(), len(local_cores())
     machine = f"{platform.node()}, {cores} core{'s' * (cores > 1)}"
     if job is not None:
@@ -55,9 +55,10 @@ def environment() -> Finding:
 
 
 def coordinator(job: Job | None, parallel: ParallelConfig, known: bool) -> Finding:
-    """Simulate the devices that the config asks for, and join the job, if the environment makes `known` which.
+    """Simulate the devices that the config specifies, and join the job. The value is the peers of this process.
 
-    The value are the peers that it has there.
+    Args:
+        known: whether the environment describes the job.
     """
     begin = time.monotonic()
     peers = join_job(job, parallel)
@@ -70,27 +71,27 @@ def coordinator(job: Job | None, parallel: ParallelConfig, known: bool) -> Findi
 
 
 def devices(parallel: ParallelConfig, peers: Peers) -> Finding:
-    """The devices of all processes; the value is their topology."""
+    """Find the devices of all processes. The value is their topology."""
     topology = Topology.create(parallel.devices, peers)
     memory = device_memory(topology)
     each = f", {size(memory)} of memory each" if memory else ""
     over = f" in {topology.process_count} processes" if topology.process_count > 1 else ""
     found = f"{topology.num_devices} x {topology.device_kind}{over}{each}"
-    unseen = len(local_gpus())
-    if unseen and topology.platform == "cpu":
+    num_gpus = len(local_gpus())
+    if num_gpus and topology.platform == "cpu":
         advice = "install jaxddp[cuda12], or set JAX_PLATFORMS=cpu"
-        return Finding(f"{found}; JAX does not see the {unseen} GPUs here: {advice}", topology, "warn")
+        return Finding(f"{found}; JAX does not see the {num_gpus} GPUs of this machine: {advice}", topology, "warn")
     return Finding(found, topology)
 
 
 def device_memory(topology: Topology) -> int | None:
-    """Bytes that JAX may use on a device of this process; None where the backend does not say."""
+    """Return the bytes that JAX may use on a device of this process; None if the backend does not report them."""
     stats = topology.mesh.local_devices[0].memory_stats() or {}
     return stats.get("bytes_limit")
 
 
 def versions() -> Finding:
-    """The installed versions of the packages that a run needs."""
+    """List the installed versions of the packages that a run needs."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         names = ("tensorflow", "tensorflow-cpu") if package == "tensorflow" else (package,)
@@ -103,33 +104,33 @@ def versions() -> Finding:
 
 
 def all_reduce(topology: Topology) -> Finding:
-    """Sums over all devices, verified, and their speed as ring bandwidth: bytes per second over a link of the ring."""
-    said, sums = [], []
+    """Sum over all devices, check the sums, and measure the ring bandwidth, in bytes per second over one link."""
+    speeds, sums = [], []
     for name, num_bytes in _SIZES.items():
         if topology.platform == "cpu" and num_bytes > _LARGEST_ON_CPU:
             continue
         seconds, total = time_all_reduce(topology, num_bytes)
         sums.append(total)
         speed = bus_bandwidth(topology.num_devices, num_bytes, seconds) / 1e9
-        said.append(f"{name} in {seconds * 1000:.3g} ms, {speed:.3g} GB/s")
+        speeds.append(f"{name} in {seconds * 1000:.3g} ms, {speed:.3g} GB/s")
     for total in sums:
         check_sum(topology, total)
     if topology.num_devices == 1:
-        said = ["one device, so nothing is sent"]
-    return Finding("; ".join(["sums are right", *said]))
+        speeds = ["one device, so nothing is sent"]
+    return Finding("; ".join(["sums are right", *speeds]))
 
 
 def settings(file: RecipeFile | None, directory: Path | None, peers: Peers) -> Finding:
-    """Whether all processes have the same arguments; the checks after this one run together and need it."""
-    given = {} if file is None else {key: str(value) for key, value in flatten(file.config.to_dict()).items()}
-    given |= {"the recipe file's digest": str(file.digest()) if file else ""}
-    words = {"CONFIG": file, "--workdir": directory}
-    peers.agree({word: "not given" if value is None else "given" for word, value in words.items()} | given)
+    """Check that all processes have the same arguments, which the collective checks after this one need."""
+    values = {} if file is None else {key: str(value) for key, value in flatten(file.config.to_dict()).items()}
+    values |= {"the recipe file's digest": str(file.digest()) if file else ""}
+    arguments = {"CONFIG": file, "--workdir": directory}
+    peers.agree({name: "not given" if value is None else "given" for name, value in arguments.items()} | values)
     return Finding("the same in all processes", True)
 
 
 def work_directory(directory: Path, needed: int | None) -> Finding:
-    """Create and write into a directory, and compare what is free with the bytes needed; the value is the directory."""
+    """Create a directory, write into it, and compare its free space with the bytes needed. Value: the directory."""
     files.create(directory)
     with files.readable_errors(directory), tempfile.TemporaryFile(dir=directory) as file:
         file.write(b"\0" * 4096)
@@ -146,7 +147,7 @@ def work_directory(directory: Path, needed: int | None) -> Finding:
 
 
 def slow_processes(directory: Path) -> Finding:
-    """Which process made the others wait when a job's run there looked last."""
+    """Report which process made the others wait, from the last measurement of the run in a directory."""
     path = directory / FILE
     with files.reading(path, "another run there writes it anew"):
         found = StepSeconds.loads(path, files.read(path))
@@ -158,6 +159,6 @@ def slow_processes(directory: Path) -> Finding:
 
 
 def shared(directory: Path, peers: Peers) -> Finding:
-    """Whether every process sees what process 0 writes."""
+    """Check that every process sees the files that process 0 writes."""
     check_shared(directory, peers)
     return Finding(f"{directory}: seen by all processes")

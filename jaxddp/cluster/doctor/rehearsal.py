@@ -1,4 +1,4 @@
-"""The start of a config's run, part by part: its data, a few of its images, its compiled step."""
+"""Rehearses the start of a run: opens its data, decodes a few images, and compiles its step."""
 
 import time
 from itertools import islice
@@ -27,7 +27,7 @@ _SAMPLE_BATCH = 16
 
 
 def data(config: Config) -> Finding:
-    """Open the data and check that every image exists; the value is the two tables."""
+    """Open the data, and check that every image exists. The value is the training and validation tables."""
     train_table, val_table = open_tables(config.data, config.eval.limit)
     train_table, unlabelled = labelled_and_unlabelled(train_table, config.data)
     more = "" if unlabelled is None else f", {len(unlabelled):,} without labels"
@@ -37,14 +37,14 @@ def data(config: Config) -> Finding:
 
 
 def images(config: Config, tables: tuple[Source, Source], process: int) -> Finding:
-    """Decode some of the images that training begins with, others in each process, and the first of validation."""
+    """Decode some of the first training images, different ones in each process, and the first validation images."""
     train_source, val_source = tables
     size = min(_SAMPLE_BATCH, len(train_source))
     steps = -(-min(SAMPLE_IMAGES, len(train_source)) // size)
     order = SampleOrder(len(train_source), size, config.seed)
     own = range(process * steps, (process + 1) * steps)
     batches = train_source.train_batches(order, config.data, own, substitutes=train_source.substitutes(config.data))
-    # The clock starts at the first batch, when what reads and decodes has started.
+    # The clock starts after the first batch, when reading and decoding have started.
     decoded, begin = len(next(batches).row), time.perf_counter()
     timed = sum(len(batch.row) for batch in batches)
     pace = f" at {speed(timed / (time.perf_counter() - begin))} images/s" if timed else ""
@@ -54,7 +54,7 @@ def images(config: Config, tables: tuple[Source, Source], process: int) -> Findi
 
 
 def recipe(file: RecipeFile) -> Finding:
-    """Set the run up as training does; the value is its setup."""
+    """Set up the run as training does. The value is its setup."""
     setup = initialize(open_experiment(file))
     steps = f"{counted(setup.plan.total_steps, 'step')} of {counted(setup.order.batch_size, 'image')}"
     count = count_parameters(setup.state.params)
@@ -63,9 +63,10 @@ def recipe(file: RecipeFile) -> Finding:
 
 
 def step(setup: RunSetup) -> Finding:
-    """Compile the training step and report its memory, with that of images to be kept on the devices, and its FLOPs.
+    """Compile the training step, and report its FLOPs and its memory, including images that stay on the devices.
 
-    Raises `InputError` where it does not fit the devices of this process.
+    Raises:
+        InputError: it does not fit the devices of this process.
     """
     program = setup.programs.train(setup.objective, setup.experiment, resident=False)
     begin = time.perf_counter()
@@ -80,11 +81,11 @@ def step(setup: RunSetup) -> Finding:
 
 
 def abstract_batch(setup: RunSetup) -> Batch:
-    """The shape of a placed training batch, without its memory."""
+    """Return the shapes and dtypes of a placed training batch, without memory for it."""
     batch, sharded = setup.feed.abstract_batch(), setup.topology.sharded
     return jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype, sharding=sharded), batch)
 
 
 def checkpoint_bytes(state: TrainState, keep: int) -> int:
-    """The most bytes that the checkpoints of a run take: the last `keep`, the best, and the one being written."""
+    """Return the most bytes that the checkpoints of a run take: the last `keep`, the best, and one being written."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state)) * (keep + 2)

@@ -130,7 +130,7 @@ class Agent:
         return self
 
     def _idle(self, now: float, effects: list[Effect]) -> "Agent":
-        """No process runs here: end with the job, reach for machine 0, or wait for what it says."""
+        """Decide what follows while no process runs: the end, a connection to machine 0, or a wait for its messages."""
         if self.job_code is not None:
             return replace(self, is_over=True, code=self.job_code)
         options, end = self.options, self.end

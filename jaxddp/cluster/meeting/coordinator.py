@@ -1,6 +1,6 @@
 """The state of the launcher that decides: when a generation starts, on which machines, and what follows its end.
 
-It is that of machine 0, or of any machine whose launcher meets no other.
+Machine 0 has this state, and so does every machine whose launcher connects to no other.
 """
 
 import socket
@@ -41,7 +41,7 @@ from jaxddp.core.errors import JaxddpError, Unreachable
 from jaxddp.core.wording import counted
 
 Stage = Literal["gathering", "running", "delay", "over"]
-"""Machines are awaited; a generation runs; it ended, and another one follows; the job has ended."""
+"""The stages: wait for machines; run a generation; wait before the next one; the job has ended."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ Listen = Callable[[], tuple[socket.socket | None, str]]
 
 @dataclass(frozen=True)
 class Generation:
-    """One start of the whole job, as a machine sees it."""
+    """A machine's part in one start of the whole job."""
 
     assignment: Assignment
     listener: socket.socket | None = None
@@ -187,7 +187,7 @@ def _listen_at(options: Launch) -> socket.socket:
     if options.machines.most > 1 and is_loopback(listener.getsockname()[0]) and not is_loopback(host):
         # Debian's /etc/hosts maps a machine's own name to such an address.
         address = listener.getsockname()[0]
-        say(f"jaxddp launch: {host} is {address} here, where no other machine reaches it: give its IP")
+        say(f"jaxddp launch: {host} resolves to {address} here, which no other machine can reach; give its IP address")
     return listener
 
 

@@ -22,7 +22,7 @@ from jaxddp.wire.network_thread import NetworkThread
 SILENCE_SECONDS = 10.0
 """Without a sign of life for so long, a launcher counts as lost."""
 _TAKEOVER_SECONDS = SILENCE_SECONDS + 1
-"""How long a launcher waits for the place of an earlier one of its machine, whose silence is noticed by then."""
+"""How long a launcher waits until an earlier one of the same machine is noticed as lost."""
 _FLUSH_SECONDS = 2.0
 _JOIN_SECONDS = 2 * SILENCE_SECONDS + 10
 
@@ -57,8 +57,8 @@ class LauncherServer(Network):
     def __init__(self, listener: socket.socket, job: Job, facts: Mapping[str, str], report: Report):
         self._job, self._report = job, report
         other_run = (
-            "launchers of another job meet there; give each job a port of its own, and all machines of a job "
-            "--restarts or --nodes MIN:MAX alike"
+            "launchers of another job meet there; give each job its own port, and start all machines of a job "
+            "with the same --restarts and --nodes"
         )
         advice = "give all machines the same"
         self._admission = Admission(job.identity, facts, "machine", other_run=other_run, advice=advice)

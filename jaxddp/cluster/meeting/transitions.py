@@ -105,7 +105,7 @@ class StartGeneration:
 
 @dataclass(frozen=True)
 class JoinGeneration:
-    """Start the processes of this machine as machine 0 says."""
+    """Start the processes of this machine, as assigned by machine 0."""
 
     assignment: Assignment
 

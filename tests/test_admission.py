@@ -1,4 +1,4 @@
-"""What comes from a socket is checked before it is used: no stranger ends a job, before the meeting or after it."""
+"""Messages from sockets are checked before use. A stranger cannot end a job, before or after its start."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ def leave(pool: ThreadPoolExecutor, planes: Sequence[ControlPlane]) -> None:
 
 
 def connected(address: tuple[str, int]) -> socket.socket:
-    """A connection to process 0, which may listen a little later."""
+    """Return a connection to process 0, which may start to listen a little later."""
     give_up = time.monotonic() + 10
     while True:
         with contextlib.suppress(ConnectionRefusedError):
@@ -41,7 +41,7 @@ def connected(address: tuple[str, int]) -> socket.socket:
 
 
 class Meeting:
-    """Process 0 of a job of two, and its other process once it joins; `losses` are what either lost."""
+    """Process 0 of a job of two, and the other process once it joins. `losses` has those of both."""
 
     def __init__(self, key: str = "", timeout: float = 30):
         with socket.socket() as probe:
@@ -58,13 +58,13 @@ class Meeting:
         return ControlPlane.join(job, FACTS, self.timeout, end=self.losses.append)
 
     def stranger(self, said: bytes = b"") -> socket.socket:
-        """A connection on which this is said to process 0."""
+        """Return a connection on which these bytes were sent to process 0."""
         connection = socket.create_connection(self.address, timeout=20)
         connection.sendall(said)
         return connection
 
     def agree(self) -> None:
-        """Both exchange a value."""
+        """Let both processes exchange a value."""
         planes = [self.first.result(20), self.second]
         told = [self.pool.submit(plane.decide, "name", str(n), ",".join, 20) for n, plane in enumerate(planes)]
         assert [each.result(20) for each in told] == ["0,1", "0,1"]
@@ -75,9 +75,9 @@ class Meeting:
 
 
 @pytest.mark.parametrize("key", ["", "secret"])
-def test_strangers_end_no_job_before_or_after_the_meeting(key, monkeypatch):
-    # They are served side by side: were one that says nothing waited for, the meeting would not come about. How long
-    # a stranger may be silent is private, since no user has a reason to choose it.
+def test_strangers_end_no_job_before_or_after_its_start(key, monkeypatch):
+    # Connections are served concurrently: a silent one does not delay the start. The time limit for a silent connection
+    # is private, because users have no reason to change it.
     monkeypatch.setattr("jaxddp.wire.admission._HELLO_SECONDS", 600.0)
     meeting = Meeting(key)
     before = [meeting.stranger(said) for said in STRANGERS.values()]
@@ -85,7 +85,7 @@ def test_strangers_end_no_job_before_or_after_the_meeting(key, monkeypatch):
     meeting.agree()
     after = [meeting.stranger(said) for said in STRANGERS.values()]
     meeting.agree()
-    refused = {"another run": "it serves another job; give each job a port of its own"}
+    refused = {"another run": "it serves another job; give each job its own port"}
     for name, connection in [*zip(STRANGERS, before, strict=True), *zip(STRANGERS, after, strict=True)]:
         challenge, *more = answers(connection)
         assert isinstance(challenge, Challenge)
@@ -94,7 +94,7 @@ def test_strangers_end_no_job_before_or_after_the_meeting(key, monkeypatch):
     meeting.close()
 
 
-def test_who_does_not_know_the_key_takes_no_place():
+def test_a_process_without_the_key_is_refused():
     meeting = Meeting("secret")
     with pytest.raises(
         InputError, match=r"coordinator .*: JAXDDP_JOB_KEY differs from that of process 0; give all processes of"
@@ -102,14 +102,14 @@ def test_who_does_not_know_the_key_takes_no_place():
         meeting.plane(1, key="guess")
     with pytest.raises(InputError, match="JAXDDP_JOB_KEY differs from that of process 0"):
         meeting.plane(1, key="")
-    # A proof serves once: of another challenge it is none.
+    # A proof is valid for one challenge only.
     assert isinstance(answers(meeting.stranger(changed(proof="0" * 64)))[1], Refusal)
     meeting.second = meeting.plane(1)
     meeting.agree()
     meeting.close()
 
 
-def test_a_key_on_one_side_alone_is_named():
+def test_a_key_on_one_side_only_is_named():
     meeting = Meeting("", timeout=20)
     line = "JAXDDP_JOB_KEY is set in process 1 on .*, and not in process 0; set it in all"
     with pytest.raises(InputError, match=line):
@@ -118,7 +118,7 @@ def test_a_key_on_one_side_alone_is_named():
         meeting.first.result(20)
 
 
-def test_a_coordinator_that_does_not_know_the_key_is_found_out():
+def test_a_coordinator_without_the_key_is_detected():
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
 
         def pretend() -> None:
@@ -135,21 +135,21 @@ def test_a_coordinator_that_does_not_know_the_key_is_found_out():
             ControlPlane.join(job, FACTS, 10)
 
 
-def test_a_flood_of_silent_connections_keeps_nobody_out():
+def test_a_flood_of_silent_connections_delays_no_process():
     meeting = Meeting()
     before = len([thread for thread in threading.enumerate() if thread.name == "jaxddp-job"])
     silent = [meeting.stranger() for _ in range(200)]
     meeting.second = meeting.plane(1)
     meeting.agree()
     after = len([thread for thread in threading.enumerate() if thread.name == "jaxddp-job"])
-    # That of process 1.
+    # One more for process 1.
     assert after <= before + 1
     for connection in silent:
         connection.close()
     meeting.close()
 
 
-def test_a_process_that_ended_while_it_waited_may_come_again():
+def test_a_process_that_ended_before_the_start_can_join_again():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = probe.getsockname()
@@ -160,7 +160,7 @@ def test_a_process_that_ended_while_it_waited_may_come_again():
         for _ in range(2):
             with connected(address) as early:
                 early.sendall(hello)
-                # Process 0 closes the connection once it has read the hello and the end, and has freed the place.
+                # Process 0 closes the connection after it has read the hello and the end, and has removed the process.
                 assert [type(message) for message in answers(early)] == [Challenge]
         others = [pool.submit(ControlPlane.join, Job(job.coordinator, 3, n), FACTS, 30, end=print) for n in (1, 2)]
         planes = [first.result(40), *(each.result(40) for each in others)]
@@ -169,7 +169,7 @@ def test_a_process_that_ended_while_it_waited_may_come_again():
         leave(pool, planes)
 
 
-def test_what_process_0_makes_or_cannot_make_is_everyone_s():
+def test_all_processes_get_the_value_or_the_error_of_process_0():
     meeting = Meeting()
     meeting.second = meeting.plane(1)
     first = meeting.first.result(20)
@@ -187,24 +187,24 @@ def test_what_process_0_makes_or_cannot_make_is_everyone_s():
     meeting.close()
 
 
-def test_a_process_that_comes_again_while_the_job_ends_may_come_once_more():
+def test_a_process_that_comes_again_while_the_job_ends_is_refused_with_exit_code_1():
     meeting = Meeting()
     meeting.second = meeting.plane(1)
     first = meeting.first.result(20)
     meeting.second.fail("ended: disk on fire", 1)
     assert first.watchdog.loss(20) is not None
-    with pytest.raises(Unreachable, match="process 1 came again while the job there ends; start it once more"):
+    with pytest.raises(Unreachable, match="process 1 came again while the job there ends; start it again"):
         meeting.plane(1)
     for plane in (meeting.second, first):
         plane.leave()
 
 
-def test_processes_that_are_at_different_places_are_named():
+def test_processes_at_different_exchanges_are_named():
     meeting = Meeting()
     meeting.second = meeting.plane(1)
     first = meeting.pool.submit(meeting.first.result(20).decide, "seed", "0", ",".join, 20)
-    line = "seed: process 1 is at 'the steps' meanwhile; does it run the same program"
-    with pytest.raises(InputError, match="the steps: process 0 is at 'seed' meanwhile; does it run the same program"):
+    line = "seed: process 1 is at 'the steps' instead; does it run the same program"
+    with pytest.raises(InputError, match="the steps: process 0 is at 'seed' instead; does it run the same program"):
         meeting.second.decide("the steps", "1", ",".join, 20)
     with pytest.raises(InputError, match=line):
         first.result(20)

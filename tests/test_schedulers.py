@@ -1,4 +1,4 @@
-"""What each scheduler sets, as it sets it: the place of a process in its job, and nobody alone who is not."""
+"""The variables of each scheduler give the place of a process in its job."""
 
 import socket
 
@@ -46,7 +46,7 @@ STEP = {
 
 
 def batch(node: int, **more: str) -> dict[str, str]:
-    """What a node of the job is told: each has a name of its own, and the main node, which is 2, no address."""
+    """Return the variables of a node. Each has its own name, and the main node, which is node 2, has no address."""
     own = {"AWS_BATCH_JOB_ID": f"f1d2-77#{node}", "AWS_BATCH_JOB_NODE_INDEX": str(node)}
     return BATCH | own | ({} if node == 2 else MAIN_ADDRESS) | more
 
@@ -71,7 +71,7 @@ def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
     monkeypatch.setattr(schedulers, "own_address", lambda: "10.0.0.7")
     jobs = [found(batch(node)) for node in range(4)]
     assert [job.process_id for job in jobs] == [2, 1, 0, 3]
-    # All meet at one address, which the main node knows of itself.
+    # All use one address. The main node finds it by itself.
     assert {job.coordinator for job in jobs} == {f"10.0.0.7:{jobs[0].port}"}
     assert {job.run_id for job in jobs} == {"f1d2-77.1"} and {job.num_processes for job in jobs} == {4}
     again = found(batch(1, AWS_BATCH_JOB_ATTEMPT="2"))
@@ -80,7 +80,7 @@ def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
     assert [job.process_id for job in usual] == [0, 1, 2, 3]
 
 
-def test_the_main_node_of_aws_batch_takes_its_own_address_only_where_nobody_tells_it(monkeypatch):
+def test_the_main_node_of_aws_batch_uses_its_own_address_only_if_none_is_set(monkeypatch):
     monkeypatch.setattr(schedulers, "own_address", lambda: pytest.fail("asked"))
     assert found(batch(2, JAX_COORDINATOR_ADDRESS="10.0.0.8:1234")).coordinator == "10.0.0.8:1234"
     with pytest.raises(InputError, match="AWS_BATCH_JOB_MAIN_NODE_INDEX set but not the coordinator's address"):
@@ -92,7 +92,7 @@ def test_own_address_is_one_that_others_reach(monkeypatch):
     assert own_address() == "10.1.2.3"
 
     class Chooser:
-        """Of a machine with a route, whose name stands for a loopback."""
+        """A socket of a machine that has a route, but whose name resolves to the loopback."""
 
         def __init__(self, *kind):
             assert kind == (socket.AF_INET, socket.SOCK_DGRAM)
@@ -145,11 +145,11 @@ def test_submitit_on_one_machine_gives_each_task_its_accelerator(rank):
     job = found(SUBMITIT | own)
     assert (job.host, job.num_processes, job.process_id, job.local_device_ids) == ("127.0.0.1", 2, rank, (rank,))
     assert job.run_id == "4711" and job.port != found(SUBMITIT | own | {"SUBMITIT_LOCAL_JOB_ID": "4712"}).port
-    # Submitted from within a step of SLURM, whose variables the tasks inherit.
+    # The job is submitted within a step of SLURM, whose variables the tasks inherit.
     assert found(STEP | {"SLURM_PROCID": "3"} | SUBMITIT | own).process_id == rank
 
 
-def test_the_agent_of_torchrun_keeps_its_port_for_itself():
+def test_the_port_of_torchruns_agent_is_not_used():
     agent = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     own, other = found(agent), found(agent | {"RANK": "0"})
     assert own.coordinator == other.coordinator and own.host == "10.0.0.4" and own.port != 8008
@@ -157,7 +157,7 @@ def test_the_agent_of_torchrun_keeps_its_port_for_itself():
     assert own.run_id == "sweep-3"
 
 
-def test_open_mpi_5_names_its_job_otherwise():
+def test_open_mpi_5_has_another_variable_for_the_job():
     five = {
         "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
         "OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_NAMESPACE": "prterun-host-17@1",
@@ -173,7 +173,7 @@ GIVEN = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:4242", "JAX_NUM_PROCESSES": "2", 
 
 
 @pytest.mark.parametrize("outer", [NODE, batch(1), XPK | {"NODE_RANK": "1"}, STEP | {"SLURM_PROCID": "3"}])
-def test_a_launch_within_a_scheduler_is_a_job_of_its_own(outer):
+def test_a_launch_within_a_scheduler_is_a_separate_job(outer):
     job = found(outer | GIVEN | {"JAXDDP_RUN_ID": "ours"})
     assert (job.coordinator, job.num_processes, job.process_id, job.run_id) == ("127.0.0.1:4242", 2, 0, "ours")
 
@@ -185,8 +185,8 @@ def test_torchrun_within_a_scheduler_comes_before_it(outer):
     assert job.run_id == "sweep-3" and job.local_device_ids == (1,)
 
 
-def test_values_of_two_starters_are_not_mixed():
-    """A number of processes that a script exports for another program makes nobody alone, nor one of too many."""
+def test_values_of_two_schedulers_are_not_mixed():
+    """A count that a script exports for another program must not make a process alone, nor change its job."""
     step = STEP | {"SLURM_PROCID": "3"}
     for size in ("1", "64"):
         assert found(step | {"WORLD_SIZE": size}).num_processes == 4
@@ -204,16 +204,16 @@ def test_values_of_two_starters_are_not_mixed():
         XPK | {"NNODES": "1", "NODE_RANK": "0", "JOB_COMPLETION_INDEX": "0"},
         KUBEFLOW_JAX | {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0", "JOB_COMPLETION_INDEX": "0"},
         SUBMITIT | {"SUBMITIT_LOCAL_NTASKS": "1", "SUBMITIT_LOCAL_GLOBALID": "0", "SUBMITIT_LOCAL_LOCALID": "0"},
-        # A person's word: one process a pod, node or task, none of which knows of the others.
+        # The user makes each pod, node or task a single process.
         {"JOB_COMPLETION_INDEX": "3", "JAX_NUM_PROCESSES": "1"},
         NODE | {"JAX_NUM_PROCESSES": "1"},
         STEP | {"SLURM_PROCID": "3", "JAX_NUM_PROCESSES": "1"},
-        # Names that mean nothing by themselves.
+        # These names have no meaning without their sign.
         {"NNODES": "2", "NODE_RANK": "1"},
         {"NUM_PROCESSES": "8", "PROCESS_ID": "1"},
     ],
 )
-def test_one_process_is_alone_without_an_error(environ):
+def test_a_count_of_one_is_a_single_process(environ):
     assert find_job(environ) is None
 
 
@@ -267,7 +267,7 @@ def test_one_process_is_alone_without_an_error(environ):
         (NODE | {"SKYPILOT_NODE_RANK": "3"}, "SKYPILOT_NODE_RANK=3: expected 0 to 2, for SKYPILOT_NUM_NODES=3"),
     ],
 )
-def test_several_processes_of_which_something_is_unknown_are_an_error(environ, expected):
+def test_several_processes_with_an_unknown_part_are_an_error(environ, expected):
     with pytest.raises(InputError) as error:
         find_job(environ)
     assert str(error.value) == expected

@@ -1,4 +1,4 @@
-"""What keeps JAX's connection with its coordinator open, in a process of its own."""
+"""The proxy that keeps the connection of JAX's client to its coordinator open."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def coordinator() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def kept(coordinator) -> Iterator[tuple[subprocess.Popen, tuple[str, int]]]:
-    """The process, and where JAX's client would connect."""
+    """The proxy's process, and the address where JAX's client would connect."""
     host, port = coordinator.getsockname()
     command = [sys.executable, "-I", "-S", str(Path(coordinator_proxy.__file__)), host, str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -62,7 +62,7 @@ def test_both_sides_at_once_end_nothing_else(coordinator, kept):
     near.close()
     far.sendall(b"late")
     os.kill(process.pid, signal.SIGCONT)
-    # What had come of it is not read any more.
+    # The rest of its bytes is not read any more.
     with contextlib.suppress(ConnectionResetError):
         assert far.recv(10) == b""
     other[0].sendall(b"still there")
