@@ -41,7 +41,7 @@ def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
     Args:
         optional: whether the command also runs without a config.
     """
-    paths: dict[str, Any] = {own.name: Path("runs/CONFIG") for own in fields(command) if own.default is MISSING}
+    paths: dict[str, Any] = {entry.name: Path("runs/CONFIG") for entry in fields(command) if entry.default is MISSING}
     short = [(key, _short(key, value), field(default="", kw_only=True)) for key, value in _VALUES.items()]
     page = make_dataclass(
         command.__name__,
@@ -66,7 +66,7 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
     shown = _shown(config, {key: values[key] for key in keys_of_choices()}, unread(config, hooks))
     whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]
     page = _derived(type(command), [("config", whole, MISSING)])
-    return page, page(**{own.name: getattr(command, own.name) for own in fields(command)} | {"config": shown})
+    return page, page(**{entry.name: getattr(command, entry.name) for entry in fields(command)} | {"config": shown})
 
 
 def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], prefix: str = "") -> Any:
@@ -82,7 +82,7 @@ def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], pre
         elif is_tree(hint):
             part = _shown(value, values, hidden, f"{key}.")
             changed.append((name, type(part), part))
-    kept = {own.name: getattr(section, own.name) for own in fields(section)}
+    kept = {entry.name: getattr(section, entry.name) for entry in fields(section)}
     return _derived(type(section), changed)(**kept | {name: value for name, _, value in changed})
 
 
