@@ -432,7 +432,7 @@ def test_paths_of_solution_files(read, named, value, shown):
     ("named", "value", "expected"),
     [
         ("images", None, "images of shape (): give [N, H, W, C], with C = 1 for gray"),
-        ("images", [[1, 2], [3]], "images: they make no array (setting an array element with a sequence."),
+        ("images", [[1, 2], [3]], "images: not an array (setting an array element with a sequence."),
         ("labels", "cat", "labels of shape () for 16 images: give one label per image"),
         ("class_names", "abcde", "class_names='abcde': give a list of the classes' names"),
         ("class_names", 5, "class_names=5: give a list of the classes' names"),

@@ -1,4 +1,4 @@
-"""Sets in memory: the same columns and shards as files, without TensorFlow; what is wrong with them gets one line."""
+"""Data sets in memory: the same columns and shards as files, without TensorFlow; every fault gets one line."""
 
 import dataclasses
 import subprocess
@@ -18,7 +18,7 @@ DATA = DataConfig()
 
 
 def make_table(num_examples: int = 11) -> ArrayTable:
-    """Row r is an image of r + 1 everywhere, so that an image tells its row, and padding (0) is none of them."""
+    """Every pixel of row r is r + 1, so an image identifies its row, and no row equals padding (0)."""
     images = np.broadcast_to(
         np.arange(1, num_examples + 1, dtype=np.uint8)[:, None, None, None], (num_examples, 4, 5, 3)
     )
@@ -95,7 +95,7 @@ def test_fingerprint_follows_the_content_alone():
     assert len({table.fingerprint, *(other.fingerprint for other in others)}) == 5
     assert make_table().fingerprint == table.fingerprint
     assert dataclasses.replace(table, labels=table.labels.astype(np.int64)).fingerprint == table.fingerprint
-    # Of many images, which are read in parts, the last counts too.
+    # Many images are hashed in parts; the last one counts too.
     many = np.zeros((1025, 1, 1, 1), np.uint8)
     first = ArrayTable(many.copy(), np.zeros(1025, int), NAMES)
     many[1024] = 1
@@ -110,7 +110,7 @@ def test_shapes_and_counts():
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_floats_become_the_pixels_that_they_were_made_of(dtype, caplog):
-    # More than are looked at at once.
+    # More images than are converted at a time.
     pixels = np.random.default_rng(0).integers(0, 256, (1030, 2, 2, 1), np.uint8)
     pixels[-1], labels = 255, np.zeros(1030, np.int64)
     made = [ArrayTable(given, labels, NAMES) for given in (pixels.astype(dtype) / dtype(255), pixels.astype(dtype))]
@@ -128,9 +128,9 @@ def test_any_other_floats_are_kept_in_16_bits_which_a_line_says(caplog):
     assert np.abs(table.images / 65_535 - given).max() <= 0.5 / 65_535
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
-        "images: float32 that are no multiples of 1/255 are kept as uint16, each number rounded by at most 7.6e-06"
+        "images: float32 that are not multiples of 1/255 are kept as uint16, each number rounded by at most 7.6e-06"
     )
-    # What is made of the table is as it is.
+    # Tables made of this table are unchanged.
     assert (table.rows(np.arange(2)).images == table.images[:2]).all() and len(caplog.records) == 1
 
 
@@ -147,9 +147,9 @@ IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4, np.int64)
         (
             IMAGES + 1.5,
             LABELS,
-            r"to 1.5, which are no whole numbers up to 65,535: give floats from 0 to 1, images / 1.5",
+            r"to 1.5, which are not whole numbers up to 65,535: give floats from 0 to 1, images / 1.5",
         ),
-        (IMAGES + 7e4, LABELS, "images of float64 from 70000 to 70000, which are no whole numbers up to 65,535"),
+        (IMAGES + 7e4, LABELS, "images of float64 from 70000 to 70000, which are not whole numbers up to 65,535"),
         (IMAGES[:0], LABELS[:0], r"images of shape \(0, 2, 2, 1\): a data set needs at least one example"),
         (IMAGES, LABELS[:3], r"labels of shape \(3,\) for 4 images: give one label per image"),
         (IMAGES, LABELS[:, None], r"labels of shape \(4, 1\) for 4 images"),

@@ -1,4 +1,4 @@
-"""A run over data with bad images: it ends with one line, or others stand in, counted, capped, alike on any hosts."""
+"""A run over data with bad images ends with one line, or substitutes them: counted, limited, equal on any hosts."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from jaxddp.config import Config, load
 from jaxddp.data.formats.ilsvrc import train_solutions
 
 WORDS = ["--model.width", "4", "--train.batch-size", "8", "--eval.batch-size", "8", "--log.every", "1 step"]
-# A validation makes a stream of its own; one, at the end, is enough.
+# Each validation starts a stream, so there is only one, at the end.
 WORDS += ["--log.to", "jsonl", "--train.duration", "2 epochs", "--eval.every", "0 steps"]
 WORDS += ["--parallel.self-test", "never"]
 BAD = (3, 10)
@@ -23,13 +23,13 @@ BAD = (3, 10)
 
 @pytest.fixture(autouse=True)
 def quick_network(monkeypatch: pytest.MonkeyPatch):
-    """What is tested is the input; a linear network compiles in no time."""
+    """These tests are about the input, so a linear network, which compiles fast, is enough."""
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 training images, of which two are cut short, one of them closed with an end marker again."""
+    """24 training images; two are cut short, one of them closed with an end marker."""
     root = write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=8, val=3)
     table = train_solutions(root)
     for row, end in zip(BAD, (b"", b"\xff\xd9"), strict=True):
@@ -60,7 +60,7 @@ def test_others_stand_in_and_are_counted(root: Path, tmp_path: Path, devices: in
     allowed = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.1", "--parallel.devices", str(devices)]
     assert train(root, tmp_path / "run", *allowed) == 0
     records = lines(tmp_path / "run")
-    # Each bad image is met once an epoch: a share of the batch that holds it.
+    # Each bad image appears once an epoch, as a share of its batch.
     assert [record["step"] for record in records] == list(range(1, 7))
     assert sum(record["substituted"] for record in records[:3]) == pytest.approx(2 / 8)
     assert sum(record["substituted"] for record in records[3:]) == pytest.approx(2 / 8)
@@ -88,7 +88,7 @@ def test_a_set_on_the_devices_is_judged_when_it_is_loaded(root: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_resumed_is_uninterrupted(root: Path, tmp_path: Path):
-    """Under a higher limit too, which is what somebody sets whose run has ended at it."""
+    """Also under a higher limit, as a user sets it after a run has ended at the limit."""
     config = substituting(root)
     whole = train_config(config, tmp_path / "whole")
     train_config(config.replace(train={"duration": "4 steps"}), tmp_path / "parts")
@@ -106,7 +106,7 @@ def substituting(root: Path) -> Config:
         train={"batch_size": 8, "duration": "6 steps"},
         eval={"batch_size": 8, "every": "0 steps"},
         parallel={"self_test": "never"},
-        # Schedule and warm-up are shares of a run, and a shorter run would have others.
+        # Schedule and warm-up are shares of a run, so a shorter run would have others.
         optimizer={"schedule": "constant", "warmup": "0 steps"},
         log={"every": "1 step", "to": ("jsonl",)},
     )
@@ -120,7 +120,7 @@ def leaves(state) -> list[np.ndarray]:
 
 @pytest.mark.slow
 def test_a_row_is_counted_once_an_epoch_where_batches_span_two(root: Path, tmp_path: Path):
-    """24 examples in batches of 10: the bad rows may come late in one epoch and early in the next."""
+    """24 examples in batches of 10: the bad rows may be late in one epoch and early in the next."""
     more = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.08", "--parallel.devices", "1"]
     more += ["--train.batch-size", "10", "--train.duration", "20 epochs", "--checkpoint.every", "100 steps"]
     assert train(root, tmp_path / "run", *more) == 0

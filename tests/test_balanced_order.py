@@ -1,4 +1,4 @@
-"""Balanced sampling: every class equally often in each epoch's stretch, as a function of the step alone."""
+"""Balanced sampling: every class appears equally often in each epoch's stretch, as a function of the step alone."""
 
 import dataclasses
 import hashlib
@@ -39,14 +39,14 @@ def test_each_stretch_has_every_class_equally_often_and_no_example_twice_before_
     for stretch in rows.reshape(3, size):
         counts = np.array([(labels[stretch] == each).sum() for each in classes])
         assert counts.sum() == size and np.ptp(counts) <= 1
-    # None gets ahead for ever: the ones that are once more differ from stretch to stretch.
+    # The classes that appear once more differ from stretch to stretch.
     assert np.ptp([(labels[rows] == each).sum() for each in classes]) <= 1
     for each in classes:
         own = labels[rows] == each
         appeared, members = rows[own], np.flatnonzero(labels == each)
         for start in range(0, len(appeared), len(members)):
             assert len(set(appeared[start : start + len(members)].tolist())) == len(appeared[start:][: len(members)])
-        # How often an example was seen before, whenever it is asked.
+        # The number of earlier appearances does not depend on the order of the calls.
         assert epochs[own].tolist() == [(appeared[:i] == row).sum() for i, row in enumerate(appeared)]
     later = data.draw(st.integers(0, steps - 1))
     fresh = BalancedOrder.of(labels.copy(), batch, seed)

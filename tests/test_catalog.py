@@ -1,4 +1,4 @@
-"""A name becomes a data set, and every bad catalog gets its line."""
+"""Names of data sets are found in the catalog, and every bad catalog gets one line."""
 
 import tomllib
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_entries(catalog):
     digits = DatasetEntry(f"{catalog.parent}/sets/digits", "mine.csv", "other.csv", "0:5")
     assert resolved("digits", catalog) == digits
     assert resolved("bucket", catalog).path == "s3://bucket/imagenet"
-    # A URL as anywhere else; what is wrong with it is said where it is opened.
+    # A URL is not checked before it is opened.
     assert resolved("shouted", catalog).path == "S3://bucket/imagenet"
 
 
@@ -83,15 +83,15 @@ def test_python_knows_the_same_names(tmp_path, monkeypatch):
     expected = open_splits(DataConfig(name="pets"))
     for train, val in (jaxddp.open_data("pets"), (jaxddp.train_solutions("pets"), jaxddp.val_solutions("pets"))):
         assert train.fingerprint == expected["train"].fingerprint and val.fingerprint == expected["val"].fingerprint
-    # What is said comes before what is written down.
+    # Keys of the config override those of the catalog.
     assert (
         jaxddp.open_data("pets", classes="0:3")[0].num_classes
         == jaxddp.val_solutions("pets", classes="0:3").num_classes
     )
     for read in (jaxddp.open_data, jaxddp.train_solutions, jaxddp.val_solutions, jaxddp.test_listing):
-        with pytest.raises(InputError, match=r"^'petz' is no path here: .*: no data set 'petz', did you mean 'pets'\?"):
+        with pytest.raises(InputError, match=r"^'petz' is not a path: .*: no data set 'petz', did you mean 'pets'\?"):
             read("petz")
-    # A path is never a name, and what lies there comes first.
+    # A path is never a name, and an existing folder takes precedence over a name.
     assert place_of(Path("pets")) == DatasetEntry("pets")
     assert place_of("./pets") == DatasetEntry("./pets")
     (tmp_path / "pets").mkdir()
@@ -127,10 +127,10 @@ def test_home_is_expanded(catalog, monkeypatch):
 
 def test_unknown_names(catalog):
     assert message("imagenett", catalog) == (
-        f"{catalog}: no data set 'imagenett', did you mean 'imagenet'?; it knows: imagenet, digits, bucket, shouted"
+        f"{catalog}: no data set 'imagenett', did you mean 'imagenet'?; it has: imagenet, digits, bucket, shouted"
     )
     catalog.write_text("")
-    assert message("x", catalog) == f"{catalog}: no data set 'x'; it knows: none"
+    assert message("x", catalog) == f"{catalog}: no data set 'x'; it has: none"
 
 
 def test_files_that_cannot_be_read(catalog, tmp_path):

@@ -1,4 +1,4 @@
-"""Evaluation sees what published weights saw: torchvision's Resize and CenterCrop, within a level of 255.
+"""Evaluation pixels are those for which published weights were made: torchvision's Resize and CenterCrop, to a level.
 
 The reference is Pillow's `resize` and a slice. `Resize(256)` and `CenterCrop(224)` of torchvision 0.29.2 gave exactly
 that for 312 of 312 images (200 photographs, 112 resized copies of them); what they give of tensors (antialiased) was
@@ -27,12 +27,12 @@ REAL = Path(
 EVERY = 5
 """Of the real photographs, each fifth is looked at."""
 
-# Pillow rounds between its two passes, and so is off by at most half a level before the last rounding.
+# Pillow rounds between its two passes, and so differs by at most half a level before the last rounding.
 MEAN, MOST = 0.25, 1
 
 
 def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth colors under hard edges and some grain."""
+    """Returns smooth colors with hard edges and some noise."""
     rng = np.random.default_rng(seed)
     smooth = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).resize(
         (width, height), Image.Resampling.BICUBIC
@@ -50,7 +50,7 @@ def encoded(image: Image.Image, form: str = "JPEG", **options) -> bytes:
 
 
 def reference(data: bytes, image_size: int, resize: int) -> np.ndarray:
-    """torchvision's `Resize(resize)` and `CenterCrop(image_size)` of what its loader gives."""
+    """Returns torchvision's `Resize(resize)` and `CenterCrop(image_size)` of an image from its loader."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     short, long = sorted(image.size)
     other = int(resize * long / short)
@@ -133,7 +133,7 @@ def test_where_nothing_is_resized_the_pixels_are_the_images_own(width: int, heig
 
 
 def test_the_bound_tells_this_filter_from_training_s():
-    """The resize of training, which aliases up to a ratio of 1.6, is not within the bound."""
+    """The resizing of training, which aliases up to a ratio of 1.6, exceeds the bound."""
     image = photograph(330, 330)
     found = np.abs(resize(np.asarray(image), 224).numpy().astype(int) - reference(encoded(image, "PNG"), 224, 224))
     assert found.mean() > 4 * MEAN

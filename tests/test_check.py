@@ -1,4 +1,4 @@
-"""A data set looked over: every kind of bad file is found and named, what is odd is noted, and a clean one is clean."""
+"""`jaxddp data check`: every kind of bad file is named, what is unusual is noted, and a clean set has no findings."""
 
 import dataclasses
 import hashlib
@@ -107,7 +107,7 @@ def train_files(root: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def spoiled(tmp_path_factory) -> tuple[Path, dict[str, Path]]:
-    """A tree with a file of each kind, each in the place of a training image, by what it is."""
+    """Returns a tree with a bad file of each kind in place of a training image, and the file of each kind."""
     root = write_tree(tmp_path_factory.mktemp("spoiled") / "set", classes=3, images=8, val=4)
     places = dict(zip(FAULTS | NOTES, train_files(root), strict=False))
     for kind, file in places.items():
@@ -165,11 +165,11 @@ def test_the_manifest_holds_every_image(spoiled, tmp_path, capfd):
 
 
 def check_all(root: Path, tmp_path: Path, capfd, *options: str) -> tuple[list[str], dict]:
-    """The lines of a check that finds faults, without those of the summary, and the first line of its manifest."""
+    """Returns the lines of a check with faults, without the summary, and the first line of its manifest."""
     code, lines, error = run([root, "--manifest", tmp_path / "m.jsonl", *options], capfd)
     assert (code, error) == (1, "")
     head = json.loads((tmp_path / "m.jsonl").read_text().splitlines()[0])
-    assert f"faults of what lists the images: {len(head['refused'])}; mend them, as runs end at the first" in lines
+    assert f"faults in the listing of images: {len(head['refused'])}; mend them, since a run ends at the first" in lines
     return lines, head
 
 
@@ -391,7 +391,7 @@ def test_arrays_are_looked_over_too():
 
 
 class Counted:
-    """A store of one small image under every name, which counts what was read and not yet told of."""
+    """A store with one small image under every name, which counts images that were read and not yet reported."""
 
     def __init__(self):
         self.read_so_far = self.told = self.furthest = 0
@@ -466,7 +466,7 @@ def test_an_interrupt_ends_the_reading_with_the_images_under_way(tmp_path):
     for reader in readers:
         reader.join(20)
     assert readers and not any(reader.is_alive() for reader in readers)
-    # One that a thread was about to begin may still be counted.
+    # An image that a thread was about to start may still be counted.
     assert store.read_so_far <= under_way + 2
 
 

@@ -1,4 +1,4 @@
-"""CSV files that list images: rows and classes are the file's, several labels stay, and a mistake names its line."""
+"""CSV files that list images: rows and classes, several labels, and errors with the line."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_rows_are_those_of_the_file_and_classes_its_sorted_labels(root: Path):
     assert train.labels.tolist() == [1, 0, 1] and val.labels.tolist() == [0]
     assert train.labels.dtype == np.int32 and train.label_sets is None
     open_tables(data(root))
-    # The folder may hold other things besides; naming the file says what is meant.
+    # The folder may hold other data sets too; the name of the file decides.
     (root / "train" / "cat").mkdir(parents=True)
     with pytest.raises(InputError, match="2 formats, csv listing and folders"):
         open_splits(data(root))
@@ -57,7 +57,7 @@ def test_one_file_alone_is_divided(root: Path):
     file.write_text("path,label\na.png,x\nb/2.png,x\nc.png,y;x\n")
     with pytest.raises(InputError, match=rf"^{file}: has no validation split; give data.val_share"):
         open_splits(data(file))
-    # c.png counts for x, the first of its classes; y alone would have too few.
+    # c.png counts for x, the first of its classes; y has too few examples.
     assert [len(table) for table in open_splits(data(file, val_share=0.5)).values()] == [1, 2]
 
 
@@ -91,8 +91,8 @@ def test_selected_classes_leave_the_others_out(root: Path):
 def test_several_labels_are_trained_on_as_rows_and_not_packed(root: Path, tmp_path: Path):
     opened(root, SEVERAL, "path,label\nd.png,ant\n")
     expected = (
-        f"{root}/train.csv:2: several labels (cat, dog), and packing takes one a row (2 of 3 rows have several); leave "
-        "one in each, or set data.classes to some that no row shares"
+        f"{root}/train.csv:2: several labels (cat, dog), and packing takes one a row (2 of 3 rows have several); keep "
+        "one label a row, or set data.classes to classes of which no row has two"
     )
     train, val = open_tables(data(root))
     assert train.labels.tolist() == [[0, 1, 1], [1, 0, 0], [1, 1, 1]] and val.labels.tolist() == [[1, 0, 0]]

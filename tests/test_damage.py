@@ -1,7 +1,6 @@
-"""How much of what damages an image is found: files that lost or gained data, and headers that say another size.
+"""The share of damaged images that is detected: files that lost or gained data, and headers with another size.
 
-The shares are those of BUILD_NOTES.md. What is missed is another legal image, of as many blocks, that ends where its
-data do.
+A damaged file that is not detected is another legal image of as many blocks, which ends with its data.
 """
 
 import dataclasses
@@ -44,7 +43,7 @@ OPTIONS = {
 
 @functools.cache
 def made(kind: str, count: int) -> tuple[bytes, ...]:
-    """Images of many kinds of content, all of them sound."""
+    """Sound images of many kinds of content."""
     return tuple(_made(kind, count))
 
 
@@ -64,7 +63,7 @@ def photographs(count: int) -> list[bytes]:
 
 
 def missed(damage: Damage, files: list[bytes], times: int = 1) -> tuple[int, int]:
-    """(tried, accepted)."""
+    """Returns (number of tried files, number of accepted files)."""
     chance, tried, accepted = random.Random(0), 0, 0
     for data in times * files:
         if (damaged := damage(data, chance)) != data:
@@ -93,13 +92,13 @@ def test_one_row_of_blocks_less_or_more_in_every_kind_of_file(name: str, rows: i
 
 @pytest.mark.parametrize("kind", STRETCHES)
 def test_data_that_were_lost_or_gained(kind: str):
-    """Less of it is found than in photographs: in these smooth waves few bytes are whole blocks more often."""
+    """Less is detected than in photographs: in these smooth waves a few bytes are more often whole blocks."""
     tried, accepted = missed(STRETCHES[kind], [data for name in OPTIONS for data in made(name, 12)])
     share = {"256 bytes deleted": 0.08, "64 bytes zeroed": 0.05}.get(kind, 0.03)
     assert tried >= 64 and accepted <= share * tried
 
 
-# The images made above show the same of each kind; these tell the shares of BUILD_NOTES.md.
+# The images above cover each kind; these give the shares for photographs.
 @real
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", HEADERS | STRETCHES)
@@ -114,7 +113,7 @@ def test_photographs(kind: str):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", SMALL)
 def test_small_damage_to_photographs_is_found_in_part(kind: str):
-    """None of this can be told from another image, except where as many blocks do not come of it."""
+    """Such damage is only detected if the number of blocks changes."""
     tried, accepted = missed(SMALL[kind], photographs(200))
     share = {"64 bytes deleted": 0.7, "16 bytes zeroed": 1, "16 bytes deleted": 0.3}.get(kind, 0.1)
     assert tried >= 100 and tried - accepted >= share * tried
@@ -226,7 +225,7 @@ def test_a_png_that_lost_or_gained_data(kind: str):
     changed = [data[:at] + data[at + 3 :] for at in places] + [data[:at] + b"\r" + data[at:] for at in places]
     changed += [data.replace(*ends) for ends in ((b"\r\n", b"\n"), (b"\n", b"\r\n"), (b"\r", b"\n"))]
     changed += [data[:at] + chance.randbytes(4) + data[at + 4 :] for at in places[:-4]]
-    # Of many bytes that are alike, one may be removed here or there.
+    # Of several equal bytes, any one may be the removed one.
     assert [one for one in changed if one != data and passes(one)] == []
 
 

@@ -1,4 +1,4 @@
-"""No damaged image reaches a model: the stream, data on the devices, evaluation and packing each refuse it by name."""
+"""No damaged image reaches a model: the stream, data on the devices, evaluation and packing reject it by name."""
 
 import contextlib
 import io
@@ -45,7 +45,7 @@ def table(tmp_path: Path) -> ExampleTable:
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExampleTable, dict[str, dict[int, str]]]:
-    """A set that has every kind of damage, before sound images, and what each reader of all of it says of which row."""
+    """Returns a set with every kind of damage before sound images, and the messages of each reader by row."""
     place = tmp_path_factory.mktemp("all")
     table = train_solutions(write_tree(place / "tree", classes=2, images=8, val=2, size=20))
     for row, content in enumerate(LOST.values()):

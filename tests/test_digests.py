@@ -1,4 +1,4 @@
-"""Images held against the SHA-256 that `data check` wrote: what differs trains nothing, and is named in one line."""
+"""Images are compared with the SHA-256 that `data check` wrote: a changed image is not trained on, and is named."""
 
 import contextlib
 import io
@@ -34,7 +34,7 @@ N, BATCH, BAD = 8, 4, 3
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A set with its manifest beside it, in the working directory."""
+    """A data set in the working directory, with its manifest beside it."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     root = write_tree(tmp_path / "tree", classes=2, images=N // 2, val=4, size=16)
@@ -55,7 +55,7 @@ def epoch(train: Source, config: DataConfig) -> list:
 
 
 def flip_a_bit(file: Path) -> None:
-    """One that changes pixels and that no decoder notices."""
+    """Flips a bit that changes pixels and that no decoder notices."""
     content, before = bytearray(file.read_bytes()), np.asarray(Image.open(file))
     for place in reversed(range(len(content) - 2)):
         content[place] ^= 1
@@ -77,7 +77,7 @@ def test_a_flipped_bit_trains_unless_it_is_held_against_the_manifest(root: Path)
     first = data(root, verify="first")
     differs = [(a.image != b.image).any() for a, b in zip(sound, epoch(open_tables(first)[0], first), strict=True)]
     assert sum(differs) == 1
-    # Of a table that was read before, too.
+    # This holds for a table that was read before, too.
     for table in (train, open_tables(config)[0]):
         with pytest.raises(InputError) as caught:
             epoch(table, config)
@@ -106,7 +106,7 @@ def test_another_of_its_class_may_substitute_it(root: Path, lack: str, caplog):
 def test_never_looks_at_nothing_and_notes_nothing_as_sound(root: Path, monkeypatch: pytest.MonkeyPatch):
     looked: list[int] = []
     monkeypatch.setattr(graph, "verify", lambda image: looked.append(len(image)) or verify(image))
-    # `data check` has noted them.
+    # `data check` has cached them as sound.
     shutil.rmtree(root.with_name("cache"))
     config = data(root, verify="never")
     epoch(open_tables(config)[0], config)
@@ -141,11 +141,14 @@ def rewritten(change: Callable[[dict], object]) -> Callable[[Path], None]:
             r"^data\.verify=manifest: no tree\.manifest\.jsonl in {0}; run `jaxddp data check {0}/tree`, or give ",
         ),
         (shortened, r"^{0}/tree/.*JPEG: {0}/tree\.manifest\.jsonl does not list it, nor 1 other; run `jaxddp data "),
-        (rewritten(lambda image: image.pop("path")), r"^{0}/tree\.manifest\.jsonl, line 2: not of such a manifest; "),
-        (rewritten(lambda image: image.update(sha256=5)), r"^{0}/tree\.manifest\.jsonl, line 2: not of such a manif"),
-        (rewritten(lambda image: image.update(sha256="ab")), r"^{0}/tree\.manifest\.jsonl, line 2: not of such a man"),
-        (lambda file: file.write_text("{}\n"), r"^{0}/tree\.manifest\.jsonl, line 1: not of such a manifest; write "),
-        (lambda file: file.write_bytes(b"\xff"), r"^{0}/tree\.manifest\.jsonl, line 1: not of such a manifest; write "),
+        (rewritten(lambda image: image.pop("path")), r"^{0}/tree\.manifest\.jsonl, line 2: not a line of a manifest; "),
+        (rewritten(lambda image: image.update(sha256=5)), r"^{0}/tree\.manifest\.jsonl, line 2: not a line of "),
+        (rewritten(lambda image: image.update(sha256="ab")), r"^{0}/tree\.manifest\.jsonl, line 2: not a line of "),
+        (lambda file: file.write_text("{}\n"), r"^{0}/tree\.manifest\.jsonl, line 1: not a line of a manifest; write "),
+        (
+            lambda file: file.write_bytes(b"\xff"),
+            r"^{0}/tree\.manifest\.jsonl, line 1: not a line of a manifest; write ",
+        ),
     ],
 )
 def test_a_manifest_that_says_too_little_is_one_line_at_the_start(root: Path, change, line: str):
@@ -164,7 +167,7 @@ def test_the_manifest_is_found_by_its_key_and_beside_the_set(root: Path, tmp_pat
     with pytest.raises(InputError, match=f"^{tmp_path}/n: no such file; give data.manifest what `jaxddp data check`"):
         open_tables(data(root, manifest=str(tmp_path / "n")))
     assert (open_tables(data(root, manifest=str(moved)))[0].digests.sha256 == found.sha256).all()
-    # As a run is evaluated that wrote down where its manifest is.
+    # The config of a run holds the place of its manifest.
     assert open_tables(data(root, verify="first", manifest=str(moved)))[0].digests is None
 
 
@@ -182,7 +185,7 @@ def test_what_is_selected_of_a_table_keeps_its_digests(root: Path, caplog):
     for table in (train, few, train.take(3), train.select("1:2"), unlabelled):
         assert [table.digests.fault(row, table.read(row)) for row in range(len(table))] == [None] * len(table)
     assert others.digests is None
-    assert caplog.messages == ["data.verify=manifest: the images of data.unlabelled are held against no manifest"]
+    assert caplog.messages == ["data.verify=manifest: the images of data.unlabelled are compared with no manifest"]
 
 
 def test_arrays_are_held_against_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

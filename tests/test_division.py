@@ -1,4 +1,4 @@
-"""How a batch is divided: against all divisions there are, one by one."""
+"""The division of a batch, compared with an enumeration of all divisions."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ DIVISIONS = st.builds(
 
 
 def in_pieces(division: Division) -> list[int]:
-    """How many examples each microbatch holds, dealt out one by one."""
+    """Returns the number of examples in each microbatch, dealt out one by one."""
     pieces = [0] * (division.shares * division.accumulate)
     for example in range(division.batch_size):
         pieces[example % len(pieces)] += 1
@@ -54,7 +54,7 @@ def test_a_config_says_how_its_batch_is_divided():
     assert Division.of(config, 4) == Division(96, 4, 3, 1)
     for kind in ("mixup", "cutmix"):
         mixing = config.replace(data={"augment": {kind: 0.2}})
-        # 96 in 4 x 3 are 8 each, and in 4 x 8 they are 3: a pair would be parted.
+        # 96 examples in 4 x 3 microbatches are 8 each; in 4 x 8 they are 3, which would separate a pair.
         assert [each.accumulate for each in Division.of(mixing, 4).finer()] == [4, 6, 12]
         assert Division.of(mixing.replace(model={"batch_norm": "ghost:3"}), 4).together == 6
     assert [each.accumulate for each in Division.of(config, 4).finer()] == [4, 6, 8, 12, 24]

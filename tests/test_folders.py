@@ -1,4 +1,4 @@
-"""A tree of class folders: the folders' names are the classes, the order is the tree's own, and nothing strays in."""
+"""A tree with one folder a class: names of classes, order of rows, and files that are rejected."""
 
 import os
 from pathlib import Path
@@ -30,7 +30,7 @@ TREE = (
 
 
 def color(name: str) -> np.ndarray:
-    """One color for each path, uint8[3], which JPEG keeps to within a few steps."""
+    """Returns one color for each path, uint8[3], which JPEG keeps within a few levels."""
     return np.random.default_rng(list(name.encode())).integers(0, 256, 3, np.uint8)
 
 
@@ -49,7 +49,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def rows(table: ExampleTable) -> list[tuple[str, str]]:
-    """(path, class) of each row."""
+    """Returns (path, class) of each row."""
     names = [table.class_ids[label] for label in table.labels]
     return list(zip((path.decode() for path in table.path.tolist()), names, strict=True))
 
@@ -111,7 +111,7 @@ def test_what_is_no_image_is_left_out(root: Path):
 
 @given(names=st.lists(st.tuples(st.sampled_from("abcABC"), st.text("ab0. é-", min_size=1, max_size=5)), min_size=1))
 def test_the_order_is_that_of_the_names(tmp_path_factory: pytest.TempPathFactory, names: list[tuple[str, str]]):
-    """Whatever order the files were made in: sorted by class, then by path, as Python sorts text."""
+    """Rows are sorted by class, then by path, as Python sorts text, and not by the time of creation."""
     root = tmp_path_factory.mktemp("tree")
     files = list(dict.fromkeys(f"train/{label}/x{name}.png" for label, name in names))
     for file in files:
@@ -142,7 +142,7 @@ def test_a_class_without_images_is_named(root: Path):
     (root / "train/dog/.hidden").mkdir(parents=True)
     (root / "train/dog/README").write_text("none yet")
     assert fault(root).startswith(f"{root / 'train/dog'}: no image")
-    # It is a class all the same, of which val may have examples.
+    # It is still a class, and val may have examples of it.
     assert read_folders(root, "val").num_classes == 4
     (root / "val/dog").mkdir()
     assert fault(root, "val").startswith(f"{root / 'val/dog'}: no image")

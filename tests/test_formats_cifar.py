@@ -1,4 +1,4 @@
-"""CIFAR's binary files: every pixel and label in its place, from either archive; what is wrong gets one line."""
+"""CIFAR's binary files: pixels and labels of either archive; every fault gets one line."""
 
 import tempfile
 from pathlib import Path
@@ -17,7 +17,7 @@ NAMES = tuple("abcdefghij")
 
 
 def records(images: np.ndarray, *labels: np.ndarray) -> bytes:
-    """Record by record as the format's page describes it, pixel by pixel."""
+    """Returns the records of a file pixel by pixel, as the format's page describes them."""
     return b"".join(
         bytes(int(column[row]) for column in labels) + b"".join(image[:, :, c].tobytes() for c in range(3))
         for row, image in enumerate(images)
@@ -29,7 +29,7 @@ def some_images(count: int, seed: int = 0) -> np.ndarray:
 
 
 def write_ten(parent: Path, sizes: tuple[int, ...] = (2, 1, 3, 1, 1), val: int = 2) -> Path:
-    """Batch i holds images of seed i, labelled i, i + 1, …"""
+    """Writes CIFAR-10; batch i holds images of seed i with labels i, i + 1, …"""
     folder = parent / TEN
     folder.mkdir()
     for i, size in enumerate(sizes, 1):

@@ -1,4 +1,4 @@
-"""IDX files: what was written is read, to the pixel; what is wrong gets one line, whatever the header says."""
+"""IDX files: every pixel is read as written, and every fault gets one line, for any header."""
 
 import gzip
 import os
@@ -34,7 +34,7 @@ def pixels(count: int, *shape: int) -> np.ndarray:
 
 
 def write(folder: Path, **changed: bytes | None) -> Path:
-    """Five training and three validation examples of 4x6 pixels, with labels below 4; None leaves a file out."""
+    """Writes five training and three validation examples of 4x6 pixels, with labels below 4; None leaves a file out."""
     files = {
         "train_images": (TRAIN_IMAGES, idx(pixels(5, 4, 6))),
         "train_labels": (TRAIN_LABELS, idx(np.array([0, 1, 2, 1, 0]))),
@@ -226,7 +226,7 @@ def test_fashion_mnist_is_read_and_learned():
     assert (len(train), len(val)) == (4699, 1000)
     assert train.pixel_shape == val.pixel_shape == (28, 28, 1)
     assert train.class_names == val.class_names == tuple("0123456789")
-    # Fashion-MNIST's own order: an ankle boot, two tops, a dress.
+    # Fashion-MNIST begins with an ankle boot, two tops and a dress.
     assert train.labels[:4].tolist() == [9, 0, 0, 3]
     assert np.bincount(train.labels).min() > 400
     setup = jaxddp.prepare_training(softmax_regression(), train, 4, sgd(0.01), 8)

@@ -1,4 +1,4 @@
-"""NumPy's files: arrays come back as they were saved, mapped where they lie in a folder; nothing pickled is read."""
+"""NumPy's files: arrays are read as saved, and memory-mapped from a folder; pickles are rejected."""
 
 import io
 import mmap
@@ -102,7 +102,7 @@ def test_images_in_a_folder_are_mapped_and_batches_are_those_of_memory(tmp_path)
 
 
 def test_of_four_gigabytes_a_batch_reads_its_rows(tmp_path):
-    """The file is sparse: rows that were never written take no room on the disk."""
+    """The file is sparse: rows that were never written take no space on the disk."""
     shape = (20_000, 256, 256, 3)
     images = np.lib.format.open_memmap(tmp_path / "train_images.npy", mode="w+", dtype=np.uint8, shape=shape)
     images[-1] = 7
@@ -185,7 +185,7 @@ def any_header(text: bytes) -> bytes:
 
 
 def write_raw(folder: Path, kind: str, content: bytes) -> Path:
-    """The training images are these bytes; the rest is as it should be."""
+    """Writes a data set whose training images are these bytes; all other arrays are valid."""
     if kind == "folder":
         save(folder, kind, ARRAYS)
         (folder / "train_images.npy").write_bytes(content)

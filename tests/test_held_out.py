@@ -1,4 +1,4 @@
-"""A validation split made of names: a part of each class, the same everywhere, that hardly changes as a set grows."""
+"""A validation split chosen by ids: a share of each class, equal everywhere, which hardly changes as a set grows."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def held(examples: dict[str, int], share: float) -> set[str]:
 
 
 def of_several(examples: dict[str, int]) -> dict[str, int]:
-    """Without the classes of one example, which are refused before they are divided."""
+    """Generates labels without classes of one example, which are rejected before."""
     labels = [*examples.values()]
     return {name: label for name, label in examples.items() if labels.count(label) > 1}
 
@@ -63,7 +63,7 @@ def test_one_example_more_moves_at_most_one_other_of_its_class(examples: dict[st
 
 
 def test_the_choice_is_pinned():
-    """A golden choice: another hash, or another order of its bytes, would divide the sets of old runs anew."""
+    """A golden choice: another hash, or byte order, would change the splits of old runs."""
     examples = {f"cat/{number}": 0 for number in range(10)} | {f"dog/{number}": 1 for number in range(5)}
     assert held(examples, 0.3) == {"cat/1", "cat/7", "cat/9", "dog/3", "dog/4"}
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_divided_gets_one_line(tmp_path: Path):
     assert message.startswith(f"{root}: class 'cow' has one example, {root}/cow/only.png, and data.val_share=0.1 ")
     both = write(tmp_path / "both", "train/ant/1.png", "val/ant/2.png")
     assert fault(DataConfig(path=str(both), val_share=0.1)) == (
-        f"data.val_share=0.1: {both} is read with a validation split of its own; leave data.val_share out, "
+        f"data.val_share=0.1: {both} has its own validation split; leave data.val_share out, "
         "which is for folders, CSV and Parquet without one"
     )
 

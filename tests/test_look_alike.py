@@ -1,4 +1,4 @@
-"""Names that look alike are told by their code points in every form of data, and a column is there once."""
+"""Names that look alike are rejected with their code points in every format, and so are columns of the same name."""
 
 import json
 import zipfile
@@ -135,7 +135,7 @@ def test_two_names_that_look_alike_are_refused_where_they_are_written(form, kind
 def test_names_that_differ_to_the_eye_are_classes(form, tmp_path: Path, monkeypatch):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     found = form(tmp_path, "Ant", "ant")[0]()
-    # datasets.toml gives the entry of one name.
+    # datasets.toml has the entry of one name.
     names = (
         found if isinstance(found, tuple) else getattr(found, "class_ids", {"Ant", "ant"} if form is catalog else ())
     )
@@ -201,9 +201,9 @@ def test_a_column_of_parquet_is_there_once(tmp_path: Path):
 
 
 def test_names_of_files_are_there_once(tmp_path: Path):
-    assert "classes.txt:3: 'ant' is the name in " in refused(names_file(tmp_path, "ant", "bee", "ant")[0])
+    assert "classes.txt:3: 'ant' is also the name in " in refused(names_file(tmp_path, "ant", "bee", "ant")[0])
     read, _ = numpy_file(tmp_path, "ant", "bee", "ant")
-    assert "a.npz: class_names[2]: 'ant' is the name in " in refused(read)
+    assert "a.npz: class_names[2]: 'ant' is also the name in " in refused(read)
 
 
 def test_an_array_is_there_once(tmp_path: Path):
@@ -214,5 +214,5 @@ def test_an_array_is_there_once(tmp_path: Path):
 
 
 def test_a_name_that_shows_nothing_is_no_name(tmp_path: Path):
-    fault = f"{tmp_path}/train.csv:3: the name '\\u200b' shows nothing; write one that can be read"
+    fault = f"{tmp_path}/train.csv:3: the name '\\u200b' has no visible character; write one that can be read"
     assert refused(listing(tmp_path, "ant", "\u200b")[0]) == fault

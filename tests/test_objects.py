@@ -1,6 +1,6 @@
-"""Data sets in object stores: a real S3 server on the loopback, and a proxy before it that fails on purpose.
+"""Data sets in object stores: a real S3 server on the loopback, behind a proxy that fails on purpose.
 
-Not run against Amazon's, Google's or any other real service.
+The tests do not use Amazon's, Google's or any other real service.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ if not os.environ.get("CI"):
 pytestmark = pytest.mark.timeout(120)
 ROOT = "s3://bucket/imagenet"
 DATA = DataConfig(image_size=16, resize=20)
-# Generous in time, since the machine may be busy: what ends by its tries ends soon.
+# The deadline is long, since the machine may be busy; the number of tries ends a test soon.
 SHORT = Patience(deadline=20, silence=10, tries=3)
 KEYS = {
     "AWS_ACCESS_KEY_ID": "somebody",
@@ -58,18 +58,18 @@ KEYS = {
 }
 
 
-# The server, and the proxy before it
+# The server and its proxy
 
 
 class Server:
-    """moto's S3 server in a process of its own."""
+    """moto's S3 server in a new process."""
 
     def __init__(self, port: int):
         self.port = port
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
         headers = {
-            # moto takes what is signed for S3 to be for S3.
+            # moto recognizes a request for S3 by its signature.
             "Authorization": "AWS4-HMAC-SHA256 Credential=somebody/20200101/us-east-1/s3/aws4_request",
             "Content-Type": "application/octet-stream",
         }
@@ -91,7 +91,7 @@ def server(tree) -> Iterator[Server]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    # Three names a page of a listing, so that every folder has several.
+    # A page of a listing has three names, so every folder has several pages.
     environment = os.environ | {"MOTO_S3_DEFAULT_MAX_KEYS": "3"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -110,7 +110,7 @@ def server(tree) -> Iterator[Server]:
 
 
 class Proxy(ThreadingHTTPServer):
-    """Passes requests on to the S3 server, but for those that `fault` has a way of failing for."""
+    """Passes requests on to the S3 server, except those for which `fault` returns a failure."""
 
     daemon_threads = True
 
@@ -126,12 +126,12 @@ class Proxy(ThreadingHTTPServer):
         self.fault: Callable[[int], str | None] = lambda number: None
 
     def first(self, count: int, fault: str) -> None:
-        """The first requests from now on fail in this way."""
+        """Makes the next requests fail in this way."""
         self.calm()
         self.fault = lambda number: fault if number <= count else None
 
     def handle_error(self, request, client_address) -> None:
-        """A client that gave up is no news here."""
+        """Ignores clients that gave up."""
 
 
 class Forward(BaseHTTPRequestHandler):
@@ -228,7 +228,7 @@ def batches(table: ExampleTable, index: int = 0, count: int = 1) -> list:
 
 
 def pairs(halves: list) -> list:
-    """Each step's two shards, of the columns that a batch always has."""
+    """Returns the two shards of each step, with the fields that a batch always has."""
     return [(one[:5], other[:5]) for one, other in zip(*halves, strict=True)]
 
 
@@ -322,7 +322,7 @@ def test_odd_names_keep_their_meaning(proxy, server):
     assert [store.read(path) for path in paths.tolist()] == [name.encode() for name in names]
 
 
-# Solution files that are wrong
+# Wrong solution files
 
 
 def test_messages_name_the_url_and_the_line(proxy, server, tree):
@@ -368,7 +368,7 @@ def test_check_images_names_the_first_and_counts_the_rest(proxy, server, tree):
                                               (7, "the image is missing")]  # fmt: skip
 
 
-# Faults on the way
+# Faults of the network
 
 
 @pytest.mark.slow
@@ -409,7 +409,7 @@ def test_what_does_not_pass_ends_in_one_line(proxy, tree, fault, limits, reason)
     assert text.startswith(f"{store.name(path)}: no answer in ") and reason in text
     assert text.endswith("; check that the store and the network are up, and start again")
     assert len(proxy.requests) == int(reason[0])
-    # A second's dripping, and not all that the transport would have borne.
+    # The deadline ends it after a second; the transport would wait longer.
     assert fault != "drip" or "bytes had come" in text
 
 
@@ -423,7 +423,7 @@ def test_a_store_that_is_not_there(proxy, monkeypatch):
 
 
 def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store, monkeypatch):
-    """The transport sees to it already; this is for the day on which it does not."""
+    """The transport checks the length already; this covers a transport that does not."""
 
     class Answer:
         def __init__(self, body: bytes):
@@ -449,7 +449,7 @@ def test_a_lost_store_ends_the_stream_in_one_line(proxy, store):
 
 
 def test_a_store_that_comes_back_too_late_is_named_all_the_same(proxy, tree):
-    """By then every image of the batch can be read, and TensorFlow has only a traceback to tell."""
+    """Every image of the batch can be read by then, and TensorFlow reports only a traceback."""
 
     class Late(Objects):
         missed: ClassVar[list[bytes]] = []
@@ -473,12 +473,12 @@ def test_another_image_stands_in_for_one_that_is_gone(proxy, server, tree):
     assert sum(batch.substituted.sum() for batch in with_others) == sum((batch.row == 4).sum() for batch in with_others)
 
 
-# What the user must mend
+# Faults that the user must mend
 
 
 def test_what_is_not_there(proxy, store):
     assert message(InputError, store.read, b"no.JPEG") == f"{ROOT}/no.JPEG: missing image; upload it or leave it out"
-    # Threads of a stream that was closed may still ask for its images, at a port that is this test's now.
+    # Threads of a closed stream may still request images, at a port that this test now uses.
     assert sum(path.endswith("/no.JPEG") for path in proxy.requests) == 1
     store = Objects.open("s3://buckets/imagenet", SHORT)
     assert "s3://buckets/imagenet/a: no such bucket; check AWS_ACCESS_KEY_ID" in message(InputError, store.read, b"a")
@@ -498,7 +498,7 @@ def test_wrong_keys(proxy, store, server):
 
 
 def test_no_keys(proxy, monkeypatch):
-    """On a machine of Amazon's its own service is asked for keys; here the proxy answers in its place."""
+    """On a machine of Amazon's, its service is asked for keys; the proxy answers in its place."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     assert ": 'Missing AccessKeyId'; check AWS_ACCESS_KEY_ID, " in message(InputError, train_solutions, ROOT)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -515,7 +515,7 @@ def test_plain_http_must_be_allowed(proxy, monkeypatch):
 
 
 def test_google_storage_up_to_the_door(proxy, monkeypatch, tmp_path):
-    """Not run against the real service: what can be seen without it is the URL, and keys that are not there."""
+    """Without the real service, this tests the URL and missing keys."""
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "no.json"))
     text = message(InputError, train_solutions, "gs://bucket/imagenet")
     assert text.startswith("gs://bucket/imagenet") and "check GOOGLE_APPLICATION_CREDENTIALS" in text
@@ -580,10 +580,10 @@ def test_a_store_travels_without_its_keys(proxy, store):
 
 @pytest.mark.slow
 def test_the_second_epoch_asks_for_nothing(proxy, from_disk, tmp_path):
-    """Three batches are an epoch, and the fourth is of the next."""
+    """Three batches are an epoch; the fourth belongs to the next."""
     proxy.calm()
     assert_same(batches(train_solutions(ROOT, cache=tmp_path)), from_disk)
-    # The epochs' batches are fetched at once, so an image that both show may be asked for twice.
+    # Batches of both epochs are fetched at the same time, so an image in both may be requested twice.
     assert len(set(proxy.requests)) == 2 + 12
     again = train_solutions(ROOT, cache=tmp_path)
     proxy.calm()
@@ -651,7 +651,7 @@ def test_a_spoiled_file_is_fetched_again(proxy, store, tree, tmp_path, spoil):
             "flipped": content[:100] + bytes([content[100] ^ 1]) + content[101:],
             "of another image": other.read_bytes(),
         }[spoil])  # fmt: skip
-    # What a process that was killed leaves behind.
+    # The unfinished file of a killed process.
     (file.parent / ".0123").write_bytes(content[:100])
     proxy.calm()
     for row, path in enumerate(paths):
@@ -672,7 +672,7 @@ def test_each_store_has_its_own_in_a_shared_folder(proxy, server, store, tmp_pat
 
 @pytest.fixture(params=["full disk", "file in the way"])
 def unwritable(request, tmp_path) -> Iterator[Path]:
-    """A cache folder in which nothing, or next to nothing, can be written."""
+    """A cache folder in which nothing, or almost nothing, can be written."""
     folder = tmp_path / "cache"
     folder.mkdir()
     if request.param == "full disk":
@@ -707,4 +707,4 @@ def test_a_cache_that_cannot_be(proxy, tree, tmp_path):
     text = message(InputError, train_solutions, ROOT, cache=tmp_path / "file")
     assert text.startswith(f"{tmp_path}/file: cannot be written (File exists); choose another place")
     text = message(InputError, train_solutions, tree, cache=tmp_path)
-    assert text == f"{tree}: images of a directory are read where they are; leave out the cache {tmp_path}"
+    assert text == f"{tree}: images of a directory are read in place; leave out the cache {tmp_path}"

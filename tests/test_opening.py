@@ -1,4 +1,4 @@
-"""What lies at data.path decides how it is read; whatever the form, a run gets two tables of one kind."""
+"""The content of data.path decides its format; every format gives two tables of one class."""
 
 import shutil
 import subprocess
@@ -29,13 +29,13 @@ def test_python_divides_a_folder_as_a_config_does(tmp_path: Path):
     with pytest.raises(InputError) as caught:
         jaxddp.open_data(folder.parent, 0.3)
     assert str(caught.value) == (
-        f"val_share=0.3: {folder.parent} is read with a validation split of its own; leave val_share out, which is for "
+        f"val_share=0.3: {folder.parent} has its own validation split; leave val_share out, which is for "
         "folders, CSV and Parquet without one"
     )
 
 
 def test_solution_files_come_first(tmp_path: Path):
-    """The archive's own folders would else be taken for those of classes."""
+    """Otherwise the archive's folders would count as folders of classes."""
     root = write_solutions(tmp_path / "data")
     (root / "train" / "cat").mkdir(parents=True)
     (root / "val").mkdir()
@@ -60,7 +60,7 @@ def test_what_does_not_hold_of_images_in_memory_is_refused(tmp_path: Path, chang
 
 
 def test_a_limit_of_validation_keeps_the_balance_on_any_number_of_devices(tmp_path: Path):
-    """Every example of the part is counted once, also where the last batch is padded."""
+    """Every chosen example is counted once, also where the last batch is padded."""
     train, val = random_table(16), random_table(40, seed=1)
     path, counts = str(write_arrays(tmp_path / "data.npz", train, val)), []
     for limit, devices in ((None, 1), (13, 1), (13, 4), (100, 1)):
@@ -83,7 +83,7 @@ def test_a_folder_of_nothing_known_is_told_the_forms(tmp_path: Path):
         open_tables(DataConfig(path=str(tmp_path)))
     for sign in ("LOC_train_solution.csv", "packed.json", "train/CLASS/IMAGE", "train-images-idx3-ubyte", "tfds:NAME"):
         assert sign in str(caught.value)
-    # Somebody who names solution files means solution files.
+    # The config names a solution file, which decides.
     with pytest.raises(InputError, match="LOC_synset_mapping.txt: no such file"):
         open_tables(DataConfig(path=str(write_folders(tmp_path / "data")), train="first100.csv"))
     with pytest.raises(InputError, match="no such directory"):
@@ -107,7 +107,7 @@ FORMATS.add("text")(LocalFormat("a directory with train.csv", lambda path: (path
 
 
 def test_a_file_in_the_folder_is_a_new_format(tmp_path: Path):
-    """In a process of its own, whose registry has not looked into the folder yet."""
+    """It runs in a new process, whose registry has not read the folder yet."""
     (tmp_path / "formats").mkdir()
     (tmp_path / "formats" / "text_files.py").write_text(NEW_FORMAT)
     data = tmp_path / "data"
@@ -183,7 +183,7 @@ def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: p
         parallel={"devices": 2, "self_test": "never"},
     )
     train_config(config, tmp_path / "run")
-    # Moved, the data are still those of the run.
+    # Moved data are still the data of the run.
     moved = str((tmp_path / "data").rename(tmp_path / "elsewhere"))
     longer = config.replace(train={"duration": "3 steps"}, data={"path": moved})
     assert int(train_config(longer, tmp_path / "run", resume="must").step) == 3

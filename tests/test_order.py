@@ -83,7 +83,7 @@ def test_evaluation_sees_every_row_once_and_pads_with_minus_one(num_examples: in
             "batch size 5 does not divide into 4 equal parts; use 4 or 8",
         ),
         (lambda: Shard(0, 4).of(EvalOrder(10, 3).rows(0)), "batch size 3 does not divide into 4 equal parts; use 4$"),
-        (lambda: Shard(2, 2).of(np.arange(4)), "part 2 of a batch that is cut into 2: use 0..1"),
+        (lambda: Shard(2, 2).of(np.arange(4)), "part 2 of a batch of 2 parts: use 0..1"),
         (lambda: Shard(-1, 2).of(np.arange(4)), "part -1 of a batch"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A packed copy has the same table, and images of the size that was asked for; the stream reads it in the graph."""
+"""A packed copy has the same table, and images of the requested size; the stream reads it in the graph."""
 
 import io
 import json
@@ -54,7 +54,7 @@ def test_the_table_is_the_same_but_for_where_the_images_lie(tables, packed: Path
 def test_each_image_is_its_original_resized(tables, packed: Path):
     copy = read_packed(packed, "train")
     for row in range(len(copy)):
-        # In brightness: JPEG keeps color at half the resolution, and the color of noise is gone then.
+        # Compares brightness: JPEG keeps color at half the resolution, which loses the color of noise.
         small = np.asarray(Image.open(io.BytesIO(copy.read(row))).convert("L"), float)
         large = Image.open(io.BytesIO(tables["train"].read(row))).resize((32, 24), Image.Resampling.LANCZOS)
         assert np.abs(small - np.asarray(large.convert("L"), float)).mean() < 2

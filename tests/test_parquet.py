@@ -1,4 +1,4 @@
-"""Parquet as `datasets` writes it: rows in the files' order, names of classes from the schema, images by their rows."""
+"""Parquet as `datasets` writes it: order of rows, names of classes from the schema, images by row."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def encoded(number: int) -> bytes:
 
 
 def write(file: Path, numbers: Iterable[int], **more: Any) -> Path:
-    """As `datasets` writes images of these colors: ClassLabel names in the schema's metadata, few rows a group."""
+    """Writes images of these colors as `datasets` does: ClassLabel names in the schema's metadata, few rows a group."""
     numbers = list(numbers)
     cells = more.get("cells", [{"bytes": encoded(number), "path": f"{number}.png"} for number in numbers])
     labels = more.get("labels", pa.array([number % 3 for number in numbers], pa.int64()))
@@ -113,7 +113,7 @@ def test_classes_and_limits_select_rows(root: Path):
 
 def test_row_groups_are_kept_within_bounds(root: Path, monkeypatch: pytest.MonkeyPatch):
     path, read = b"data/train-00000-of-00002.parquet", []
-    # Nothing public tells what was read and what came from memory.
+    # No public name shows which row groups came from memory.
     cells = ParquetFiles._cells
     monkeypatch.setattr(ParquetFiles, "_cells", lambda *given: read.append(given[2]) or cells(*given))
     store = ParquetFiles(root, "image")
@@ -128,7 +128,7 @@ def test_row_groups_are_kept_within_bounds(root: Path, monkeypatch: pytest.Monke
 
 
 def test_threads_that_want_one_row_group_read_it_once(root: Path, monkeypatch: pytest.MonkeyPatch):
-    # Nothing public tells how often a row group was read.
+    # No public name counts the reads of a row group.
     read, cells = [], ParquetFiles._cells
     monkeypatch.setattr(ParquetFiles, "_cells", lambda *given: read.append(given[2]) or cells(*given))
     store, found = ParquetFiles(root, "image"), {}
@@ -205,7 +205,7 @@ def test_damaged_and_missing_files_are_named(root: Path):
     for damaged in (b"", content[: len(content) // 2], b"PAR1" + bytes(40)):
         first.write_bytes(damaged)
         assert fault(root).startswith(f"{first}: damaged, or not a Parquet file (")
-    # The first page of images; the footer, read before, is whole.
+    # This damages the first page of images; the footer is sound.
     first.write_bytes(content[:200] + bytes(400) + content[600:])
     assert fault(root).startswith(f"{first}")
     first.write_bytes(content)

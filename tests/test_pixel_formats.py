@@ -1,4 +1,4 @@
-"""Kinds of files, channels and bits: the same image gives the same pixels, and nothing is lost without a word."""
+"""Kinds of files, channels and bits: the same image gives the same pixels, and every loss is logged."""
 
 import functools
 import io
@@ -43,7 +43,7 @@ def encode(image: np.ndarray, kind: str, **settings: Any) -> bytes:
 
 @functools.cache
 def in_graph(function: Any, *arguments: Any) -> Any:
-    """As a stream calls it: outside of a graph, TensorFlow hands bytes on as NumPy does, without zeros at their end."""
+    """Calls it in a graph, as a stream does: in eager mode TensorFlow drops trailing zeros of bytes, as NumPy does."""
     spec = tf.TensorSpec([], tf.string)
     return tf.function(lambda data: function(data, *arguments), input_signature=(spec,), autograph=False)
 
@@ -61,7 +61,7 @@ def luma(rgb: np.ndarray) -> np.ndarray:
 
 
 def wide_luma(rgb: np.ndarray) -> np.ndarray:
-    """In 16 bits, of colors of 8: nearer to the weighted mean than that of 8 bits."""
+    """Returns the luma in 16 bits of 8-bit colors: more exact than the luma in 8 bits."""
     mean = (rgb * 257.0) @ (19595, 38470, 7471) / 65536
     return np.floor(mean + 0.5).astype(np.uint16)[..., None]
 
@@ -145,14 +145,14 @@ def test_sixteen_bits_are_resized_in_sixteen_bits():
 
 
 def test_cutting_sixteen_bits_to_eight_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    # Whether it was said is kept for the life of a process, and another test may have had it said.
+    # The warning is logged once a process, and another test may have caused it.
     monkeypatch.setattr(decode, "_said", threading.Lock())
     with caplog.at_level(logging.WARNING, "jaxddp.data"):
         for kind in ("PNG", "TIFF", "PNG"):
             whole(encode(picture(SIZE, SIZE, dtype=np.uint16), kind))
         whole(encode(picture(SIZE, SIZE), "PNG"))
     assert [record.message.partition(";")[0] for record in caplog.records] == [
-        "data.bits=8: there are images of 16 bits, whose upper 8 are used"
+        "data.bits=8: some images have 16 bits, of which the upper 8 are used"
     ]
     caplog.clear()
     monkeypatch.setattr(decode, "_said", threading.Lock())
@@ -162,7 +162,7 @@ def test_cutting_sixteen_bits_to_eight_is_said_once(caplog: pytest.LogCaptureFix
 
 
 def rgb16_tiff(rgb: np.ndarray) -> bytes:
-    """A TIFF of 16 bits in color, which Pillow does not write: header, pixels, one directory (TIFF 6.0, section 2)."""
+    """Returns a 16-bit color TIFF, which Pillow does not write: header, pixels, one directory (TIFF 6.0, section 2)."""
     height, width, _ = rgb.shape
     pixels = rgb.astype("<u2").tobytes()
     bits_at = 8 + len(pixels)
@@ -194,7 +194,7 @@ def encode_rgb16_png(rgb: np.ndarray) -> bytes:
 @pytest.mark.parametrize(("kind", "settings"), [("BMP", {}), ("WEBP", {}), *(("TIFF", each) for each in TIFFS)])
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore:Truncated File Read")
 def test_a_file_that_is_cut_short_is_refused(kind: str, settings: dict):
-    # In whole groups of four bytes a row, without BMP's padding, which nobody misses.
+    # Rows of whole groups of four bytes, without BMP's padding, whose loss cannot be detected.
     data = encode(picture(8, 8, 3), kind, **settings)
     verify(data)
     for length in {*range(1, len(data), 7), len(data) - 1}:
@@ -210,7 +210,7 @@ def test_damage_inside_of_a_compressed_file_is_refused():
 
 
 def test_what_libtiff_finds_is_the_fault_and_is_not_written_to_the_screen(capfd):
-    """Pillow takes damaged fax codes for an image."""
+    """Pillow decodes damaged fax codes without an error."""
     data = encode(picture(64, 64) > 128, "TIFF", compression="group4")
     verify(data)
     cut = bytearray(data)

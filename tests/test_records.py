@@ -1,4 +1,4 @@
-"""TFRecord files at random: every record and its label is found, and damage gets one line."""
+"""Random access to TFRecord files: every record and label is found, and damage gets one line."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def write_records(file: Path, records: list[bytes]) -> Path:
 
 
 def serialized(**values: bytes | int | float | list) -> bytes:
-    """A serialized tf.train.Example."""
+    """Returns a serialized tf.train.Example."""
     features = {}
     for name, value in values.items():
         some = value if isinstance(value, list) else [value]
@@ -51,7 +51,7 @@ def serialized(**values: bytes | int | float | list) -> bytes:
 
 
 def masked_checksum(data: bytes) -> int:
-    """CRC-32C, bit by bit, masked as TFRecord files have it."""
+    """Returns the masked CRC-32C of TFRecord files, computed bit by bit."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -62,14 +62,14 @@ def masked_checksum(data: bytes) -> int:
 
 
 def header(length: int) -> bytes:
-    """The header of a record of this length, as TensorFlow believes it."""
+    """Returns a valid header of a record of this length."""
     number = struct.pack("<Q", length)
     return number + struct.pack("<I", masked_checksum(number))
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> ExampleTable:
-    """Images of `waves`, in two files; a note lies in each record beside the image."""
+    """Returns a table of `waves` in two files; each record also holds a note."""
     images = [encode(waves(row, SIZE, SIZE), "PNG") for row in range(NUM_EXAMPLES)]
     records = [serialized(image=image, label=row % 3, note=b"n" * 99) for row, image in enumerate(images)]
     files = [write_records(tmp_path / f"{part}.tfrecord", records[part::2]) for part in range(2)]
@@ -117,7 +117,7 @@ VALUES = st.one_of(
 )
 
 
-# Among them names as long as those that are looked for.
+# Some names have the length of the wanted ones.
 NAMES = st.one_of(st.sampled_from(["Label", "label2", "imago", "lab", ""]), st.text(max_size=6))
 LABELS = st.one_of(st.sampled_from([-1, 0, 999, -(2**63), 2**63 - 1]), st.integers(0, 10**6))
 
@@ -125,7 +125,7 @@ LABELS = st.one_of(st.sampled_from([-1, 0, 999, -(2**63), 2**63 - 1]), st.intege
 @given(others=st.dictionaries(NAMES, VALUES, max_size=5), labels=st.lists(LABELS, min_size=1))
 @example(others={"Label": 3, "imago": b"no", "label": 4}, labels=[-1, 7])
 def test_one_value_is_found_among_others(tmp_path_factory: pytest.TempPathFactory, others: dict, labels: list[int]):
-    """Whatever stands beside it and wherever."""
+    """Other features of the record, and the place of this one, do not matter."""
     records = [serialized(**others | {"label": label, "image": b"picture %d" % label}) for label in labels]
     file = write_records(tmp_path_factory.mktemp("records") / "some", records)
     offsets, found = RecordFiles(file.parent).labels(b"some", len(labels), "label")
@@ -161,7 +161,7 @@ def test_a_file_that_ends_within_a_record_is_named(tmp_path: Path):
 
 @pytest.mark.parametrize("length", [2**62, 2**63 - 1, 2**64 - 1, 10**12, 117])
 def test_a_forged_length_does_not_allocate(tmp_path: Path, length: int):
-    """Its checksum is right, so TensorFlow would make room for it."""
+    """The checksum is right, so TensorFlow would allocate the length."""
     (tmp_path / "some").write_bytes(header(length) + b"x" * 120)
     with pytest.raises(InputError, match="some: no whole record at byte 0"):
         record_offsets(tmp_path / "some")
@@ -183,7 +183,7 @@ FAULTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_damaged_record_is_named(table: ExampleTable, kind: str):
-    """By the store and by the stream, where the damage may lie in a part of the record that is no image."""
+    """Both the store and the stream name it; the damage may be in another part of the record than the image."""
     where, content, message = FAULTS[kind]
     assert table.offset is not None
     change(root_of(table) / "0.tfrecord", where(int(table.offset[2])), content)
@@ -301,7 +301,7 @@ def test_a_damaged_index_is_built_anew(folder: Path):
 
 def test_where_nothing_may_be_written_the_index_goes_to_the_cache(folder: Path, tmp_path: Path):
     build = Builds()
-    # Not by its mode, which does not bind root.
+    # A mode would not stop root.
     (folder / "train.jaxddp-index").mkdir()
     for _ in range(2):
         kept_index("train", folder, ("a", "b"), "label", build)
@@ -345,7 +345,7 @@ def test_a_missing_file_is_named_even_where_an_index_is_kept(folder: Path):
 
 
 def test_another_may_write_the_index_in_between(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Between one's writing it under another name and renaming it, the other does both."""
+    """One process writes and renames the index between the write and the rename of another."""
     build, plain_replace = Builds(), os.replace
 
     def meanwhile(*names) -> None:

@@ -1,4 +1,4 @@
-"""`jaxddp data sample` writes data to train on, whole or not at all, and overwrites nothing."""
+"""`jaxddp data sample` writes complete data or nothing, and overwrites nothing."""
 
 import errno
 import os
@@ -50,7 +50,7 @@ def test_what_is_there_stays(digits, tmp_path, capsys):
     folder.mkdir()
     (folder / "LOC_synset_mapping.txt").write_text("mine")
     for place in (file, folder):
-        said = f"{place}: holds something else than the sample 'digits'; give a folder that is not there yet"
+        said = f"{place}: holds something else than the sample 'digits'; give a new folder"
         assert line(capsys, "digits", "--out", place) == said
     assert [path.name for path in folder.iterdir()] == ["LOC_synset_mapping.txt"]
     empty.mkdir()

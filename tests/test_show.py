@@ -1,4 +1,4 @@
-"""`jaxddp data show` draws what the model is given: at any step of a run, by config or by the run's config.json."""
+"""`jaxddp data show` draws the images that the model gets, at any step, from a config or a run's config.json."""
 
 import io
 import json
@@ -25,7 +25,7 @@ from jaxddp.training.pictures import png
 
 @pytest.fixture(autouse=True)
 def quick_network(monkeypatch: pytest.MonkeyPatch):
-    """What is tested is what a network is given; a linear one compiles in no time."""
+    """These tests are about the input, so a linear network, which compiles fast, is enough."""
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 
@@ -41,7 +41,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **options) -> tuple[np.ndarray, list[str]]:
-    """The pixels and titles that a picture was made of."""
+    """Records the pixels and titles of a picture."""
     from jaxddp.training import pictures as module
 
     seen: list = []
@@ -49,7 +49,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **options)
 
     def grid(pixels: np.ndarray, titles: list[str]) -> module.Picture:
         seen.extend((pixels, titles))
-        # Drawing all of them takes longer than making them.
+        # Drawing all images takes longer than making them.
         return plain(pixels[:1], titles[:1])
 
     monkeypatch.setattr(module, "input_grid", grid)
@@ -105,7 +105,7 @@ AUGMENTED = [
 
 @pytest.fixture(scope="module")
 def plain(config: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, np.ndarray]:
-    """The config for images in memory, which are there at once, and what it shows."""
+    """A config for images in memory, and what `data show` draws of it."""
     place = tmp_path_factory.mktemp("plain")
     table = random_table(24, image=32)
     config = config.replace(data={"path": str(write_arrays(place / "images.npz", table, table))})
@@ -121,7 +121,7 @@ def test_every_augmentation_is_seen(
     config, unchanged = plain
     changed, titles = drawn(monkeypatch, config.replace(data={"augment": augment}), tmp_path / "show.png")
     assert (unchanged != changed).any(axis=(1, 2, 3)).sum() >= 2
-    # Mixed images have two labels, and shares that add up.
+    # Mixed images have two labels, and shares that add up to 1.
     lines = {len(title.splitlines()) for title in titles}
     assert lines == ({3} if {"mixup", "cutmix"} & set(augment) else {2})
 

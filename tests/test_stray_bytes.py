@@ -1,4 +1,4 @@
-"""Bytes of a JPEG that libjpeg complains of without a name never reach it, and no pixel changes for that."""
+"""Stray bytes of a JPEG, which libjpeg reports without a file name, are removed first, and no pixel changes."""
 
 from pathlib import Path
 
@@ -51,5 +51,5 @@ def test_nothing_is_printed_of_them_in_any_epoch(tmp_path: Path, capfd, data: by
         np.testing.assert_array_equal(one.image, batches[0].image)
     assert "Corrupt JPEG data" not in capfd.readouterr().err
     check({"train": table})
-    # It is looked at again the next time.
+    # It is verified again the next time.
     assert table.verified.sound.tolist() == [row != BAD for row in range(4)]

@@ -1,4 +1,4 @@
-"""Images from files: pixels follow (seed, epoch, row), nothing is lost or skipped, and a bad file gets one line."""
+"""Images from files: pixels depend on (seed, epoch, row), no example is lost, and a bad file gets one line."""
 
 import gc
 import math
@@ -47,7 +47,7 @@ from jaxddp.data.table import ExampleTable
 
 
 def decoded(file: Path) -> np.ndarray:
-    """The same file through another decoder, uint8[height, width, 3]."""
+    """Returns the pixels of the same file from another decoder, uint8[height, width, 3]."""
     return np.asarray(Image.open(file).convert("RGB"))
 
 
@@ -68,7 +68,7 @@ def train_batches(table: ExampleTable, batch_size: int = 6, steps: range = range
 
 @pytest.fixture(scope="module")
 def epochs(table: ExampleTable) -> list[Batch]:
-    """Of two epochs of 11 examples the first 24, and a batch more."""
+    """Returns the first 24 examples of two epochs of 11, and one more batch."""
     return train_batches(table, steps=range(5))
 
 
@@ -116,7 +116,7 @@ def test_pixels_follow_seed_epoch_and_row_alone(
     assert len(once) == len(again) == 24
     assert once == again
     other_seed = appearances(train_batches(table, seed=8))
-    # Of the third epoch, whose order depends on the seed too, only some rows are there.
+    # Only some rows of the third epoch are there, and its order depends on the seed too.
     assert all(other_seed[epoch, row] != once[epoch, row] for epoch, row in once if epoch < 2)
     assert all(once[0, row] != once[1, row] for row in range(NUM_EXAMPLES))
 
@@ -156,7 +156,7 @@ def test_what_lies_before_the_start_is_not_read(tmp_path: Path):
     np.testing.assert_array_equal(batch.row, order.rows(2))
 
 
-# The last batch is padded, in a part of the hosts or in all; and none is.
+# The last batch is padded on some hosts, on all, or on none.
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "count"), [(4, 2), (16, 4), (11, 1), rarely(4, 1), rarely(4, 4), rarely(1, 1)])
 def test_evaluation_counts_every_example_once(table: ExampleTable, batch_size: int, count: int):
@@ -181,7 +181,7 @@ def windows(size: tuple[int, int], area: Area, num: int = 3000) -> np.ndarray:
 
 
 def reference_window(size: tuple[int, int], share: Area, rng: random.Random) -> tuple[int, int, int, int]:
-    """The definition, as a loop: draw until it fits, at most ten times."""
+    """The definition as a loop: draw until the window fits, at most ten times."""
     height, width = size
     for _ in range(10):
         area = rng.uniform(*share) * height * width
@@ -193,7 +193,7 @@ def reference_window(size: tuple[int, int], share: Area, rng: random.Random) -> 
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-# Wide and tall; long, where most draws do not fit; and of so few pixels that rounding tells.
+# Wide and tall; long, where most draws do not fit; and so small that rounding matters.
 @pytest.mark.slow
 @pytest.mark.parametrize("size", few(((375, 500), (100, 1000), (7, 5)), (500, 375), (64, 64)))
 def test_crops_are_distributed_as_defined(size: tuple[int, int]):
@@ -215,7 +215,7 @@ def test_crops_are_distributed_as_defined(size: tuple[int, int]):
         distance = np.searchsorted(ours, places, "right") / len(ours) - np.searchsorted(theirs, places, "right") / len(
             theirs
         )
-        # Kolmogorov and Smirnov's bound, which equal distributions pass 9,999 times in 10,000.
+        # The Kolmogorov-Smirnov bound, which equal distributions meet 9,999 times in 10,000.
         assert np.abs(distance).max() < 2.23 * math.sqrt(1 / len(ours) + 1 / len(theirs))
 
 
@@ -235,7 +235,7 @@ def test_decoding_a_window_is_decoding_and_slicing(tmp_path: Path, subsampling: 
     file.write_bytes(encode(waves(1, 75, 101), form, **({"subsampling": subsampling} if form == "JPEG" else {})))
     whole = decoded(file)
     rng = np.random.default_rng(subsampling)
-    # Borders of blocks are where the decoder is tempted to smooth colors differently.
+    # The decoder may smooth colors differently at the borders of blocks.
     corners = [(16, 32, 32, 32), (0, 0, 75, 101), (74, 100, 1, 1), (0, 16, 75, 16), (5, 0, 16, 96)]
     for _ in range(30):
         height, width = int(rng.integers(1, 76)), int(rng.integers(1, 102))
@@ -259,14 +259,14 @@ def test_resize_is_bilinear_up_to_a_ratio_and_by_area_beyond(size: tuple[int, in
 
 
 def area_weights(length: int, size: int) -> np.ndarray:
-    """The definition, float64[size, length]: what each input pixel gives to each output pixel of one axis."""
+    """The definition, float64[size, length]: the weight of each input pixel in each output pixel of one axis."""
     places, step = np.arange(length), length / size
     starts = np.arange(size)[:, None] * step
     return np.clip(np.minimum(places + 1, starts + step) - np.maximum(places, starts), 0, None) / step
 
 
 def sample_weights(length: int, size: int) -> np.ndarray:
-    """The same of bilinear sampling at the centers of the output's pixels."""
+    """The weights of bilinear sampling at the centers of the output's pixels."""
     centers = np.clip((np.arange(size)[:, None] + 0.5) * length / size - 0.5, 0, length - 1)
     return np.clip(1 - np.abs(centers - np.arange(length)), 0, None)
 
@@ -298,7 +298,7 @@ def test_large_windows_are_decoded_at_a_fraction(tmp_path: Path, scale: int):
         window = [int(rng.integers(0, height - tall + 1)), int(rng.integers(0, width - wide + 1)), tall, wide]
         quick = fitted_window(data, lambda _, part=window: tf.constant(part), size).numpy().astype(float)
         exact = resize(decode_window(data, lambda _, part=window: tf.constant(part)), size).numpy().astype(float)
-        # Whole pixels of the smaller image are at most one of them off; a shift of the result would be more.
+        # Whole pixels of the smaller image differ by at most one of them; a shifted result would differ by more.
         assert np.abs(quick - exact).mean() < 0.5 * np.abs(np.roll(exact, 1, axis=1) - exact)[:, 1:].mean() + 1
 
 
@@ -317,7 +317,7 @@ def test_whole_images_of_the_right_size_are_left_as_they_are(tmp_path: Path):
 
 
 def jpeg_with_thumbnail() -> bytes:
-    """A JPEG whose EXIF-like segment holds a whole small JPEG, end-of-image marker and all."""
+    """Returns a JPEG whose EXIF-like segment holds a whole small JPEG with its end-of-image marker."""
     thumbnail = encode(waves(5, 16, 16))
     data = encode(waves(5), quality=95)
     return data[:2] + b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail + data[2:]
@@ -330,7 +330,7 @@ def png_header(width: int, height: int) -> bytes:
 
 
 def bomb() -> bytes:
-    """A small file that asks for 144 million pixels."""
+    """Returns a small file of 144 million pixels."""
     return encode(Image.new("L", (12_000, 12_000)), quality=1)
 
 
@@ -358,7 +358,7 @@ BAD: dict[str, tuple[Callable[[], bytes | None], str]] = {
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """What one pass over files of every bad kind says of each, in training and in evaluation."""
+    """Returns the messages of one pass over files of every bad kind, in training and in evaluation."""
     root = tmp_path_factory.mktemp("bad")
     contents = [make() for make, _ in BAD.values()]
     sound = [encode(waves(row)) for row in range(3)]
@@ -385,7 +385,7 @@ def test_a_bad_image_is_named_in_one_line(refused: dict[str, dict[str, str]], ki
     assert "\n" not in refused[phase][kind]
 
 
-# Found by the graph that opens files, by what looks at whole files, and by a decoder.
+# The graph that opens files, the verification and a decoder find these.
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["missing", "cut", "png without pixels"])
 @pytest.mark.parametrize("phase", ["train", "eval"])
@@ -490,7 +490,7 @@ def test_threads_follow_the_cores_and_end_with_the_iterator(table: ExampleTable,
         order = SampleOrder(NUM_EXAMPLES, 4, seed=0)
         return table.train_batches(order, DataConfig(image_size=SIZE, crop="whole"), range(10**9))
 
-    # What TensorFlow starts once for the whole process is started by now.
+    # TensorFlow has started its threads of the whole process by now.
     next(endless(2))
     gc.collect()
     time.sleep(0.5)
@@ -515,7 +515,7 @@ def test_threads_follow_the_cores_and_end_with_the_iterator(table: ExampleTable,
         (-1, SIZE, WHOLE, "seed=-1: expected 0 to"),
         (0, 0, WHOLE, "data.image_size=0: expected 1 to 10,000"),
         (0, SIZE, Shard(0, 4), "batch size 6 does not divide into 4 equal parts; use 4 or 8"),
-        (0, SIZE, Shard(2, 2), "part 2 of a batch that is cut into 2"),
+        (0, SIZE, Shard(2, 2), "part 2 of a batch of 2 parts"),
     ],
 )
 def test_bad_arguments_are_refused_at_once(table: ExampleTable, seed: int, image_size: int, shard: Shard, message: str):
@@ -535,7 +535,7 @@ def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
         crop_area(DataConfig(crop_area=(0, 1)))
 
 
-# In a process of its own, whose peak is that of the stream; the steps lie across the end of an epoch. At the end its
+# A new process, whose peak is that of the stream; the steps include the end of an epoch. At the end its
 # producer is in Python nearly all the time.
 PROGRAM = """
 import dataclasses, resource, sys, time

@@ -1,4 +1,4 @@
-"""What replaces a bad image: the same on any number of hosts, counted, and never a file that was cut short."""
+"""Substitutes for bad images: equal on any number of hosts, counted, and never a file that was cut short."""
 
 import logging
 import subprocess
@@ -27,7 +27,7 @@ SEED = 1
 
 
 def cut(data: bytes) -> bytes:
-    """Two thirds of a file, closed with an end marker as if it were whole."""
+    """Returns two thirds of a file, closed with an end marker."""
     return data[: 2 * len(data) // 3] + b"\xff\xd9"
 
 
@@ -45,13 +45,13 @@ def rows_of_class(label: int) -> list[int]:
 
 
 def substitute(row: int, bad: Mapping[int, bytes | None]) -> int:
-    """The rule: the next row of the class, and the first after the last, whose image is sound."""
+    """The rule: the next row of the class whose image is sound, cyclically."""
     rows = rows_of_class(row % CLASSES)
     at = rows.index(row)
     return next(other for other in rows[at:] + rows[:at] if other not in bad)
 
 
-# A chain of three that ends with the class's last row, two apart, and a progressive file.
+# A chain of three up to the last row of the class, two single rows, and a progressive file.
 BAD: dict[int, bytes | None] = {
     9: None,
     12: cut(encode(waves(12, 40, 48))),
@@ -75,7 +75,7 @@ def batches(table: ExampleTable, steps: range = range(6), shard: Shard = WHOLE) 
 
 @pytest.fixture(scope="module")
 def read(spoiled) -> tuple[list[Batch], list[str]]:
-    """Two epochs on one host, and what they log."""
+    """Reads two epochs on one host; returns the batches and the log."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
@@ -95,7 +95,7 @@ def whole(read) -> list[Batch]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "steps"), [(2, range(3)), pytest.param(3, range(6), marks=pytest.mark.exhaustive)])
 def test_hosts_together_are_one_host_with_bad_files_among_them(spoiled, whole, count: int, steps: range):
-    # Each host meets files for itself, so each has a table of its own; in one epoch it meets all.
+    # Each host finds bad files itself, so each has its own table; in one epoch it finds all.
     hosts = [batches(table_of(*spoiled), steps, Shard(index, count)) for index in range(count)]
     for batch, *shards in zip(whole[: len(steps)], *hosts, strict=True):
         for leaf, *parts in zip(*map(jax.tree.leaves, (batch, *shards)), strict=True):
@@ -155,7 +155,7 @@ def test_resolve_follows_chains_and_wraps_around(spoiled):
     substitutes = Substitutes(table_of(*spoiled))
     rows = np.arange(NUM_EXAMPLES, dtype=np.int32)
     assert substitutes.resolve(rows) is rows
-    # A substitute may be read for its own row before the row that it replaces, or after it.
+    # A substitute may be read for its own row before or after the row that it replaces.
     for row in (12, 9, 15):
         substitutes.refuse(row, "gone")
     resolved = substitutes.resolve(rows)
@@ -169,7 +169,7 @@ def test_resolve_follows_chains_and_wraps_around(spoiled):
 
 @pytest.fixture(scope="module")
 def damaged_below(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A data set one of whose images lacks its lower half, and whose crops all lie in the upper."""
+    """A data set with an image whose lower half is missing; all crops are in the upper half."""
     root = tmp_path_factory.mktemp("below")
     names = write(root, {})
     data = encode(waves(4, 400, 40), quality=95)
@@ -205,7 +205,7 @@ def test_a_crop_above_the_damage_is_refused_all_the_same(damaged_below, start: i
         assert batch.substituted.tolist() == (batch.row == 4).tolist()
 
 
-# What this process has read before decides nothing: the first proof, `..._is_refused_all_the_same[3]`, is in it.
+# Earlier reads of this process do not matter; this includes the case `..._is_refused_all_the_same[3]`.
 @pytest.mark.ci
 def test_a_new_process_that_resumes_refuses_it_too(damaged_below):
     root, names = damaged_below

@@ -1,4 +1,4 @@
-"""Solution files become the right table, whatever is chosen of them, and every bad input gets its line."""
+"""Solution files become the right table, for any selection, and every bad input gets one line."""
 
 import csv
 import hashlib
@@ -32,7 +32,7 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def files(tmp_path) -> Path:
-    """A root of two classes without images, of which a test rewrites what it needs."""
+    """A root of two classes without images; a test rewrites the files that it needs."""
     (tmp_path / "LOC_synset_mapping.txt").write_text("n02 second, of two\nn01 first\n")
     return tmp_path
 
@@ -55,7 +55,7 @@ def line(root: Path, number: int) -> str:
     return f"{root}/LOC_train_solution.csv:{number}: "
 
 
-# What a table holds
+# Contents of a table
 
 
 def test_train_labels_follow_the_mapping_and_paths_exist(tree):
@@ -126,7 +126,7 @@ def test_any_ids_survive_the_csv(tmp_path_factory, ids, crlf, quoting):
     assert [path.decode() for path in table.path] == [f"{IMAGES}/train/n01/{image_id}.JPEG" for image_id in ids]
 
 
-# Choosing
+# Selection
 
 CLASS_IDS = tuple(f"n{i:03d}" for i in range(7))
 
@@ -154,7 +154,7 @@ def test_selected_labels_are_dense_and_lead_back_through_the_mapping(label, data
     assert selected.labels.dtype == np.int32
     by_name = table.select(",".join(CLASS_IDS[i] for i in chosen))
     assert by_name.fingerprint == selected.fingerprint == table.select(tuple(CLASS_IDS[i] for i in chosen)).fingerprint
-    # As rows of several labels they say the same.
+    # Multi-hot labels give the same fingerprint.
     several = table.with_several_labels()
     assert labels_of(several).single.tolist() == label
     assert labels_of(several).counts.tolist() == labels_of(table).counts.tolist()
@@ -289,8 +289,8 @@ def test_missing_files(files):
 
 def test_a_root_one_directory_off_is_pointed_out(tree, tmp_path):
     (tmp_path / "kaggle").symlink_to(tree)
-    assert f"it lies in {tmp_path}/kaggle: give that directory instead" in message(train_solutions, tmp_path)
-    assert f"it lies in {tree}: give that directory instead" in message(train_solutions, tree / "ILSVRC")
+    assert f"it is in {tmp_path}/kaggle: give that directory instead" in message(train_solutions, tmp_path)
+    assert f"it is in {tree}: give that directory instead" in message(train_solutions, tree / "ILSVRC")
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_check_images_knows_missing_folders(linked):
 
 @pytest.mark.slow
 def test_memory_a_row_is_bounded(files):
-    """600 MB for 1,281,167 rows is 491 bytes a row; what one row takes does not depend on how many there are."""
+    """The bound of 600 MB for 1,281,167 rows is 491 bytes a row; a row takes as much in a small table."""
     rows = 50_000
     content = HEADER + "".join(f"n01440764_{i},n01 1 2 3 4 n01 10 20 300 400 \n" for i in range(rows))
     (files / "LOC_train_solution.csv").write_text(content)

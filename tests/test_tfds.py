@@ -1,4 +1,4 @@
-"""Sets of tensorflow-datasets: what a builder put in comes out, from either kind of file, without a network."""
+"""Sets of tensorflow-datasets: examples are read as the builder wrote them, from both kinds of files, offline."""
 
 import io
 import os
@@ -38,7 +38,7 @@ FORMATS = ("tfrecord", "array_record")
 NAMES = ["cat", "ant", "bee"]
 SPLITS = {"train": 23, "test": 7}
 ONLY_TRAIN = {"train": 23}
-# One photograph in the photos' own size, so that decoding it is all that happens to it.
+# One photograph of the size of the stream, so it is only decoded.
 PHOTO = 40
 
 
@@ -59,7 +59,7 @@ def photo(number: int) -> bytes:
 
 
 class Made(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A set whose split `train` has the images 0..22, and each split after it those that follow."""
+    """A set whose split `train` has the images 0..22; each further split has the next ones."""
 
     VERSION = tfds.core.Version("1.0.0")
     splits = SPLITS
@@ -91,11 +91,11 @@ class Made(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 
 class TinyGray(Made):
-    """As fashion_mnist: gray PNG."""
+    """A set like fashion_mnist: gray PNG."""
 
 
 class TinyColor(Made):
-    """As cifar10, but with a validation split beside the test split."""
+    """A set like cifar10, with a validation split beside the test split."""
 
     kind = tfds.features.Image(shape=(32, 32, 3), encoding_format="png")
     image = staticmethod(color)
@@ -104,7 +104,7 @@ class TinyColor(Made):
 
 
 class TinyPhotos(Made):
-    """As imagenet2012: JPEG files as they are, of many sizes, with their names."""
+    """A set like imagenet2012: unchanged JPEG files of many sizes, with their names."""
 
     kind = tfds.features.Image(encoding_format="jpeg")
     image = staticmethod(photo)
@@ -120,7 +120,7 @@ def prepare(builder: type[Made], data_dir: Path, file_format: str = "tfrecord", 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each kind of file, of the same sets. Tests that change a set copy it first."""
+    """A folder with the same sets for each kind of file. Tests that change a set copy it first."""
     home = tmp_path_factory.mktemp("prepared")
     for file_format in FORMATS:
         for builder in (TinyGray, TinyColor, TinyPhotos):
@@ -136,7 +136,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(params=FORMATS)
 def copy(request: pytest.FixtureRequest, prepared: Path, tmp_path: Path) -> Path:
-    """A data_dir of its own with TinyGray, never opened before."""
+    """A new data_dir with TinyGray, which was never opened."""
     folder = shutil.copytree(prepared / request.param / "tiny_gray", tmp_path / "data/tiny_gray")
     for index in folder.rglob("*.jaxddp-index"):
         index.unlink()
@@ -153,7 +153,7 @@ def batches_of(table: ExampleTable, image_size: int, shard: Shard = WHOLE) -> li
 
 
 def examples(table: ExampleTable, image_size: int) -> dict[bytes, int]:
-    """From the pixels of every example, by another decoder, to its label; conformance has the batches."""
+    """From the pixels of every example, by another decoder, to its label; the conformance tests compare batches."""
     images = [Image.open(io.BytesIO(table.read(row))).convert("RGB") for row in range(len(table))]
     assert {image.size for image in images} == {(image_size, image_size)}
     pixels = {np.asarray(image).tobytes(): int(label) for image, label in zip(images, table.labels, strict=True)}
@@ -182,7 +182,7 @@ def test_png_pixels_are_those_that_went_in(prepared: Path, file_format: str, nam
 @pytest.mark.slow
 @pytest.mark.parametrize("file_format", few(("tfrecord",), "array_record"))
 def test_jpeg_files_are_those_that_went_in(prepared: Path, file_format: str):
-    """Encoded as they were; and decoded as PIL does where nothing else happens to them."""
+    """The bytes are unchanged, and the pixels equal those of PIL where they are neither cropped nor resized."""
     table = read_tfds("tiny_photos", "train", prepared / file_format)
     assert Counter(table.read(row) for row in range(23)) == Counter(photo(number) for number in range(23))
     whole = 0
@@ -265,7 +265,7 @@ def test_a_set_that_is_not_prepared_is_named_with_the_command(prepared: Path, tm
 
 
 class TinyLate(Made):
-    """Known to the library, and not prepared yet."""
+    """A set that the library knows and that is not prepared."""
 
 
 def test_the_command_prepares(tmp_path: Path):
@@ -411,7 +411,7 @@ def test_each_shard_that_is_not_whole_is_told_and_the_others_are_read(copy: Path
     assert len(told) == 2 and all(map(str.startswith, told, map(str, (first, second))))
     assert 0 < len(table) < rows and {bytes(path) for path in table.path} == {os.fsencode(third.name)}
     assert all(table.read(row) for row in range(len(table)))
-    # The next run meets the faults too.
+    # The next run reports the faults too.
     assert fault("tiny_gray", "train", copy).startswith(str(second)) and not list(copy.rglob("*.jaxddp-index"))
 
 
@@ -428,7 +428,7 @@ def test_a_shard_cut_between_two_records_is_named(prepared: Path, tmp_path: Path
 @pytest.mark.slow
 def test_a_shard_lost_while_training_gets_one_line(copy: Path):
     read_tfds("tiny_gray", "train", copy)
-    # Opened again, since to index an ArrayRecord file is to hold it open, and so to read on from what is gone.
+    # The set is opened again, since the index holds an ArrayRecord file open, and would read the removed file.
     table = read_tfds("tiny_gray", "train", copy)
     shard = shards_of(copy)[1]
     shard.unlink()

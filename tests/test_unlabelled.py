@@ -1,4 +1,4 @@
-"""Labels for some images only: which examples keep theirs, and a second source in an order of its own."""
+"""Labels for some images only: which examples keep their labels, and the order of the second source."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ TABLE = random_table(50)
 
 
 def table_of(labels) -> ArrayTable:
-    """Images that each hold the number of their row."""
+    """Returns a table of images whose pixels hold the number of the row."""
     images = np.arange(len(labels), dtype=np.uint16).reshape(-1, 1, 1, 1)
     return ArrayTable(images, np.array(labels), NAMES)
 
@@ -46,12 +46,12 @@ def test_each_class_keeps_as_many_labels_and_a_smaller_choice_is_a_part_of_a_lar
 def test_the_choice_of_a_class_follows_from_the_seed_and_the_class_alone():
     labels = np.repeat(np.arange(5), 20)
     rows = [few_labels(table_of(labels), 4, seed).images.ravel() for seed in range(4)]
-    # The examples of other classes, and which classes there are, change nothing.
+    # Examples of other classes, and the set of classes, change nothing.
     more = few_labels(table_of(np.concatenate([np.repeat([1, 3], 20), np.repeat([0, 0, 2, 4], 20)])), 4, 2)
     assert (more.images.ravel()[:8] == np.concatenate([rows[2][4:8] - 20, rows[2][12:16] - 40])).all()
     alone = few_labels(table_of(labels).select("1:3"), 4, 2)
     assert (alone.images.ravel() == rows[2][4:12]).all()
-    # Each seed, and each class, draws others. A change of these rows would change every such run.
+    # Each seed and each class draws other rows. A change of these rows would change every such run.
     assert len({tuple(each) for each in rows}) == 4
     assert len({tuple(each) for each in rows[0].reshape(5, 4) % 20}) == 5
     assert rows[0][:8].tolist() == [4, 7, 17, 18, 23, 27, 28, 38]
@@ -90,7 +90,7 @@ def test_the_order_of_unlabelled_examples_is_pinned():
 
 
 def feed_of(labelled, unlabelled, *, seed: int = 3, devices: int = 2) -> Feed:
-    """Batches of 4 labelled and 12 unlabelled examples."""
+    """Returns a feed of batches of 4 labelled and 12 unlabelled examples."""
     data, topology = labelled.default_data(), Topology.create(devices)
     others = Feed(unlabelled, SampleOrder(len(unlabelled), 12, unlabelled_seed(seed)), data, topology)
     return Feed(labelled, SampleOrder(len(labelled), 4, seed), data, topology, unlabelled=others)
@@ -106,7 +106,7 @@ def test_a_batch_holds_both_and_no_label_of_the_second():
     for batch in batches:
         assert (np.asarray(batch.unlabelled.label) == -1).all() and batch.unlabelled.mask.all()
         assert (np.asarray(batch.unlabelled.image) == TABLE.images[np.asarray(batch.unlabelled.row)]).all()
-    # What goes on at a step reads the same batches.
+    # A run that continues at a step reads the same batches.
     for batch, again in zip(batches[7:], feed.batches(7, 13), strict=True):
         assert (batch.unlabelled.row == again.unlabelled.row).all() and (batch.row == again.row).all()
 
@@ -164,7 +164,7 @@ def test_a_folder_a_list_or_a_data_set_of_whatever_classes(arrays, tmp_path):
 
     assert [images(files).record(row).id for row in range(3)] == ["a.png", "few/b.png", "few/more/c.png"]
     assert len(images(files / "list.csv")) == 2
-    # A set of other classes, some of which are selected in the labelled one; with its own split only what is to train.
+    # A set of other classes than the selected ones; if it has splits, only its training split is used.
     for place in ("train/x", "train/y", "val/x"):
         (tmp_path / "set" / place).mkdir(parents=True)
         Image.fromarray(TABLE.images[0]).save(tmp_path / "set" / place / "a.png")

@@ -1,4 +1,4 @@
-"""What an earlier run or `data check` found sound is not verified again, unless its file changed."""
+"""Images that an earlier run or `data check` found sound are not verified again, unless the file changed."""
 
 import logging
 import os
@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The size of each image that was verified."""
+    """Records the size of each image that is verified."""
     sizes, verify = [], graph.verify
 
     def counted(data: bytes):
@@ -51,14 +51,14 @@ def verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def read(table: ExampleTable, shard: Shard = WHOLE) -> np.ndarray:
-    """One epoch of a run: the images, and how they are read."""
+    """Reads one epoch of a run; returns its images and how they were verified."""
     table.check(DATA)
     order = SampleOrder(len(table), 4, seed=0)
     return np.concatenate([batch.image for batch in table.train_batches(order, DATA, range(len(table) // 4), shard)])
 
 
 def visit(table: ExampleTable) -> list[int]:
-    """The rows that a run reads to their last pixel, kept as its stream keeps them: as `read`, without TensorFlow."""
+    """Returns the rows that a run would verify, and caches them as its stream does, without TensorFlow."""
     table.check(DATA)
     rows = np.flatnonzero(~table.verified.sound)
     table.verified.add(rows)
@@ -116,7 +116,7 @@ def test_a_file_that_is_damaged_later_never_trains(root: Path):
 def test_damage_that_changes_no_time_is_forgotten_once_it_is_found(
     root: Path, tmp_path: Path, verifications: list[int]
 ):
-    """As a disk's own: `data check` reads everything, and a run believes it."""
+    """Like damage by the disk: `data check` reads every file, and a run trusts the cache."""
     table = train_solutions(root)
     read(table)
     file = Path(table.name(3))
@@ -200,7 +200,7 @@ def test_a_stream_that_is_dropped_keeps_what_it_read(root: Path, verifications: 
 
 
 def test_it_is_kept_every_ten_minutes(root: Path, monkeypatch: pytest.MonkeyPatch):
-    # How often it is kept is private: no user has a reason to choose it.
+    # The interval is private, since users need not set it.
     monkeypatch.setattr("jaxddp.data.soundness.sound_cache._SECONDS", -1.0)
     table = train_solutions(root)
     table.check(DATA)
@@ -234,7 +234,7 @@ def test_packed_sets_are_known_by_their_shards(root: Path, tmp_path: Path, verif
 
 
 def test_a_record_does_not_grow_without_end(root: Path, monkeypatch: pytest.MonkeyPatch):
-    # The bound is private, and the real one takes a million files.
+    # The bound is private; the real one would need a million files.
     monkeypatch.setattr("jaxddp.data.soundness.sound_cache._MOST", 10)
     for _ in range(4):
         for path in root.rglob("*.JPEG"):
@@ -276,7 +276,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(root: Path, tmp_path: Path, monk
         log={"every": "1 step", "to": ("jsonl",)},
     )
     whole = train_config(config, tmp_path / "whole")
-    # Each once, or more often: the stream may read the next epoch before it knows what this one finds.
+    # Once or more often: the stream may read the next epoch before the results of this one arrive.
     first = len(verifications)
     assert first >= N
     train_config(config.replace(train={"duration": "1 step"}), tmp_path / "parts")
@@ -289,7 +289,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(root: Path, tmp_path: Path, monk
 
 
 def test_the_damage_of_the_damage_tests_is_found_again(root: Path, tmp_path: Path):
-    """A line of defence that the record must not open: damage between `data check` and a run."""
+    """The cache must not hide damage between `data check` and a run."""
     import random
 
     assert main(["data", "check", str(root), "--manifest", str(tmp_path / "m.jsonl")]) == 0

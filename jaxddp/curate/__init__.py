@@ -1,1 +1,1 @@
-"""The commands that look after a data set: check, show and pack."""
+"""The commands that maintain a data set: check, show and pack."""

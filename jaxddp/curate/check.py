@@ -1,4 +1,4 @@
-"""A data set read once from end to end: which of its images cannot be used, and what else is unusual."""
+"""`jaxddp data check`: reads a data set once, and finds images that cannot be used and what else is unusual."""
 
 import os
 import warnings
@@ -18,7 +18,7 @@ from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.source import SourceTable
 
 _AHEAD = 32
-"""Pending rows for each thread: how many the others can finish while one image takes long."""
+"""The number of pending rows for each thread, which the others can finish while one image takes long."""
 _LEAST_THREADS = 8
 
 T = TypeVar("T")
@@ -31,24 +31,25 @@ def check(
     threads: int | None = None,
     progress: ProgressBar | None = None,
 ) -> CheckReport:
-    """Reads every image of every split once, and compares them all.
+    """Reads every image of every split once, and compares all images.
 
-    Faults are reported in the order of the rows, and the report is the same on any number of threads. At most one
-    encoded image for each thread is in memory, and about 100 bytes for each row.
+    Faults are reported in the order of the rows, and the report does not depend on the number of threads. The memory
+    holds at most one encoded image for each thread, and about 100 bytes for each row.
 
     Args:
-        sources: the splits by name, such as train and val, in the order in which duplicates are assigned.
-        refused: what their opening refused, which goes into the report.
-        threads: by default twice the cores, since some of them wait for the disk; at least 8.
+        sources: the splits by name, such as train and val. An image counts as a duplicate of an earlier one.
+        refused: the messages of rows and files that were rejected when the splits were opened, for the report.
+        threads: by default twice the number of cores, since some threads wait for the disk; at least 8.
+        progress: shows the progress and the faults.
 
-    Raises `InputError` for no split.
+    Raises: InputError; there is no split.
     """
     if not sources:
         raise InputError("nothing to check: give at least one split")
     threads = threads or max(_LEAST_THREADS, 2 * (os.cpu_count() or 1))
     splits, looked, faults = [], 0, 0
     with warnings.catch_warnings():
-        # Pillow warns of images near its limit of pixels; images beyond the limit are faults here.
+        # Pillow warns of images near its limit of pixels; images above `MAX_PIXELS` are faults.
         warnings.filterwarnings("ignore", "Image size .* exceeds limit")
         for name, source in sources.items():
             splits.append(split := CheckedSplit(name, source))
@@ -67,11 +68,11 @@ def check(
 
 @contextmanager
 def _verifying(source: SourceTable) -> Iterator[np.ndarray]:
-    """Which rows are sound, bool[N], to be told in the block, also where it is interrupted; kept for later runs."""
+    """Yields bool[N], in which the block marks sound rows; they are cached for later runs, also if the block fails."""
     if source.verified is None:
         yield np.zeros(len(source), bool)
         return
-    # Before any is read: a file that changes meanwhile is another one for the next run.
+    # Before any image is read, so the next run verifies a file again that changes meanwhile.
     source.verified.recall()
     try:
         yield source.verified.sound
@@ -80,7 +81,7 @@ def _verifying(source: SourceTable) -> Iterator[np.ndarray]:
 
 
 def in_threads(work: Callable[[int], T], count: int, threads: int) -> Generator[T]:
-    """`work` of each row from 0 on, in their order; closing it ends the threads after their current row."""
+    """Yields `work` of the rows 0, 1, ... in order; closing the generator ends the threads after their current row."""
     pool, pending = ThreadPoolExecutor(threads), deque[Future[T]]()
     try:
         for row in range(count):

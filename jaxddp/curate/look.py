@@ -1,4 +1,4 @@
-"""A look at one image: what it is, what is unusual about it, and what is wrong with it."""
+"""Examines one image: its kind and size, what is unusual, and its fault."""
 
 import hashlib
 import threading
@@ -13,7 +13,7 @@ from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import SourceTable, image_dtype
 
 LARGE = 20_000_000
-"""Images of more pixels are decoded one at a time, on any number of threads, which bounds the memory."""
+"""Images with more pixels are decoded one at a time, on any number of threads, to bound the memory."""
 
 _ORIENTATION = 0x0112
 _KINDS = {"jpeg": (".jpeg", ".jpg"), "png": (".png",), "webp": (".webp",), "tiff": (".tif", ".tiff"), "bmp": (".bmp",)}
@@ -23,28 +23,28 @@ _large = threading.Lock()
 
 @dataclass(frozen=True)
 class Look:
-    """What was found of one image."""
+    """The findings about one image."""
 
     sha256: bytes | None = None
-    """Of the file, or of an array's pixels; None where it could not be read."""
+    """The SHA-256 of the file, or of an array's pixels; None where it could not be read."""
     size: int = 0
-    """Of the file, in bytes."""
+    """The size of the file in bytes."""
     kind: str | None = None
-    """jpeg, png, webp, tiff, bmp, or array; None where the header is unusable, and so are height and width."""
+    """jpeg, png, webp, tiff, bmp, or array. It is None where the header is unusable, and so are height and width."""
     height: int | None = None
     width: int | None = None
     mode: str | None = None
     """Pillow's name of the color space: L, RGB, CMYK, P, RGBA, ...; of arrays, the number of channels."""
     notes: tuple[str, ...] = ()
-    """What is unusual but does not hinder training, each as `kind: detail`."""
+    """What is unusual but no obstacle to training, each as `kind: detail`."""
     fault: str | None = None
     """Why the image cannot be trained on; None where it can."""
     stray: bool = False
-    """Whether the file has bytes that are taken out each time before it is decoded."""
+    """Whether the file has stray bytes, which are removed each time before it is decoded."""
 
 
 def look_at(source: SourceTable, row: int) -> Look:
-    """A row's image, read, hashed and verified. Raises `Unreachable` where its store gave no answer."""
+    """Reads, hashes and verifies a row's image. Raises: Unreachable; its store does not answer."""
     name = source.name(row)
     try:
         data = source.read(row)
@@ -59,18 +59,18 @@ def look_at(source: SourceTable, row: int) -> Look:
 
 
 def look_at_file(data: bytes, name: str) -> Look:
-    """An encoded image; the extension of its name is compared with the content."""
+    """Examines an encoded image, and compares the extension of its name with its content."""
     digest, size = hashlib.sha256(data).digest(), len(data)
     try:
         header = parse_header(data)
     except InputError as error:
         return Look(digest, size, fault=str(error))
-    found: dict = {"kind": header.kind, "height": header.height, "width": header.width}
+    fields: dict = {"kind": header.kind, "height": header.height, "width": header.width}
     try:
         with _large if header.height * header.width > LARGE else nullcontext():
             left_over = verify(data).left_over
     except InputError as error:
-        return Look(digest, size, **found, fault=str(error))
+        return Look(digest, size, **fields, fault=str(error))
     mode, notes = _describe(data)
     suffix = name[name.rfind(".") :]
     if _SUFFIXES.get(suffix.lower(), header.kind) != header.kind:
@@ -80,16 +80,16 @@ def look_at_file(data: bytes, name: str) -> Look:
     if header.kind == "jpeg":
         notes += _stray_bytes(data)
     stray = without_stray_bytes(data, left_over) is not data
-    return Look(digest, size, **found, mode=mode, notes=tuple(notes), stray=stray)
+    return Look(digest, size, **fields, mode=mode, notes=tuple(notes), stray=stray)
 
 
 def _describe(data: bytes) -> tuple[str, list[str]]:
-    """The color space of a sound image, and what is unusual about it."""
+    """Returns the color space of a sound image, and what is unusual about it."""
     with open_sound(data) as image:
         mode, info, turned = image.mode, image.info, image.format == "TIFF"
         try:
             orientation = image.getexif().get(_ORIENTATION, 1)
-        except Exception:  # Metadata may be broken in any way; no pixel depends on it.
+        except Exception:  # Broken metadata can cause any error, and no pixel depends on them.
             orientation = 1
     notes = []
     if mode == "CMYK":
@@ -108,10 +108,10 @@ def _describe(data: bytes) -> tuple[str, list[str]]:
 
 
 def _stray_bytes(data: bytes) -> list[str]:
-    """Bytes of a JPEG that no segment accounts for."""
+    """Returns notes on the bytes of a JPEG that belong to no segment."""
     notes, before = [], Segment(0, 0, 0, 2)
     for segment in segments(data):
-        # A marker may have fill bytes before it.
+        # Fill bytes may precede a marker.
         gap = data[before.end : segment.start].rstrip(b"\xff") if before.marker != SOS else b""
         if gap:
             notes.append(f"extraneous bytes: {len(gap)} before a marker")

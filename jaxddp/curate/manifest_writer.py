@@ -1,4 +1,4 @@
-"""The manifest of a check: JSON lines, the first of the data set, every other of one image."""
+"""Writes the manifest of a check as JSON lines: the first describes the data set, every other one image."""
 
 import json
 from itertools import chain
@@ -12,16 +12,16 @@ from jaxddp.data.soundness.image_manifest import VERSION, manifest_name
 
 
 def manifest_place(root: Path, wanted: Path | None) -> Path:
-    """The place of a data set's manifest: as wanted, otherwise in the working directory, named after the root.
+    """Returns the place of a data set's manifest: `wanted`, or a file in the working directory, named after the root.
 
-    Raises `InputError` where it cannot be written, or would be inside the data set without being wanted there.
+    Raises: InputError; it cannot be written, or the default place is inside the data set.
     """
     place = (wanted or Path(manifest_name(root))).absolute()
     if wanted is None and place.resolve().is_relative_to(root.resolve()):
         raise InputError(f"{place}: is inside the data set; give the manifest's place with --manifest")
     if place.is_dir():
         raise InputError(f"{place}: is a directory; give --manifest a file")
-    # Otherwise this would fail only after an hour of reading.
+    # Otherwise writing would fail only after an hour of reading.
     with readable_errors(place):
         probe = place.with_name(f".{place.name}.tmp")
         probe.touch()
@@ -30,11 +30,11 @@ def manifest_place(root: Path, wanted: Path | None) -> Path:
 
 
 def write_manifest(report: CheckReport, place: Path) -> None:
-    """Writes the manifest whole, or not at all. Raises: InputError.
+    """Writes the whole manifest, or nothing. Raises: InputError.
 
-    The first line holds `manifest`, the version of the format, `splits`, the summary of each, and `refused`, a line for
-    each fault of what lists the images. The others are the images in the order of the rows; a value is null where there
-    is none.
+    The first line holds `manifest`, the version of the format; `splits`, the summary of each split; and `refused`, a
+    message for each row or file that was rejected. The other lines are the images in the order of the rows; a missing
+    value is null.
     """
     images = (_image(split, row) for split in report.splits for row in range(len(split.source)))
     lines = chain([{"manifest": VERSION, "splits": report.summary(), "refused": report.refused}], images)

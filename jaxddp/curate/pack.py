@@ -1,4 +1,4 @@
-"""`jaxddp data pack`: a resized copy of a data set in a few record files, which is quicker to train on."""
+"""`jaxddp data pack`: writes a resized copy of a data set into a few record files, which train faster."""
 
 import io
 import itertools
@@ -30,12 +30,12 @@ _RECORD_OVERHEAD = 16
 
 @dataclass(frozen=True)
 class PackOptions:
-    """How images are packed."""
+    """The options of packing images."""
 
     short_side: Pixels = 256
-    """Pixels to which an image's shorter side is reduced; a smaller image keeps its size."""
+    """The pixels to which the shorter side of an image is reduced; a smaller image keeps its size."""
     quality: Annotated[int, Range(1, 100)] = 90
-    """Of the JPEG files that are written, 1 to 100. A small plain JPEG is copied as it is."""
+    """The quality of the JPEG images, 1 to 100. A small RGB JPEG is copied unchanged."""
 
 
 def pack(
@@ -44,14 +44,14 @@ def pack(
     packing: PackOptions,
     progress: ProgressBar | None = None,
 ) -> dict[str, Any]:
-    """Write a packed copy of the splits into a directory that appears when it is complete; returns its manifest.
+    """Writes a packed copy of the splits into a directory, which appears when it is complete; returns its manifest.
 
     Raises:
-        InputError: the directory exists or cannot be written, images are in memory and not in files, or one of them
-            cannot be used: names it.
+        InputError: the directory exists or cannot be written, the images are in memory, or one cannot be used; names
+            it.
     """
     if any(source.pixel_shape is not None for source in sources.values()):
-        raise InputError("the images of this data set are arrays in few files already; train on it as it is")
+        raise InputError("the images of this data set are already arrays in few files; train on it directly")
     for source in sources.values():
         if isinstance(source, ExampleTable) and source.label_sets is not None:
             source.label_sets.check_single(source.class_names)
@@ -76,9 +76,9 @@ def pack(
 
 
 def packed_image(data: bytes, packing: PackOptions) -> bytes:
-    """An encoded image as JPEG, its shorter side reduced to `packing.short_side` with an antialiasing filter.
+    """Returns an image as JPEG, its shorter side reduced to `packing.short_side` with an antialiasing filter.
 
-    Raises `InputError` where the image cannot be used.
+    Raises: InputError; the image cannot be used.
     """
     header = verify(data)
     with open_sound(data) as image:
@@ -86,7 +86,7 @@ def packed_image(data: bytes, packing: PackOptions) -> bytes:
         if scale == 1 and header.kind == "jpeg" and image.mode == "RGB":
             return data
         if image.mode.startswith("I"):
-            # The upper 8 of 16 bits, as in the stream; Pillow would clip at 255.
+            # The upper 8 of 16 bits, as in training; Pillow would clip at 255.
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         width, height = (round(side * scale) for side in image.size)
         # Decoding at a half or a quarter is less work; at twice the wanted size the filter still has enough pixels.
@@ -100,8 +100,8 @@ def packed_image(data: bytes, packing: PackOptions) -> bytes:
 def _pack_split(
     source: Table, split: str, folder: Path, packing: PackOptions, packed: Callable[[], None]
 ) -> dict[str, Any]:
-    """Writes a split's records and index; returns what the manifest says of it."""
-    # TensorFlow takes seconds to import, and a bad --quality should be refused at once.
+    """Writes the records and the index of a split; returns its entry in the manifest."""
+    # TensorFlow takes seconds to import, and a wrong --quality should be rejected at once.
     from jaxddp.data.stream.tensorflow_cpu import tf
 
     ids = [os.fsencode(str(source.record(row).id)) for row in range(len(source))]

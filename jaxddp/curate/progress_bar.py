@@ -1,4 +1,4 @@
-"""The progress of checking and packing: a bar on standard error, faults on standard output."""
+"""Shows the progress of checking and packing: a bar on standard error, faults on standard output."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class ProgressBar(AbstractContextManager["ProgressBar"]):
-    """A bar where standard error is a terminal, otherwise a plain line every few seconds; `total` is of images."""
+    """A bar where standard error is a terminal, else a line every few seconds; `total` is the number of images."""
 
     def __init__(self, total: int):
         self._total = total
@@ -43,7 +43,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             self._bar.stop()
 
     def advance(self, looked: int, faults: int) -> None:
-        """How many images were looked at, and how many of them cannot be used."""
+        """Shows how many images were examined, and how many of them cannot be used."""
         now = time.monotonic()
         pace = f"{speed(looked / max(now - self._begin, 1e-9))} images/s, {faults:,} cannot be used"
         if self._bar is not None:
@@ -57,5 +57,5 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             self._bar.update(self._task, description=words)
 
     def fault(self, line: str) -> None:
-        """Which image cannot be used, and why."""
+        """Prints which image cannot be used, and why."""
         print(on_screen(line), flush=True)

@@ -1,4 +1,4 @@
-"""`jaxddp data show`: training images exactly as the model is given them, at any step of any run."""
+"""`jaxddp data show`: draws the training images exactly as the model gets them, at any step of any run."""
 
 from pathlib import Path
 
@@ -10,16 +10,17 @@ from jaxddp.training.pictures import png
 
 
 def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
-    """Draw the first images of a step's batch into a PNG file, after all augmentation but without normalization.
+    """Draws the first images of a step's batch into a PNG file, after all augmentation but without normalization.
 
-    A batch is a function of the recipe and the step, so these are the images that a run of the recipe sees. Returns
-    what was drawn, in words.
+    A batch is a function of the recipe and the step, so a run of the recipe trains on these images.
 
     Args:
         step: from 1, as in metrics.jsonl.
-        count: of the images, from 1.
+        count: the number of images, 1 or more.
 
-    Raises `InputError` for an error in config or data, or a picture that cannot be written.
+    Returns: a description of the picture.
+
+    Raises: InputError; the config or the data are wrong, or the picture cannot be written.
     """
     picture = input_figure(experiment.feed, experiment.preprocess, step, count)
     files.create(out.parent)

@@ -1,4 +1,4 @@
-"""Data sets that fit in memory, and their batches, without TensorFlow."""
+"""`ArrayTable`: images and labels in memory, as a source of batches that needs no TensorFlow."""
 
 import hashlib
 from collections.abc import Collection, Iterator
@@ -21,7 +21,7 @@ from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.selection.subset import ClassSelection
 from jaxddp.data.soundness.bad_images import Substitutes
 
-# Images that do not lie in memory one after the other are copied, and then not all at once.
+# Images that are not contiguous are copied to be hashed; so many at a time bound the memory.
 _HASHED_AT_ONCE = 1024
 
 
@@ -30,13 +30,15 @@ class ArrayTable:
     """Images and labels held in memory.
 
     Args:
-        images: uint8 or uint16 [N, H, W, C], as decoded; normalizing happens on the device. They may be mapped into
-            memory (`np.load(mmap_mode="r")`): batches read their own rows, and only the fingerprint reads all. Floats
-            become such pixels at once, see `jaxddp.data.images.float_pixels.from_floats`.
-        labels: integers [N], dense class indices 0..K-1, or -1 where the class is unknown; kept as int32. Or, where an
-            image may be of several classes or of none, multi-hot [N, K], 0 or 1 each; kept as uint8.
+        images: uint8 or uint16 [N, H, W, C], as decoded; the device normalizes. They may be a memory map
+            (`np.load(mmap_mode="r")`): a batch reads its own rows, and only the fingerprint reads all. Floats are
+            converted to such pixels at once; see `jaxddp.data.images.float_pixels.from_floats`.
+        labels: integers [N], dense class indices 0..K-1, or -1 where the class is unknown; kept as int32. Where an
+            image may have several classes or none: multi-hot [N, K], 0 or 1 each; kept as uint8.
+        class_names: K names.
 
-    Raises `InputError` as `as_pixels`, `check_labels` and `check_class_names`.
+    Raises:
+        InputError: as `as_pixels`, `check_labels` and `check_class_names`.
     """
 
     images: np.ndarray
@@ -77,7 +79,7 @@ class ArrayTable:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex sha256 of the content: the same on every machine, and another one when a pixel, label or name differs."""
+        """SHA-256, as hex, of pixels, labels and names; equal on every machine."""
         digest = hashlib.sha256(repr((self.images.shape, self.class_names)).encode())
         for start in range(0, len(self), _HASHED_AT_ONCE):
             digest.update(np.ascontiguousarray(self.images[start : start + _HASHED_AT_ONCE]).data)
@@ -101,7 +103,7 @@ class ArrayTable:
         return ArrayTable(self.images, np.full(len(self), -1), ())
 
     def default_data(self) -> DataConfig:
-        """Without flips: images in memory are often small ones, such as digits, which must not be mirrored."""
+        """Returns a config without flips: images in memory are often digits, which must not be mirrored."""
         return DataConfig(augment=AugmentConfig(flip=False))
 
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
@@ -113,12 +115,12 @@ class ArrayTable:
 
     def check(self, data: DataConfig) -> None:
         height, width, channels = self.pixel_shape
-        for key, own in {"channels": channels, "bits": 8 * self.images.dtype.itemsize}.items():
+        for key, actual in {"channels": channels, "bits": 8 * self.images.dtype.itemsize}.items():
             wanted = getattr(data, key)
-            if wanted not in (own, getattr(DataConfig(), key)):
+            if wanted not in (actual, getattr(DataConfig(), key)):
                 raise InputError(
                     Key(f"data.{key}", wanted),
-                    f": these images have {own} and, in memory, keep them",
+                    f": these images have {actual} and, in memory, keep them",
                     advice=("leave ", Key(f"data.{key}"), " out"),
                 )
         if height != width:
@@ -190,11 +192,11 @@ def _array(name: str, values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
     except ValueError as error:
-        raise InputError(f"{name}: they make no array ({error}); give all of them one shape") from None
+        raise InputError(f"{name}: not an array ({error}); give all of them one shape") from None
 
 
 def check_class_names(names: Any) -> None:
-    """Raises `InputError` where class names are not several texts, or two that differ look alike."""
+    """Checks class names. Raises: InputError; they are not a list of text, or two different names look alike."""
     if not isinstance(names, Collection) or isinstance(names, str | set | frozenset):
         raise refused("class_names", names, "give a list of the classes' names")
     for name in names:
@@ -204,10 +206,10 @@ def check_class_names(names: Any) -> None:
 
 
 def as_pixels(images: np.ndarray) -> np.ndarray:
-    """Images as uint8 or uint16 [N, H, W, C]; of those that are it already no pixel is read.
+    """Returns images as uint8 or uint16 [N, H, W, C]; images of such a dtype are returned without reading a pixel.
 
     Raises:
-        InputError: there are none, or they are neither such pixels nor floats that can become some.
+        InputError: there are no images, or they are neither such pixels nor floats that can be converted.
     """
     pixels = from_floats(images) if images.size and np.issubdtype(images.dtype, np.floating) else images
     _check_images(pixels)
@@ -219,16 +221,19 @@ def _check_images(images: np.ndarray) -> None:
         raise InputError(f"images of shape {images.shape}: give [N, H, W, C], with C = 1 for gray")
     if images.dtype not in (np.uint8, np.uint16):
         raise InputError(
-            f"images of {images.dtype}: give uint8 from 0 to 255, uint16 from 0 to 65535 in this machine's order of "
-            "bytes, or floats from 0 to 1; normalizing happens on the device"
+            f"images of {images.dtype}: give uint8 from 0 to 255, uint16 from 0 to 65535 in this machine's byte "
+            "order, or floats from 0 to 1; normalizing happens on the device"
         )
     if 0 in images.shape:
         raise InputError(f"images of shape {images.shape}: a data set needs at least one example and one pixel")
 
 
 def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> None:
-    """Raises `InputError` where labels are not one integer for each example, in 0..num_classes-1 or -1, or a row of 0
-    and 1 for each class."""
+    """Checks labels.
+
+    Raises:
+        InputError: they are neither one integer an example, in 0..num_classes-1 or -1, nor multi-hot rows of 0 and 1.
+    """
     if labels.ndim == 2:
         if labels.shape != (num_examples, num_classes):
             raise InputError(

@@ -1,4 +1,4 @@
-"""What travels from the data to the step: one batch, on the host or placed on the devices."""
+"""`Batch`: what the data hand to the training step, on the host or placed on the devices."""
 
 from typing import Any, NamedTuple
 
@@ -8,32 +8,32 @@ from jaxddp.core.wording import shaped
 class Batch(NamedTuple):
     """A batch of examples, a pytree of arrays that share their first axis of B examples.
 
-    On a host it holds that host's slice as NumPy arrays; `Topology.place` turns it into global arrays.
-    `row` and `epoch` name each example's appearance, so that whatever is random about it is a function of
-    (seed, epoch, row) and not of the device that happens to hold it.
+    A process makes its own slice of the global batch as NumPy arrays; `Topology.place` makes global arrays of it.
+    `row` and `epoch` identify each appearance of an example, so its random augmentation is a function of
+    (seed, epoch, row), and does not depend on the device that holds it.
     """
 
     image: Any
-    """uint8 or uint16 [B, H, W, C], as decoded; normalizing happens on the device."""
+    """uint8 or uint16 [B, H, W, C], as decoded; the device normalizes."""
     label: Any
-    """int32[B], dense class indices; uint8[B, K], 1 for each of its classes, where an example may have several."""
+    """int32[B], dense class indices; where an example may have several, uint8[B, K], 1 for each of its classes."""
     mask: Any
     """float32[B], 1 for an example and 0 for padding."""
     row: Any
     """int32[B], the example's row in its table; 0 where padded."""
     epoch: Any
-    """int32[B], how often this example has been seen before; 0 in evaluation."""
+    """int32[B], how often this example has appeared before; 0 in evaluation."""
     substituted: Any = None
-    """float32[B], 1 where another example's image is substituted for one that cannot be used, in the epoch in which the
-    batch begins; None where images are never substituted."""
+    """float32[B], 1 where an image cannot be used and another example's image takes its place; 0 for examples of the
+    epoch after the one in which the batch begins. None where images are never substituted."""
     side: Any = None
-    """`jaxddp.augment.resize.Side`, of which no array is: what training resizes the images to on the device; None where
-    they keep their size."""
+    """`jaxddp.augment.resize.Side`, which holds no array: the size to which the device resizes training images; None
+    where they keep their size."""
     unlabelled: Any = None
-    """A `Batch` from a second source, of a multiple of B examples, whose labels are -1; None where there is none. What
-    cuts a batch cuts both alike."""
+    """A `Batch` from a second source without labels (-1), of a multiple of B examples; None without such a source. Code
+    that divides a batch divides both alike."""
 
     def __repr__(self) -> str:
         columns = {name: column for name, column in self._asdict().items() if column is not None}
-        told = (f"{name}={shaped(it) if hasattr(it, 'shape') else repr(it)}" for name, it in columns.items())
-        return f"Batch({', '.join(told)})"
+        fields = (f"{name}={shaped(it) if hasattr(it, 'shape') else repr(it)}" for name, it in columns.items())
+        return f"Batch({', '.join(fields)})"

@@ -1,4 +1,4 @@
-"""The columns of batches: labels, masks, rows and epochs, which follow from labels and order alone."""
+"""The fields of batches but the images: labels, masks, rows and epochs follow from labels and order alone."""
 
 from collections.abc import Sized
 
@@ -11,7 +11,7 @@ from jaxddp.data.order import WHOLE, Order, Shard
 
 
 def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -> Batch:
-    """A shard of a step's batch without its images; padding has mask, label and row 0. Raises: as `Shard.of`."""
+    """Returns a shard of a step's batch without images; padding has mask, label and row 0. Raises: as `Shard.of`."""
     rows = shard.of(order.rows(step))
     real = rows >= 0
     row = np.where(real, rows, 0).astype(np.int32)
@@ -26,16 +26,16 @@ def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -
 
 
 def stacked_columns(labels: np.ndarray, order: Order, steps: range, shard: Shard = WHOLE) -> Batch:
-    """The `columns` of several steps side by side, each [B, len(steps)]: step `steps[k]` is column k.
+    """Returns the `columns` of several steps, stacked as [B, len(steps)]: step `steps[k]` is column k.
 
-    The batch's axis is the first, so that `Topology.place` shards it as it does a batch.
+    The batch is the first axis, so `Topology.place` shards the result as it shards a batch.
     """
-    each = [columns(labels, order, step, shard) for step in steps]
-    return Batch(*(None if parts[0] is None else np.stack(parts, axis=1) for parts in zip(*each, strict=True)))
+    batches = [columns(labels, order, step, shard) for step in steps]
+    return Batch(*(None if parts[0] is None else np.stack(parts, axis=1) for parts in zip(*batches, strict=True)))
 
 
 def check_order(examples: Sized, order: Order, shard: Shard) -> None:
-    """Raises `InputError` where an order is for another number of examples, or as `Shard.of`."""
+    """Checks that an order fits the examples and the shard. Raises: InputError; as `Shard.of`, too."""
     if order.num_examples != len(examples):
         raise InputError(
             f"an order of {counted(order.num_examples, 'example')} for {len(examples)}: make an order of these"

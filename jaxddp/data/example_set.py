@@ -1,4 +1,4 @@
-"""What every set of examples says of itself, whatever its images are and however they come."""
+"""The protocol of labelled examples, whatever their images are and however these are read."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -9,14 +9,14 @@ from jaxddp.data.labels import Labels
 
 
 class Record(NamedTuple):
-    """What identifies an example, in JSON's types."""
+    """The identity of an example, in JSON's types."""
 
     id: str | int
-    """Its row, where it has no id."""
+    """The row's number where the example has no id."""
     path: str | None = None
-    """The file in the data set that holds the image, where one does."""
+    """The file in the data set that holds the image; None where the image is in memory."""
     offset: int | None = None
-    """Where in that file the image's record is; None where the file is the image."""
+    """The position of the image's record in that file; None where the file is the image."""
 
 
 class Examples(Protocol):
@@ -24,22 +24,22 @@ class Examples(Protocol):
 
     # Not a property: type checkers do not accept a cached property for one.
     fingerprint: Any
-    """str, which differs where any example or class does."""
+    """A str, which differs where any example or class differs."""
 
     @property
     def labels(self) -> np.ndarray:
         """int32[N], class indices 0..K-1; -1 where the class is unknown. Where an example may have several labels, or
-        none, uint8[N, K], 1 for each of its classes."""
+        none: uint8[N, K], 1 for each of its classes."""
         ...
 
     @property
     def class_ids(self) -> tuple[str, ...]:
-        """K ids, by which data sets are compared; the names where classes have no ids."""
+        """K ids, by which data sets are compared; equal to the names where classes have no ids."""
         ...
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """K names for people."""
+        """K readable names."""
         ...
 
     @property
@@ -51,27 +51,27 @@ class Examples(Protocol):
 
     @property
     def pixel_shape(self) -> tuple[int, int, int] | None:
-        """(H, W, C) of each image, where they are kept as pixels; None where they are encoded files."""
+        """(H, W, C) of each image where images are kept as pixels; None where they are encoded files."""
         ...
 
     def name(self, row: int) -> str:
-        """What a person calls a row's image."""
+        """Returns a readable name of a row's image, such as its path."""
         ...
 
 
 def id_of(examples: Examples, row: int) -> str:
-    """The id of a row, of examples that have records; else its number."""
+    """Returns the id of a row from its record; the row's number where the examples have no records."""
     record = getattr(examples, "record", Record)
     return str(record(row).id)
 
 
 def labels_of(examples: Examples) -> Labels:
-    """The labels of examples, with the classes that they are of."""
+    """Returns the labels of examples, with ids and names of the classes."""
     return Labels(examples.labels, tuple(examples.class_ids), tuple(examples.class_names))
 
 
 def in_a_line(examples: Examples, images: str) -> str:
-    """Examples for people, their columns left out; `images` says what and where they are."""
+    """Returns a one-line `repr` of examples without their columns; `images` describes the images."""
     names = f" ({some(examples.class_names)})" if examples.num_classes else ""
     classes = f"{counted(examples.num_classes, 'class')}{names}"
     return f"{type(examples).__name__}({counted(len(examples), 'example')} of {classes}, {images})"

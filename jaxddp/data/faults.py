@@ -1,4 +1,4 @@
-"""What is wrong with single rows, files and names of a data set: the first ends its opening, or all are noted."""
+"""Faults of single rows, files and names of a data set: the first one is raised, or all are collected."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,17 +9,17 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import appearance, code_points, show
 
 Refuse = Callable[[str], None]
-"""What is told of a row or a file that cannot be used. Where it returns, the others are read without that one."""
+"""Called with a message for each row or file that cannot be used; if it returns, that one is left out."""
 
 
 def at_once(fault: str) -> None:
-    """The first fault is the last. Raises: InputError."""
+    """Raises the first fault as an `InputError`."""
     raise InputError(fault)
 
 
 @contextmanager
 def told_to(refuse: Refuse) -> Iterator[None]:
-    """An InputError of the block is told, and what the block would have read is left out."""
+    """Passes the message of an `InputError` in the block to `refuse`; what the block would have read is left out."""
     try:
         yield
     except InputError as error:
@@ -27,16 +27,16 @@ def told_to(refuse: Refuse) -> Iterator[None]:
 
 
 def check_apart(names: Iterable[str], where: Callable[[str], str], refuse: Refuse = at_once) -> None:
-    """Refuses each of some names that shows nothing, or looks like an earlier one and is not equal to it.
+    """Rejects names without visible characters, and names that look like an earlier one but differ from it.
 
     Args:
-        where: the file, and if it has one the line, of a name.
+        where: from a name to its file, with the line if there is one.
     """
     first: dict[str, str] = {}
     for name in names:
-        before = first.setdefault(seen := appearance(name), name)
-        if not seen:
-            refuse(f"{where(name)}: the name {show(name)} shows nothing; write one that can be read")
+        before = first.setdefault(visible := appearance(name), name)
+        if not visible:
+            refuse(f"{where(name)}: the name {show(name)} has no visible character; write one that can be read")
         elif before != name:
             refuse(f"{where(name)}: {look_alike(name, before)}; write both in one way, or give one another name")
 
@@ -52,17 +52,18 @@ def repeats(values: np.ndarray) -> list[tuple[int, int]]:
 
 
 def index_of_column(names: Sequence[str], wanted: str, where: str) -> int | None:
-    """The index of a column; None where there is none.
+    """Returns the index of a column; None where there is none.
 
-    Raises: InputError; there is another one of that name, but for upper and lower case and what cannot be seen.
+    Raises:
+        InputError: another column has that name too, apart from upper and lower case and invisible characters.
     """
     if wanted not in names:
         return None
     index = names.index(wanted)
     for place, name in enumerate(names):
         if place != index and _folded(name) == _folded(wanted):
-            there, here = code_points(wanted, name)
-            both = show(name) if name == wanted else f"{show(wanted)} ({there}) and {show(name)} ({here})"
+            one, other = code_points(wanted, name)
+            both = show(name) if name == wanted else f"{show(wanted)} ({one}) and {show(name)} ({other})"
             raise InputError(
                 f"{where}: columns {index + 1} and {place + 1} have one name, {both}; leave one, or give the other "
                 "another name"
@@ -75,6 +76,6 @@ def _folded(name: str) -> str:
 
 
 def look_alike(name: str, other: str) -> str:
-    """That two names cannot be told apart, and how they are written."""
-    here, there = code_points(name, other)
-    return f"{show(name)} ({here}) looks like {show(other)} ({there})"
+    """Returns a message that two names look alike, with their code points."""
+    one, another = code_points(name, other)
+    return f"{show(name)} ({one}) looks like {show(other)} ({another})"

@@ -1,4 +1,4 @@
-"""The protocol of data set formats. A new format is one file in `jaxddp/data/formats/` that registers itself:
+"""The protocol of data set formats. A new format is one file in `jaxddp/data/formats/` with an entry in `FORMATS`:
 
 FORMATS.add("idx")(LocalFormat("train-images-idx3-ubyte and its like: IDX, such as MNIST", holds_idx, read_idx))
 """
@@ -22,25 +22,25 @@ class Place:
     address: str
     """A path of this machine, a URL, or NAME:REST such as tfds:cifar10."""
     data: DataConfig
-    """The config, completed by what datasets.toml says."""
+    """The config, completed by the entry of datasets.toml."""
     refuse: Refuse = at_once
-    """What is told of single rows and files that cannot be used, by the formats that can go on without them."""
+    """Formats that can leave out single rows and files call it with a message for each that cannot be used."""
 
     @property
     def local(self) -> Path | None:
-        """The absolute path, links kept; None where the address is not a path of this machine."""
+        """The absolute path, links not resolved; None where the address is not a path of this machine."""
         return None if is_address(self.address) else Path(self.address).expanduser().absolute()
 
 
 class Match(IntEnum):
-    """How well a place matches a format. The best match reads it; two best matches are an error."""
+    """How well a place matches a format. The format with the best match reads it; two best matches are an error."""
 
     NONE = 0
     PARTLY = 1
-    """Part of such a data set is there or next to it: reading says what is missing."""
+    """Part of such a data set is there or next to it. The reader reports what is missing."""
     WHOLE = 2
     NAMED = 3
-    """The config names the format, or a file that only this format has; other formats that match are ignored."""
+    """The config names the format or a file that only this format has; weaker matches are ignored."""
 
 
 class Format(Protocol):
@@ -48,39 +48,39 @@ class Format(Protocol):
 
     @property
     def description(self) -> str:
-        """What to give as data.path, in one line for messages, as in "give one of: ..."."""
+        """What `data.path` names for this format, for messages such as "give one of: ..."."""
         ...
 
     def match(self, place: Place) -> Match:
-        """Whether the place holds such a data set. It is asked of every place, so it must be quick."""
+        """Returns whether the place holds such a data set. It is called for every place, so it must be quick."""
         ...
 
     def divided(self, place: Place) -> bool:
-        """Whether it has a validation split. Where not, "train" is an `ExampleTable` of all; see `held_out`."""
+        """Returns whether the data set has a validation split; else "train" is an `ExampleTable` of all examples."""
         ...
 
     def open(self, place: Place, split: Split) -> SourceTable:
-        """The examples of a split, of the classes `place.data.classes`. No image of a file is opened.
+        """Returns the examples of a split that are of the classes `place.data.classes`. No image file is opened.
 
         Raises:
-            InputError: whatever is wrong with the data, and is not refused; names file and line.
+            InputError: the data have a fault, which `place.refuse` does not take; names file and line.
         """
         ...
 
 
 @dataclass(frozen=True)
 class LocalFormat:
-    """A format of data sets on this machine: whether a path holds one, and the reader of a split."""
+    """A format of data sets on this machine, made of functions of a path."""
 
     description: str
     holds: Callable[[Path], bool | Match]
-    """Whether a path holds one, wholly where it says no more."""
+    """Whether a path holds such a data set; True stands for `Match.WHOLE`."""
     read: Callable[..., SourceTable]
-    """Of a path and a `Split`; and of a `Refuse`, if it `goes_on`."""
+    """`(path, split) -> table`; with `goes_on`, `(path, split, refuse) -> table`."""
     is_divided: Callable[[Path], bool] = lambda path: True
-    """Whether a path has a validation split of its own, as `Format.divided`."""
+    """Whether a path has its own validation split, as `Format.divided`."""
     goes_on: bool = False
-    """Whether `read` goes on without single rows and files that cannot be used, where what it tells of them returns."""
+    """Whether `read` can leave out rows and files that cannot be used, once `refuse` has taken their messages."""
 
     def match(self, place: Place) -> Match:
         held = place.local is not None and self.holds(place.local)
@@ -91,5 +91,5 @@ class LocalFormat:
 
     def open(self, place: Place, split: Split) -> SourceTable:
         assert place.local is not None
-        told = [place.refuse] if self.goes_on else []
-        return self.read(place.local, split, *told).select(place.data.classes)
+        refuse = [place.refuse] if self.goes_on else []
+        return self.read(place.local, split, *refuse).select(place.data.classes)

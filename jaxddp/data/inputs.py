@@ -1,4 +1,4 @@
-"""What is to be classified: images without labels, from a folder, files, a CSV file or a test listing."""
+"""Opens images to classify, without labels: a folder, files, a CSV file or a test listing."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -19,29 +19,32 @@ from jaxddp.data.table import ExampleTable
 
 @permitted()
 def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
-    """The images of some places, in their order; no image is opened. Labels are -1, and there are no classes.
+    """Returns the images of some places, in their order. Labels are -1, and there are no classes. No image is opened.
 
     A place is one of these:
 
     - a folder: all images below it, sorted by their paths, which are their ids;
-    - the file of an image: its id is the path as it is given;
-    - alone, a CSV file with a column `path`, relative to its folder: its rows;
-    - alone, a directory or URL of Kaggle's archive with LOC_sample_submission.csv: the test images, by ImageId.
+    - an image file: its id is the path as given;
+    - only by itself, a CSV file with a column `path`, relative to its folder: its rows;
+    - only by itself, a directory or URL of Kaggle's archive with LOC_sample_submission.csv: the test images by ImageId.
 
-    Links may lead anywhere. Raises: InputError; a place is not there or holds no image, or an image is given twice.
+    Links may lead anywhere.
+
+    Raises:
+        InputError: a place does not exist or holds no image, or an image is given twice.
     """
     if not places:
         raise InputError("no images are given; give a folder, files, a CSV file, or a directory with a test listing")
     texts = [os.fspath(files.check_path(place, "images")) for place in places]
     listings = [_listing(text) for text in texts]
-    found = next((table for table in listings if table is not None), None)
-    if found is not None and len(texts) > 1:
-        raise InputError(f"{texts[listings.index(found)]}: lists images by itself; give it alone")
-    return found or _table(list(chain.from_iterable(_images(text, alone=len(texts) == 1) for text in texts)))
+    listing = next((table for table in listings if table is not None), None)
+    if listing is not None and len(texts) > 1:
+        raise InputError(f"{texts[listings.index(listing)]}: lists images; give it alone")
+    return listing or _table(list(chain.from_iterable(_images(text, alone=len(texts) == 1) for text in texts)))
 
 
 def _listing(place: str) -> ExampleTable | None:
-    """The table of what lists images; None for folders and images."""
+    """Returns the table of a CSV file or a test listing; None for folders and image files."""
     path = Path(place).expanduser()
     if is_url(place) or (path / TEST_CSV).is_file():
         return test_listing(place)
@@ -49,7 +52,7 @@ def _listing(place: str) -> ExampleTable | None:
 
 
 def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
-    """(id, real path) of the images of a folder or of a file."""
+    """Yields (id, real path) of the images of a folder, or of one file."""
     path = Path(place).expanduser()
     if path.is_file():
         yield place, os.path.realpath(path)
@@ -64,10 +67,10 @@ def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
 
 
 def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
-    """The paths of all images below a folder; `above` is the real paths of the folders above it."""
-    here = os.path.realpath(top / folder)
-    if here in above:
-        return  # By a link; what is there is found without it.
+    """Yields the paths of all images below a folder; `above` is the real paths of its parent folders."""
+    real_path = os.path.realpath(top / folder)
+    if real_path in above:
+        return  # A link leads to a parent folder, whose images are found without it.
     with files.reading(top / folder, "make it a readable folder"):
         entries = [*os.scandir(top / folder)]
     for entry in entries:
@@ -75,18 +78,18 @@ def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
         if entry.name.startswith("."):
             continue
         if is_folder(entry):
-            yield from _below(top, name, (*above, here))
+            yield from _below(top, name, (*above, real_path))
         elif is_image_name(entry.name):
             yield name
 
 
 def _table(images: list[tuple[str, str]]) -> ExampleTable:
-    # Bytes that are no UTF-8 are replaced in ids, which are written into files of text.
+    # Ids are written to text files, so bytes that are not UTF-8 are replaced.
     ids = [os.fsencode(name).decode(errors="replace").encode() for name, _ in images]
     unique, count = np.unique(np.array(ids), return_counts=True)
     if len(unique) < len(ids):
         raise InputError(f"{os.fsdecode(unique[count > 1][0])}: is given twice; give each image once")
-    nowhere = np.full(len(ids), -1, np.int32)
-    # Where links lead is resolved, so the files may lie anywhere.
+    unknown = np.full(len(ids), -1, np.int32)
+    # Links are resolved, so the files may be anywhere.
     paths = np.array([os.fsencode(path).removeprefix(b"/") for _, path in images])
-    return ExampleTable(LocalFiles(Path("/")), np.array(ids), paths, nowhere)
+    return ExampleTable(LocalFiles(Path("/")), np.array(ids), paths, unknown)

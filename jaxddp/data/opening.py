@@ -1,6 +1,6 @@
-"""`data.path` or `data.name` becomes a training and a validation source, read by the format that matches what is there.
+"""Opens the training and validation data of a config, with the format that best matches `data.path` or `data.name`.
 
-The formats are `FORMATS`, the modules of `jaxddp/data/formats/`; see `jaxddp.data.format` for how to add one.
+The formats are the modules of `jaxddp/data/formats/`, in `FORMATS`; `jaxddp.data.format` describes how to add one.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from jaxddp.registry import FORMATS
 
 
 def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
-    """The training and the validation source of a config, checked; of the latter no more than `val_limit` examples.
+    """Opens and checks the training and validation data of a config; `val_limit` bounds the validation examples.
 
     Raises: as `open_splits` and `Table.check`.
     """
@@ -35,7 +35,7 @@ def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceT
 
 
 def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
-    """The same, but no image is looked for. Raises: as `open_splits`."""
+    """As `open_tables`, but without checking that images exist. Raises: as `open_splits`."""
     train, val = open_held(data).values()
     if data.limit is not None:
         train = train.take(data.limit)
@@ -46,8 +46,10 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
 
 @permitted()
 def open_held(data: DataConfig) -> dict[str, SourceTable]:
-    """As `open_splits`: with multi-hot labels where an image has several, and held to the manifest that `data.verify`
-    asks for. Raises: InputError; as `held_to_manifest`, too."""
+    """Opens both splits, with multi-hot labels where an image has several, and with the manifest of `data.verify`.
+
+    Raises: as `open_splits` and `held_to_manifest`.
+    """
     splits = open_splits(data)
     if data.verify == "manifest":
         file = find_manifest(_place(data).address, data.manifest)
@@ -57,7 +59,7 @@ def open_held(data: DataConfig) -> dict[str, SourceTable]:
 
 
 def _with_several_labels(splits: dict[str, SourceTable]) -> dict[str, SourceTable]:
-    """With multi-hot labels in every split where any example of any of them is of several classes."""
+    """Returns the splits with multi-hot labels, if an example of either split has several classes."""
     listings = [table for table in splits.values() if isinstance(table, ExampleTable)]
     if len(listings) < len(splits) or all(table.label_sets is None for table in listings):
         return splits
@@ -67,40 +69,42 @@ def _with_several_labels(splits: dict[str, SourceTable]) -> dict[str, SourceTabl
 @permitted()
 @doing("reading the data set")
 def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceTable]:
-    """The sources of "train" and "val", with the selected classes; images are not checked.
+    """Opens "train" and "val" with the selected classes; images are not checked.
 
-    A row, a file or a split that cannot be used is an error, unless `refuse` takes it: then the others are read
-    without it.
+    Args:
+        refuse: called with a message for each row, file or split that cannot be used. The others are read if it
+            returns; by default it raises.
 
-    Raises `InputError` for neither a path nor a name, both, no validation split and no `data.val_share` that makes one,
-    both of these, or whatever is wrong with the data.
+    Raises:
+        InputError: neither a path nor a name is given, or both; there is neither a validation split nor
+            `data.val_share` to make one, or both; the data have a fault.
     """
     place = dataclasses.replace(_place(data), refuse=refuse)
-    known, where = _format_of(place), place.local or place.address
-    if known.divided(place):
+    data_format, where = _format_of(place), place.local or place.address
+    if data_format.divided(place):
         if data.val_share is not None:
             raise InputError(
                 Key("data.val_share", data.val_share, f"{data.val_share:g}"),
-                f": {where} is read with a validation split of its own",
+                f": {where} has its own validation split",
                 advice=("leave ", Key("data.val_share"), " out, which is for folders, CSV and Parquet without one"),
             )
-        return _each_split(known, place, str(where))
+        return _each_split(data_format, place, str(where))
     if data.val_share is None:
         raise InputError(
             f"{where}: has no validation split",
             advice=("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class"),
         )
-    return {**held_out(cast(ExampleTable, known.open(place, "train")), data.val_share, str(where))}
+    return {**held_out(cast(ExampleTable, data_format.open(place, "train")), data.val_share, str(where))}
 
 
-def _each_split(known: Format, place: Place, where: str) -> dict[str, SourceTable]:
-    """Those splits that can be opened. Raises: InputError; there is none, or what is wrong is not refused."""
+def _each_split(data_format: Format, place: Place, where: str) -> dict[str, SourceTable]:
+    """Opens those splits that can be opened. Raises: InputError; there is none, or `refuse` raises it."""
     opened: dict[str, SourceTable] = {}
     splits: tuple[Split, Split] = ("train", "val")
     for split in splits:
-        # What one split lacks as a whole hides no fault of the other; a table that the user names is none of the set's.
+        # A fault of one whole split does not hide those of the other. A file that the user names must be readable.
         with told_to(at_once if getattr(place.data, split) else place.refuse):
-            opened[split] = known.open(place, split)
+            opened[split] = data_format.open(place, split)
     if not opened:
         raise InputError(f"{where}: no split can be read; mend what is named above")
     return opened
@@ -109,9 +113,9 @@ def _each_split(known: Format, place: Place, where: str) -> dict[str, SourceTabl
 @permitted()
 @doing("reading the data set")
 def open_images(path: str, data: DataConfig) -> SourceTable:
-    """The images of another path, of whatever classes: those to train on of a data set, else all that lie there.
+    """Opens images of another path, of any classes: the training split of a data set, or all images there.
 
-    No image is checked. Raises: InputError; there are none, or whatever is wrong with the data.
+    No image is checked. Raises: InputError; there are no images, or the data have a fault.
     """
     elsewhere = {"path": path, "name": None, "train": None, "val": None, "classes": None}
     place = Place(path, dataclasses.replace(data, **elsewhere))
@@ -129,8 +133,8 @@ def _place(data: DataConfig) -> Place:
     if data.name is None:
         return Place(data.path or "", data)
     entry = catalog.resolve(data.name)
-    told = {key: getattr(data, key) or getattr(entry, key) for key in ("train", "val", "classes")}
-    return Place(entry.path, dataclasses.replace(data, **told))
+    completed = {key: getattr(data, key) or getattr(entry, key) for key in ("train", "val", "classes")}
+    return Place(entry.path, dataclasses.replace(data, **completed))
 
 
 def _format_of(place: Place) -> Format:

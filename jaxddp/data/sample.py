@@ -1,4 +1,4 @@
-"""Data to try jaxddp on, written from an installed package, without a download."""
+"""Sample data for a first try, written from an installed package without a download."""
 
 import csv
 import io
@@ -14,37 +14,37 @@ from jaxddp.core.wording import choices, not_installed
 _SIZE = 32
 _HELD_OUT = 6
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-# WordNet's numbers for the ten digits, so that the mapping file has the form of ImageNet's.
+# WordNet's numbers for the ten digits, so the mapping file looks like ImageNet's.
 _SYNSETS = tuple(f"n{13742358 + digit:08d}" for digit in range(10))
 
 
 def write_sample(name: str, out: str | Path) -> Path:
-    """Write a small data set into a folder, which appears when it is whole; returns the folder, for `open_data`.
+    """Writes a small data set into a folder, and returns the folder, for `open_data`.
 
     "digits" are scikit-learn's 1,797 handwritten digits of 8x8 pixels, enlarged to 32x32, as JPEG files in the layout
-    of Kaggle's ILSVRC download; every sixth is kept for validation. A folder that holds the files already stays as it
-    is.
+    of Kaggle's ILSVRC download. Every sixth image is kept for validation. The folder appears only when it is complete;
+    a folder that already holds the files is not changed.
 
     Raises:
-        InputError: there is no such sample, scikit-learn is missing, or the folder holds something else, or cannot be
+        InputError: there is no such sample, scikit-learn is missing, or the folder holds something else or cannot be
             written.
     """
     if not isinstance(name, str) or name not in _SAMPLES:
         raise InputError(f"name={name!r}: no such sample; {choices(str(name), _SAMPLES)}")
     place, sample = Path(files.check_path(out, "out")), _SAMPLES[name]()
     if (place.is_dir() and any(place.iterdir())) or (place.exists() and not place.is_dir()):
-        if all((place / each).is_file() for each in sample):
+        if all((place / file).is_file() for file in sample):
             return place
-        raise InputError(f"{place}: holds something else than the sample {name!r}; give a folder that is not there yet")
+        raise InputError(f"{place}: holds something else than the sample {name!r}; give a new folder")
     with files.whole_folder(place) as making:
-        for each, content in sample.items():
-            (making / each).parent.mkdir(parents=True, exist_ok=True)
-            (making / each).write_bytes(content)
+        for file, content in sample.items():
+            (making / file).parent.mkdir(parents=True, exist_ok=True)
+            (making / file).write_bytes(content)
     return place
 
 
 def _digits() -> dict[str, bytes]:
-    """Each file's content, by its path."""
+    """Returns the content of each file by its path."""
     sample, rows = dict[str, bytes](), {"train": list[tuple[str, str]](), "val": list[tuple[str, str]]()}
     for number, (image, digit) in enumerate(_images()):
         split, synset = "val" if number % _HELD_OUT == 0 else "train", _SYNSETS[digit]
@@ -61,7 +61,7 @@ def _digits() -> dict[str, bytes]:
 
 
 def _images() -> Iterator[tuple[bytes, int]]:
-    """The JPEG file and the label of each of scikit-learn's digits."""
+    """Yields a JPEG file and the label of each of scikit-learn's digits."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:
@@ -69,9 +69,9 @@ def _images() -> Iterator[tuple[bytes, int]]:
     from PIL import Image
 
     pixels, labels = load_digits(return_X_y=True)
-    for each, label in zip(np.round(pixels * 255 / 16).astype(np.uint8).reshape(-1, 8, 8), labels, strict=True):
+    for image, label in zip(np.round(pixels * 255 / 16).astype(np.uint8).reshape(-1, 8, 8), labels, strict=True):
         file = io.BytesIO()
-        Image.fromarray(each).resize((_SIZE, _SIZE), Image.Resampling.BICUBIC).save(file, "JPEG", quality=95)
+        Image.fromarray(image).resize((_SIZE, _SIZE), Image.Resampling.BICUBIC).save(file, "JPEG", quality=95)
         yield file.getvalue(), int(label)
 
 

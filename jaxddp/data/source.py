@@ -1,7 +1,7 @@
-"""The two protocols of data: a `Source` of batches, and a `Table` that one can choose from and look into.
+"""The two protocols of data: a `Source` yields batches; a `Table` selects examples and reads single images.
 
-What trains, or is measured, is a source; a class of your own needs its members and no others. What opens a data set
-(`jaxddp.data.format`), checks it or selects from it asks for a table. No other code asks which kind any of them is.
+Training and evaluation take a source. A class of your own needs the members of `Source` and no others. Code that opens
+a data set (`jaxddp.data.format`), checks it or selects from it takes a table. No code tests which class either one is.
 """
 
 from collections.abc import Iterator
@@ -19,39 +19,43 @@ from jaxddp.data.selection.subset import ClassSelection
 from jaxddp.data.soundness.bad_images import Substitutes
 
 Split = Literal["train", "val"]
-"""The parts of a data set: what is trained on, and what is validated on."""
+"""The splits of a data set: training and validation."""
 
 
 class Source(Examples, Protocol):
-    """Examples, and the batches of their images: the least that trains, and that a state is measured on.
+    """Examples, and batches of their images: all that training and evaluation need.
 
-    Batches hold NumPy arrays of the shard of one process; see `Batch`, and `jaxddp.data.columns` for all but the
-    images. Their iterators check their arguments at once, and end their work when they are closed or dropped. Pixels
-    are uint8; a source of others has a method `image_dtype(data)`, too, which says so.
+    Batches hold NumPy arrays with the shard of one process; see `Batch`. `jaxddp.data.columns` makes every field but
+    the images. The iterators check their arguments at once, and stop their work when they are closed or dropped. Pixels
+    are uint8; a source with other pixels also has a method `image_dtype(data)`, which returns their dtype.
     """
 
     def default_data(self) -> DataConfig:
-        """The config for these images where none is given."""
+        """Returns the config for these images where none is given."""
         ...
 
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
-        """(H, W, C) of the images of its batches; where it does not follow `data.image_size`, the step resizes images
-        that grow. Evaluation's is that of `data.of_evaluation`."""
+        """Returns (H, W, C) of the images in training batches.
+
+        The shape for evaluation is that of the config `data.of_evaluation`. Where the shape does not follow
+        `data.image_size`, the training step resizes the images when their size grows.
+        """
         ...
 
     def check_evaluation(self, data: DataConfig) -> None:
         """Checks that the config's evaluation suits these images.
 
-        Raises `InputError`, which names the key, or the first image that cannot be used. So do the other checks.
+        Raises:
+            InputError: as every check here; names the key, or the first image that cannot be used.
         """
         ...
 
     def check_resident(self, data: DataConfig) -> None:
-        """Checks that training sees the same images in every epoch, so that devices can keep them (`data.cache`)."""
+        """Checks that training reads the same pixels in every epoch, so that devices can keep them (`data.cache`)."""
         ...
 
     def substitutes(self, data: DataConfig) -> Substitutes | None:
-        """What replaces images that cannot be used; None where they end the run, or cannot occur."""
+        """Returns what replaces images that cannot be used; None where these end the run, or cannot occur."""
         ...
 
     def train_batches(
@@ -62,86 +66,92 @@ class Source(Examples, Protocol):
         shard: Shard = WHOLE,
         substitutes: Substitutes | None = None,
     ) -> Iterator[Batch]:
-        """The batches of some steps, with the pixels of training; of an `EvalOrder` padded as in `eval_batches`.
+        """Yields the training batches of some steps; an `EvalOrder` is padded as in `eval_batches`.
 
-        No other step is read; randomness follows from (seed, epoch, row) alone.
+        No other step is read. Random crops depend on (seed, epoch, row) alone.
 
         Raises:
             InputError: the order is for another number of examples, its batch does not divide by `shard.count`, or the
-                config is out of range; from the iterator, for an image that cannot be used.
+                config is out of range. The iterator raises it for an image that cannot be used.
         """
         ...
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
-        """Every example once. Where the last batch is padded, mask and image are 0. Raises: as `train_batches`.
+        """Yields every example once. Where the last batch is padded, mask and image are 0.
 
-        Of a table with files to verify (`verified`), `omissions` may be given, too; see `ExampleTable.eval_batches`.
+        Tables with files to verify (`verified`) also take `omissions`; see `ExampleTable.eval_batches`.
+
+        Raises: as `train_batches`.
         """
         ...
 
 
 class Table(Examples, Protocol):
-    """Examples that one can choose from, and single images of them; how they come in batches is a source's."""
+    """Examples that can be selected, and their single images; batches are the part of a `Source`."""
 
     verified: Any
-    """`Verified`, of which images this machine has found sound before; None where there are no files to verify."""
+    """`Verified`: the images that this machine has found sound before; None where there are no files to verify."""
 
     @property
     def class_indices(self) -> tuple[int, ...]:
-        """K, each class's index in the data set before classes were selected."""
+        """K indices: that of each class in the whole data set, before classes were selected."""
         ...
 
     def select(self, classes: ClassSelection) -> Self:
-        """The examples of some classes, in their order; all examples for None.
+        """Returns the examples of some classes, in the order of the rows; all examples for None.
 
-        Labels are made dense in the order of `class_ids`, however the selection is written, so that train and
-        validation agree. Raises `InputError` for an unknown class, or where nothing is left.
+        Labels become dense in the order of `class_ids`, however the selection is written, so training and validation
+        agree.
+
+        Raises:
+            InputError: a class is unknown, or no example is left.
         """
         ...
 
     def take(self, limit: int) -> Self:
-        """At most `limit` examples (from 1), in their order, in each class its share of them; see `balanced_rows`."""
+        """Returns at most `limit` examples (1 or more); each class keeps its share of them. See `balanced_rows`."""
         ...
 
     def rows(self, rows: np.ndarray) -> Self:
-        """The examples of int[n] rows, in that order."""
+        """Returns the examples of int[n] rows, in that order."""
         ...
 
     def without_labels(self) -> Self:
-        """The same images, of no classes, with labels of -1."""
+        """Returns the same images without classes; every label is -1."""
         ...
 
     def check(self, data: DataConfig) -> None:
-        """Checks that every image is there, and suits the config's sizes and crops; no image is opened.
+        """Checks that every image exists, and suits the config's sizes and crops. No image is opened.
 
-        Raises `InputError`, which names the first image that cannot be used, or the key.
+        Raises:
+            InputError: names the first image that cannot be used, or the key.
         """
         ...
 
     def read(self, row: int) -> bytes:
-        """A row's image as it is stored: an encoded file, or pixels of `image_dtype`.
+        """Returns a row's image as it is stored: an encoded file, or pixels of `image_dtype`.
 
         Raises:
-            InputError: it is missing or cannot be read; names it.
-            Unreachable: a store elsewhere gave no answer within its deadline.
+            InputError: the image is missing or cannot be read; names it.
+            Unreachable: a remote store did not answer within its deadline.
         """
         ...
 
     def record(self, row: int) -> Record:
-        """What identifies a row in a manifest."""
+        """Returns what identifies a row in a manifest."""
         ...
 
 
 class SourceTable(Source, Table, Protocol):
-    """Both, as every format of data sets opens them."""
+    """A source that is also a table; every format of data sets opens one."""
 
 
-# Of a cached fingerprint one cannot ask without making it, which may take long.
+# `fingerprint` is only annotated and so is not among them: `hasattr` would compute it, which may take long.
 _MEMBERS = [name for kind in (Source, Examples) for name in vars(kind) if not name.startswith("_")]
 
 
 def check_source(source: Any, name: str) -> Source:
-    """An argument that has the members of a source. Raises: InputError; names the argument, and what it is instead."""
+    """Returns an argument that has the members of a source. Raises: InputError; it lacks one; names the argument."""
     missing = [member for member in _MEMBERS if not hasattr(source, member)]
     if len(missing) == len(_MEMBERS) or isinstance(source, type):
         advice = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
@@ -153,7 +163,14 @@ def check_source(source: Any, name: str) -> Source:
 
 
 def check_labelled(source: Examples, what: str) -> None:
-    """Raises `InputError` where a label is unknown; names the first such image of `what`, such as "training data"."""
+    """Checks that every label is known.
+
+    Args:
+        what: the data in messages, such as "training data".
+
+    Raises:
+        InputError: names the first image without a label.
+    """
     labels = labels_of(source)
     if labels.several:
         return
@@ -175,6 +192,6 @@ def check_labelled(source: Examples, what: str) -> None:
 
 
 def image_dtype(source: Source, data: DataConfig) -> np.dtype:
-    """Of the pixels in a source's batches, uint8 or uint16: what its `image_dtype(data)` says; uint8 without one."""
-    told = getattr(source, "image_dtype", None)
-    return np.dtype(np.uint8) if told is None else told(data)
+    """Returns the dtype of the pixels in a source's batches: uint8, or what its method `image_dtype` returns."""
+    method = getattr(source, "image_dtype", None)
+    return np.dtype(np.uint8) if method is None else method(data)

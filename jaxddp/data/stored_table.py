@@ -1,4 +1,4 @@
-"""A table of images in a store: which there are, where they are and of which class each one is; it reads no image."""
+"""A table of images in a store: their ids, files and labels, without any pixels."""
 
 import hashlib
 import os
@@ -24,10 +24,10 @@ from jaxddp.data.storage.store import Store
 
 @dataclass(frozen=True, eq=False)
 class StoredTable:
-    """N examples of K classes, as columns; see `Examples` for those that every source has."""
+    """N examples of K classes, as columns; `Examples` documents those that every source has."""
 
     store: Store
-    """Where the images are: a directory, record files, an object store."""
+    """What holds the images: a directory, record files, an object store."""
     id: np.ndarray
     """bytes 'S'[N], UTF-8."""
     path: np.ndarray
@@ -39,14 +39,14 @@ class StoredTable:
     class_indices: tuple[int, ...] = ()
     """0 to K-1, unless given."""
     offset: np.ndarray | None = None
-    """int64[N], where in its file an image's record is, for stores whose files hold many."""
+    """int64[N], the position of an image's record in its file, for stores whose files hold many."""
     label_sets: LabelSets | None = None
-    """The classes of each example as they are listed, where some are of several; their label is -1, until they are
-    trained on: see `with_several_labels`."""
+    """The listed classes of each example, where some examples have several. The label of these is -1 until
+    `with_several_labels` makes the labels multi-hot."""
     made_of: Literal["row", "file", "record"] = "row"
-    """What an example is: a row of a table, a file of a folder, a record of a file."""
+    """What an example is: a row of a listing, a file of a folder, or a record of a file."""
     digests: Digests | None = None
-    """Against which each file is held as it is read; None holds them against nothing."""
+    """The checksums with which each file is compared as it is read; None where there are none."""
 
     pixel_shape = None
 
@@ -66,11 +66,11 @@ class StoredTable:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, as hex, of the ids, paths, labels, classes and offsets in their order; wherever the store lies."""
+        """SHA-256, as hex, of ids, paths, labels, classes and offsets in order, but not of the store's place."""
         digest = hashlib.sha256(b"jaxddp example table 1\n")
         class_ids = np.array([class_id.encode() for class_id in self.class_ids], "S")
         for column in (self.id, self.path, class_ids):
-            # Padding is not content: a column's width depends on which rows it once held.
+            # The width of a column depends on the rows that it once held, so only the width that these need is hashed.
             width = int(np.strings.str_len(column).max(initial=1))
             digest.update(b"%d %d\n" % (len(column), width))
             digest.update(column.astype(f"S{width}").tobytes())
@@ -107,7 +107,7 @@ class StoredTable:
         return Record(os.fsdecode(self.id[row]), os.fsdecode(self.path[row]), offset)
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the images of int[n] rows are, for a store's graph: files, bytes 'S'[n], and offsets, int64[n]."""
+        """Returns the files, bytes 'S'[n], and offsets, int64[n], of int[n] rows, for `Store.in_graph`."""
         files = np.strings.add(os.path.join(os.fsencode(self.store.root or ""), b""), self.path[rows])
         return files, np.zeros(len(rows), np.int64) if self.offset is None else self.offset[rows]
 
@@ -133,7 +133,6 @@ class StoredTable:
         return self.rows(labels_of(self).share(limit))
 
     def rows(self, rows: np.ndarray) -> Self:
-        """The examples of int[n] rows, in that order."""
         offset = None if self.offset is None else self.offset[rows]
         sets = None if self.label_sets is None else self.label_sets.rows(rows)
         columns = {"id": self.id[rows], "path": self.path[rows], "labels": self.labels[rows]}
@@ -141,7 +140,7 @@ class StoredTable:
         return replace(self, **columns, offset=offset, label_sets=sets, digests=digests)
 
     def without(self, rows: Sequence[int]) -> Self:
-        """All examples but those of some rows. Raises: InputError; none is left."""
+        """Returns all examples but those of some rows. Raises: InputError; none is left."""
         if not rows:
             return self
         left = np.delete(np.arange(len(self)), rows)
@@ -150,10 +149,10 @@ class StoredTable:
         return self.rows(left)
 
     def without_links_out(self, where: Callable[[int], str], refuse: Refuse) -> Self:
-        """All examples but those whose file a symbolic link leads out of the root, which are refused.
+        """Rejects examples whose file is behind a symbolic link out of the root; returns all others.
 
         Args:
-            where: a row of this table -> the place in a file that lists it.
+            where: from a row of this table to the file and line that lists it, for messages.
         """
         faults = links_out(self.store.root, self.path) if self.store.root else []
         for row, fault in faults:
@@ -161,15 +160,15 @@ class StoredTable:
         return self.without([row for row, _ in faults])
 
     def without_labels(self) -> Self:
-        nowhere = Labels(np.full(len(self), -1, np.int32), (), ())
-        return replace(self._labelled(nowhere), class_indices=(), label_sets=None)
+        unknown = Labels(np.full(len(self), -1, np.int32), (), ())
+        return replace(self._labelled(unknown), class_indices=(), label_sets=None)
 
     def with_label_sets(self, sets: LabelSets) -> Self:
-        """The examples with these classes, kept as labels alone where no example has several."""
+        """Returns the examples with these classes; they become plain labels where no example has several."""
         return replace(self, labels=sets.labels, label_sets=sets if sets.several.any() else None)
 
     def with_several_labels(self) -> Self:
-        """As examples are trained on that may be of several classes: with labels uint8[N, K], of N times K bytes."""
+        """Returns the examples with multi-hot labels, uint8[N, K]."""
         labels = labels_of(self)
         if labels.several:
             return self

@@ -1,4 +1,4 @@
-"""The example table: images in a store, as a source of batches."""
+"""`ExampleTable`: images in a store, as a source of batches."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from jaxddp.data.stored_table import StoredTable
 
 
 class ExampleTable(StoredTable):
-    """A table of images in a store, and its batches."""
+    """A table of images in a store, which also yields batches."""
 
     def default_data(self) -> DataConfig:
         return DataConfig()
@@ -64,10 +64,11 @@ class ExampleTable(StoredTable):
         shard: Shard = WHOLE,
         substitutes: Substitutes | None = None,
     ) -> Iterator[Batch]:
-        """As `Source.train_batches`, with images [B, S, S, C] of the config's `PixelFormat`, S being `data.image_size`.
+        """Yields training batches as `Source.train_batches`, with images [B, S, S, C] in the config's `PixelFormat`.
 
-        Each file is read to its last pixel the first time that a process meets it, unless `verified` knows it or
-        `data.verify` is "never". The iterator raises `Unreachable` where the store gave no answer within its deadline.
+        S is `data.image_size`. A process verifies each file to its last pixel the first time that it reads it, unless
+        `verified` has it or `data.verify` is "never". The iterator raises `Unreachable` where the store does not answer
+        within its deadline.
         """
         from jaxddp.data.stream.graph import TrainPixels
         from jaxddp.data.stream.pipeline import Pipeline
@@ -79,11 +80,13 @@ class ExampleTable(StoredTable):
     def eval_batches(
         self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, omissions: Omissions | None = None
     ) -> Iterator[Batch]:
-        """Every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
+        """Yields every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
 
-        With `data.resize == data.image_size`, square images stay whole. Bad images end it, unless there are `omissions`
-        that take them: then `substituted` is 1 where an image is another's. To replace one in a measurement would make
-        the metrics those of another data set. Raises: as `train_batches` and `check_evaluation`.
+        With `data.resize == data.image_size`, square images stay whole. A bad image is an error, since replacing it
+        would give the metrics of another data set. With `omissions`, another image is read in its place, and
+        `substituted` is 1 there.
+
+        Raises: as `train_batches` and `check_evaluation`.
         """
         from jaxddp.data.stream.graph import EvalPixels
         from jaxddp.data.stream.pipeline import Pipeline

@@ -1,4 +1,4 @@
-"""Labels for some images only: the examples that keep theirs, and a second source whose labels nobody looks at."""
+"""Labels for some images only: the examples that keep their labels, and a second source whose labels are ignored."""
 
 import hashlib
 import logging
@@ -15,22 +15,24 @@ from jaxddp.data.order import permutation
 from jaxddp.data.source import SourceTable
 
 TRAIN = "train"
-"""What `data.unlabelled` calls the training images themselves."""
+"""The value of `data.unlabelled` that stands for the training images."""
 _log = logging.getLogger("jaxddp.data")
 
 
 def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[SourceTable, SourceTable | None]:
-    """What is trained on with labels and, where `data.unlabelled` names it, without; both are checked.
+    """Returns the labelled source and, where `data.unlabelled` names one, the unlabelled source; both are checked.
 
-    The second has all training images, those that keep their labels too. Raises: InputError; as `few_labels`, or there
-    are no such images.
+    With `data.unlabelled="train"`, the second has all training images, also those that keep their labels.
+
+    Raises:
+        InputError: as `few_labels`, or there are no such images.
     """
     unlabelled = None
     if data.unlabelled is not None:
         with about(Key("data.unlabelled")):
             images = train if data.unlabelled == TRAIN else open_images(data.unlabelled, data)
             if images is not train and data.verify == "manifest":
-                _log.warning("data.verify=manifest: the images of data.unlabelled are held against no manifest")
+                _log.warning("data.verify=manifest: the images of data.unlabelled are compared with no manifest")
             unlabelled = images.without_labels()
             unlabelled.check(data)
     if data.labels_per_class is not None:
@@ -40,10 +42,13 @@ def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[Sourc
 
 
 def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable:
-    """So many examples of each class, in their order.
+    """Returns `per_class` examples of each class, in the order of the rows.
 
-    Of a class, the choice depends on the seed, the class's id and its number of examples alone, and a smaller choice is
-    a part of a larger one. Examples without a label are left out. Raises: InputError; a class has fewer examples.
+    The choice in a class depends on the seed, the class's id and its number of examples alone, and a smaller choice is
+    a subset of a larger one. Examples without a label are left out.
+
+    Raises:
+        InputError: a class has fewer examples, or images have several labels.
     """
     labels = labels_of(table)
     if labels.several:
@@ -67,5 +72,5 @@ def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable
 
 
 def _word(text: str) -> int:
-    """64 bits of a text."""
+    """Returns a 64-bit hash of a text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])

@@ -1,6 +1,6 @@
-"""What holds of every form of data: told by its own shape, read in its order to the pixel, refused in one line.
+"""Properties of every format: it is recognized, read in order to the pixel, and rejected in one line.
 
-A new form is a writer in `support/forms.py` and a line in its `FORMS`. What is a form's own has a file of its own.
+A new format needs a writer in `support/forms.py` and a line in its `FORMS`. Each format has a file for other tests.
 """
 
 import dataclasses
@@ -30,19 +30,19 @@ from jaxddp.data.order import EvalOrder, SampleOrder, Shard
 from jaxddp.data.source import Source
 from jaxddp.registry import FORMATS
 
-# What waits for what is no file is ended by pytest; nothing here takes a second.
+# pytest ends a test that waits for a file that is not regular; no test takes a second.
 pytestmark = pytest.mark.timeout(60)
 
 FILES = [name for name, form in FORMS.items() if not form.in_memory]
 FOLDERS = [name for name in FORMS if name.startswith("folders")]
-# Of folders one kind of image stands for all where images are not decoded.
+# Where images are not decoded, one kind of image represents all.
 ONCE = [name for name in FORMS if name not in FOLDERS[1:]]
 BATCH = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """A form of data on the disk, and what was written."""
+    """A data set of a format on the disk, and the written pictures."""
 
     form: Form
     path: Path
@@ -73,7 +73,7 @@ every_form_once = pytest.mark.parametrize("written", ONCE, indirect=True, scope=
 
 
 def stored(source: Source, row: int) -> np.ndarray:
-    """The pixels of a row as its file has them, read by another decoder."""
+    """Returns the pixels of a row from another decoder."""
     if isinstance(source, ArrayTable):
         return source.images[row]
     pixels = np.asarray(Image.open(io.BytesIO(source.read(row))))  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def stored(source: Source, row: int) -> np.ndarray:
 
 
 def expected(written: Written, source: Source, truth: Pictures) -> tuple[np.ndarray, np.ndarray]:
-    """The images and labels of a source in its order, which are those that were written, each once."""
+    """Returns the images and labels of a source in its order; checks that they are the written ones, each once."""
     images = np.stack([stored(source, row) for row in range(len(truth))])
     if not written.form.exact:
         assert images.shape == truth.images.shape
@@ -119,7 +119,7 @@ def test_python_opens_every_form(written: Written):
 
 @every_form
 def test_batches_hold_the_pixels_of_their_rows(written: Written):
-    """Of a host of two, over the end of an epoch."""
+    """Batches of one of two hosts, beyond the end of an epoch."""
     train, _ = open_tables(written.data())
     assert_pixels_of_rows(written, train, written.data())
 
@@ -170,7 +170,7 @@ def test_evaluation_counts_every_example_once(written: Written):
     ],
 )
 def test_channels_and_bits_are_those_that_went_in(name: str, channels: int, bits: int, tmp_path: Path):
-    """`test_pixel_formats` has every kind of image in every format; these come through a stream."""
+    """`test_pixel_formats` covers every kind of image in every format; these go through a stream."""
     made = write(name, tmp_path / "data", channels, bits)
     data = made.data() if made.form.in_memory else made.data(channels=channels, bits=bits)
     train, _ = open_tables(data)
@@ -195,7 +195,7 @@ def test_the_fingerprint_is_that_of_the_examples_wherever_they_lie(written: Writ
 def test_other_examples_have_another_fingerprint(name: str, tmp_path: Path):
     fewer = write(name, tmp_path / "fewer", counts={"train": 9, "val": 5})
     train, val = fingerprints(fewer)
-    # The other split is the same, and so is its fingerprint: what was written before decides nothing.
+    # The other split and its fingerprint are the same; earlier files have no influence.
     again = fingerprints(write(name, tmp_path / "again"))
     assert again[0] != train
     assert again[1] == val or name == "packed"
@@ -203,7 +203,7 @@ def test_other_examples_have_another_fingerprint(name: str, tmp_path: Path):
 
 @every_form_once
 def test_a_share_for_validation_is_refused_where_there_is_a_split(written: Written):
-    with pytest.raises(InputError, match=r"^data\.val_share=0\.3: .* is read with a validation split of its own"):
+    with pytest.raises(InputError, match=r"^data\.val_share=0\.3: .* has its own validation split"):
         open_splits(written.data(val_share=0.3))
 
 
@@ -219,7 +219,7 @@ def test_what_has_no_split_is_divided_alike_everywhere(name: str, tmp_path: Path
     with pytest.raises(InputError, match=r"has no validation split; give data\.val_share"):
         open_splits(DataConfig(path=str(path)))
     train, val = open_splits(DataConfig(path=str(path), val_share=0.3)).values()
-    # Of each class of three or four examples one.
+    # One of each class of three or four examples.
     assert np.bincount(val.labels).tolist() == [1, 1, 1] and len(train) == COUNTS["train"] - 3
     names = [source.name(row) for source in (train, val) for row in range(len(source))]
     assert len({*names}) == COUNTS["train"]
@@ -228,7 +228,7 @@ def test_what_has_no_split_is_divided_alike_everywhere(name: str, tmp_path: Path
 
 
 def checked_and_held(written: Written, tmp_path: Path) -> tuple[Any, Any]:
-    """The splits, held against what `data check` writes of them."""
+    """Returns the splits, compared with the manifest of `data check`."""
     report, manifest = check(open_splits(written.data())), tmp_path / "manifest.jsonl"
     assert report.num_faults == 0
     write_manifest(report, manifest)
@@ -251,15 +251,15 @@ def test_check_finds_no_fault_and_pack_copies(written: Written, tmp_path: Path):
 def test_arrays_are_checked_and_not_packed(written: Written, tmp_path: Path):
     splits = open_splits(written.data())
     checked_and_held(written, tmp_path)
-    with pytest.raises(InputError, match="arrays in few files already; train on it as it is"):
+    with pytest.raises(InputError, match="already arrays in few files; train on it directly"):
         pack(splits, tmp_path / "packed", PackOptions())
 
 
-# Files that are no files
+# Files that are not regular
 
 
 def telling_files(written: Written) -> list[Path]:
-    """Each file of the set; of many images of one folder the first stands for all."""
+    """Yields each file of the set; the first image of a folder represents all."""
     if written.path.is_file():
         return [written.path]
     found = sorted(path for path in written.path.rglob("*") if path.is_file() and path.suffix != ".jaxddp-index")
@@ -269,7 +269,7 @@ def telling_files(written: Written) -> list[Path]:
 
 
 def refusal(written: Written, capfd) -> tuple[bool, int, str]:
-    """Whether opening fails, and the code and the last words of `data check`."""
+    """Returns whether opening fails, and the exit code and the last line of `data check`."""
     refused = False
     try:
         for source in open_tables(written.data()):
@@ -295,7 +295,7 @@ def test_a_data_set_in_which_one_file_is_no_file_is_refused_in_one_line(written,
     for path in telling_files(written):
         kept = set_aside(path, kind)
         refused, code, said = refusal(written, capfd)
-        # Where the names of classes are absent, most forms do without; and a folder may lie in a class's.
+        # Most formats can do without names of classes; and the folder of a class may contain a folder.
         optional = path.suffix == ".txt" or (written.form.format, kind) == ("folders", "a directory")
         assert (refused and code > 0) or optional, (path, said)
         put_back(path, kept)
@@ -310,7 +310,7 @@ def test_a_file_that_is_not_whole_is_found_by_the_check(written: Written, share:
         content = path.read_bytes()
         path.write_bytes(content[: int(share * len(content))])
         refused, code, said = refusal(written, capfd)
-        # What is left of a text may be one; the library says of a set's description only where the set is.
+        # The rest of a text may be valid; the library names only the folder of a damaged description.
         named = path.name in said or (path.suffix == ".json" and str(written.path) in said)
         assert ((refused or code > 0) and named) or path.suffix in (".txt", ".csv"), (path, said)
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""How a global batch is divided: into shares, one a device, and each of these into microbatches."""
+"""The division of a global batch into shares, one a device, and of each share into microbatches."""
 
 import bisect
 import math
@@ -15,10 +15,11 @@ class Division:
     """A batch in microbatches of equal size.
 
     Attributes:
-        batch_size: global.
-        shares: equal parts that the mean is taken over.
-        accumulate: microbatches of each share.
-        together: examples that belong to one microbatch, a pair or a ghost batch; each holds a multiple of so many.
+        batch_size: the size of the global batch.
+        shares: the number of equal parts over which the mean is taken.
+        accumulate: the number of microbatches in each share.
+        together: the number of examples that must not be separated, a pair or a ghost batch; the size of a microbatch
+            is a multiple of it.
     """
 
     batch_size: int
@@ -28,23 +29,23 @@ class Division:
 
     @classmethod
     def of(cls, config: Config, shares: int) -> "Division":
-        """What a config says."""
+        """Returns the division of a config."""
         augment, group = config.data.augment, config.model.batch_statistics.group or 1
         pair = 2 if augment.mixup or augment.cutmix else 1
         return cls(config.train.batch_size, shares, config.train.accumulate, math.lcm(pair, group))
 
     @property
     def is_even(self) -> bool:
-        """Whether all microbatches of all shares are equal, and none parts what belongs together."""
+        """Whether all microbatches are equal, and examples that belong together are in one microbatch."""
         return self.batch_size > 0 and self.batch_size % self._unit == 0
 
     @property
     def microbatch(self) -> int:
-        """Examples that a device computes at once."""
+        """The number of examples that a device computes at once."""
         return self.batch_size // (self.shares * self.accumulate)
 
     def finer(self) -> Iterator["Division"]:
-        """The same batch in more microbatches, from few to many."""
+        """Yields the same batch in more microbatches, from few to many."""
         most = min(self.batch_size // (self.shares * self.together), MOST_MICROBATCHES)
         for accumulate in range(self.accumulate + 1, most + 1):
             if (finer := replace(self, accumulate=accumulate)).is_even:
@@ -52,14 +53,18 @@ class Division:
 
     @property
     def least(self) -> "Division":
-        """The smallest batch in as many microbatches."""
+        """The smallest batch with the same number of microbatches."""
         return replace(self, batch_size=self._unit)
 
-    def largest(self, does: Callable[["Division"], bool]) -> "Division | None":
-        """The largest batch below this one that does, in as many microbatches; what does, so does any smaller."""
+    def largest(self, fits: Callable[["Division"], bool]) -> "Division | None":
+        """Returns the largest batch below this one for which `fits` is true, with the same number of microbatches.
+
+        Args:
+            fits: true of every batch that is smaller than one of which it is true.
+        """
         sizes = range(self._unit, self.batch_size, self._unit)
-        found = bisect.bisect(sizes, False, key=lambda size: not does(replace(self, batch_size=size)))
-        return replace(self, batch_size=sizes[found - 1]) if found else None
+        count = bisect.bisect(sizes, False, key=lambda size: not fits(replace(self, batch_size=size)))
+        return replace(self, batch_size=sizes[count - 1]) if count else None
 
     @property
     def _unit(self) -> int:

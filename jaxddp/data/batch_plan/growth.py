@@ -1,7 +1,7 @@
-"""Images that grow while a network is trained on them: small ones cost less, and teach it most of what it learns.
+"""Training images that grow during a run: small images cost less, and most of the training works with them.
 
-Touvron et al. 2019, "Fixing the train-test resolution discrepancy" (arXiv:1906.06423) have networks trained on smaller
-images than they are measured on. That the side grows linearly, in multiples of 32, is from FFCV's ResNets
+Touvron et al. 2019, "Fixing the train-test resolution discrepancy" (arXiv:1906.06423) train networks on smaller images
+than they evaluate on. The side grows linearly, in multiples of 32, as for FFCV's ResNets
 (github.com/libffcv/ffcv-imagenet, `get_resolution`: 160 to 192 pixels between epochs 65 and 76 of 88).
 """
 
@@ -20,8 +20,8 @@ from jaxddp.core.message import Key
 class Growth:
     """The side of a run's training images, in pixels, as a function of the step alone.
 
-    It is `first` up to `start` and `last` from `end` on, which are counted in examples before the step. Between them it
-    is the multiple of `by` that is nearest to a straight line (of two that are as near, the larger one), within both.
+    The side is `first` up to `start` and `last` from `end` on; both count the examples before the step. Between them it
+    is the multiple of `by` nearest to a straight line (the larger of two equally near ones), from `first` to `last`.
     """
 
     first: int
@@ -35,10 +35,11 @@ class Growth:
     def of(
         cls, data: DataConfig, last: int, *, num_examples: int, batch_size: int, total_steps: int
     ) -> "Growth | None":
-        """That of a config, up to a side of `last` pixels; None where nothing grows.
+        """Returns the growth of a config, up to a side of `last` pixels; None where images do not grow.
 
         Raises:
-            InputError: the images would shrink, have no size to take on between, or grow until before they begin to.
+            InputError: the images would shrink, `data.grow_by` is larger than the growth, or `data.grow_start` is after
+                `data.grow_end`.
         """
         if (first := data.grow_from) is None:
             return None
@@ -66,22 +67,22 @@ class Growth:
         return cls(first, last, data.grow_by, start, end, batch_size)
 
     def side(self, step: int) -> int:
-        """Of the images of a step; 0 is the first."""
-        seen = Fraction(step * self.batch_size)
-        if seen >= self.end:
+        """Returns the side of the images of a step; the first step is 0."""
+        examples = Fraction(step * self.batch_size)
+        if examples >= self.end:
             return self.last
-        if seen <= self.start:
+        if examples <= self.start:
             return self.first
-        line = self.first + (self.last - self.first) * (seen - self.start) / (self.end - self.start)
+        line = self.first + (self.last - self.first) * (examples - self.start) / (self.end - self.start)
         nearest = math.floor(line / self.by + Fraction(1, 2)) * self.by
         return min(max(nearest, self.first), self.last)
 
     def changes(self, total_steps: int) -> list[int]:
-        """The steps of a run whose images have another side than those of the step before."""
+        """Returns the steps of a run at which the side of the images changes."""
         return [steps.start for steps, _ in self.segments(range(total_steps))][1:]
 
     def segments(self, steps: range) -> Iterator[tuple[range, int]]:
-        """Cuts steps where the side changes: each stretch of one side, and that side."""
+        """Divides steps where the side changes: yields the steps of one side, and that side."""
         while steps:
             side = self.side(steps[0])
             same = bisect_right(steps, side, key=self.side)

@@ -1,4 +1,4 @@
-"""What the readers of array files share: errors that name the file, lengths that are checked, names of classes."""
+"""Shared by the readers of array files: errors that name the file, checks of lengths, names of classes."""
 
 import gzip
 import zlib
@@ -24,10 +24,10 @@ _MOST_NUMBERED = 100_000
 def errors_of(
     where: Path | str, damaged: str = "download it again", *, missing: str = "download or unpack the data set again"
 ) -> Iterator[None]:
-    """Turns what can go wrong in reading a file into an `InputError` that begins with `where`.
+    """Turns errors of reading a file into an `InputError` that begins with `where`.
 
     Args:
-        damaged, missing: what to do about a file that is.
+        damaged, missing: the advice for a file that is damaged or missing.
     """
     try:
         yield
@@ -46,10 +46,10 @@ def errors_of(
 
 
 def read_rest(stream: BufferedIOBase, promised: int) -> bytearray:
-    """The bytes after a header that promises so many, up to the end of the stream. Raises: as `check_length`.
+    """Reads the bytes after a header, which must be as many as the header promises. Raises: as `check_length`.
 
-    Memory grows with what the stream holds, up to what the header promises, so neither a forged header nor a small
-    file that unpacks to gigabytes takes more than the smaller of both.
+    The memory grows with the bytes of the stream, up to the promised number. So neither a forged header nor a small
+    file that unpacks to gigabytes takes more memory than the smaller of both.
     """
     data = bytearray()
     try:
@@ -64,16 +64,16 @@ def read_rest(stream: BufferedIOBase, promised: int) -> bytearray:
     return data
 
 
-def check_length(found: int, promised: int) -> None:
-    """Raises `InputError` where the bytes after a header are not as many as it promises."""
-    if found < promised:
-        raise InputError(f"cut short: the header promises {promised} bytes, {found} follow it; download it again")
-    if found > promised:
+def check_length(actual: int, promised: int) -> None:
+    """Checks the number of bytes after a header. Raises: InputError; it is not the promised number."""
+    if actual < promised:
+        raise InputError(f"cut short: the header promises {promised} bytes, {actual} follow it; download it again")
+    if actual > promised:
         raise InputError(f"the header promises {promised} bytes, more follow it; download it again")
 
 
 def read_names(file: Path) -> tuple[str, ...]:
-    """The names of the classes from a UTF-8 file, one a line; blank lines may follow the last. Raises: InputError."""
+    """Reads the names of the classes from a UTF-8 file, one a line; blank lines may follow. Raises: InputError."""
     with errors_of(file):
         names = [line.strip() for line in files.read(file).decode("utf-8-sig").rstrip().splitlines()]
         if not names:
@@ -85,25 +85,32 @@ def read_names(file: Path) -> tuple[str, ...]:
 
 
 def check_names(names: Sequence[str], where: Callable[[int], str]) -> None:
-    """Raises `InputError` where two names of a file are equal or look alike; `where` is the place of the n-th."""
+    """Checks names of classes.
+
+    Args:
+        where: from the number of a name to its place in the file.
+
+    Raises:
+        InputError: two names are equal or look alike.
+    """
     check_apart(names, lambda name: where(names.index(name)))
     first: dict[str, int] = {}
     for place, name in enumerate(names):
         if first.setdefault(name, place) != place:
-            there = where(first[name])
-            raise InputError(f"{where(place)}: {show(name)} is the name in {there}, too; give each class its own name")
+            before = where(first[name])
+            raise InputError(f"{where(place)}: {show(name)} is also the name in {before}; give each class its own name")
 
 
 def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
-    """ "0", "1", ... up to the largest label of both splits, so that these agree, for data without names of classes.
+    """Returns names "0", "1", ... up to the largest label of all splits, for data without names of classes.
 
-    Raises `InputError` for labels so large that they cannot count classes.
+    Raises: InputError; a label is too large for the number of a class.
     """
-    if columns := [each.shape[1] for each in labels if each.ndim == 2 and each.shape[1] > 1]:
+    if columns := [array.shape[1] for array in labels if array.ndim == 2 and array.shape[1] > 1]:
         return tuple(map(str, range(max(columns))))
-    # `check_labels` refuses labels of another kind.
-    integers = (each for each in labels if np.issubdtype(each.dtype, np.integer))
-    last = max((int(each.max(initial=0)) for each in integers), default=0)
+    # `check_labels` rejects labels of other dtypes.
+    integers = (array for array in labels if np.issubdtype(array.dtype, np.integer))
+    last = max((int(array.max(initial=0)) for array in integers), default=0)
     if last >= _MOST_NUMBERED:
         raise InputError(
             f"label {last}: classes without names may be numbered below {_MOST_NUMBERED}; number them from 0"
@@ -114,7 +121,7 @@ def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
 def make_table(
     images: np.ndarray, labels: np.ndarray, names: tuple[str, ...], *, images_from: Path | str, labels_from: Path | str
 ) -> ArrayTable:
-    """An `ArrayTable` whose errors begin with the file at fault."""
+    """Returns an `ArrayTable`; its errors begin with the file of the images or of the labels."""
     with errors_of(images_from):
         images = as_pixels(images)
     with errors_of(labels_from):

@@ -1,10 +1,10 @@
-"""CIFAR-10 and CIFAR-100 in their binary versions (https://www.cs.toronto.edu/~kriz/cifar.html).
+"""Reads CIFAR-10 and CIFAR-100 in their binary versions (https://www.cs.toronto.edu/~kriz/cifar.html).
 
     cifar-10-batches-bin/    data_batch_1.bin ... data_batch_5.bin  test_batch.bin  batches.meta.txt
     cifar-100-binary/        train.bin  test.bin  fine_label_names.txt
 
-A file is records of a label's byte (CIFAR-100: the coarse label's, then the fine label's) and 3,072 bytes of pixels:
-32 rows of 32 red ones, then the green, then the blue.
+A file is a sequence of records: one byte for the label (CIFAR-100: the coarse label, then the fine one), and 3,072
+bytes of pixels: 32 rows of 32 red values, then the green, then the blue.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _PIXELS = 3 * 32 * 32
 
 
 class _Version(NamedTuple):
-    """A published archive: its folder, its files, the one that names the classes, and the bytes of a record's label."""
+    """A published archive: its folder, the files of each split, the file of class names, and the bytes of a label."""
 
     folder: str
     files: Mapping[str, tuple[str, ...]]
@@ -43,21 +43,23 @@ _VERSIONS = (
 
 
 def holds_cifar(folder: Path) -> bool:
-    """Whether the folder is one that a CIFAR archive unpacks to, or the one in which such a folder lies."""
+    """Returns whether the folder is that of an unpacked CIFAR archive, or contains it."""
     return bool(_places(folder))
 
 
 def read_cifar(folder: Path, split: Split) -> ArrayTable:
-    """Reads one split: images uint8[N, 32, 32, 3] of CIFAR-10's classes, or of CIFAR-100's fine ones.
+    """Reads one split: images uint8[N, 32, 32, 3] with the classes of CIFAR-10, or the fine classes of CIFAR-100.
 
     Raises:
-        InputError: neither or both of the archives in the folder and the one around it, a missing file, one that is not
-            whole records, a label without a name.
+        InputError: there are neither or both archives, a file is missing or not a number of whole records, or a label
+            has no name.
     """
     places = _places(folder)
     if not places:
         folders = " or ".join(version.folder for version in _VERSIONS)
-        raise InputError(f"{folder}: no CIFAR in its binary version; give the folder {folders}, or the one around it")
+        raise InputError(
+            f"{folder}: no CIFAR in its binary version; give the folder {folders}, or the one that contains it"
+        )
     (place, version), *others = places
     if others:
         raise InputError(f"{folder}: two data sets, {place} and {others[0][0]}; give one of these folders")
@@ -74,7 +76,7 @@ def _places(folder: Path) -> list[tuple[Path, _Version]]:
 
 
 def _read(file: Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """(uint8[N, 32, 32, 3], uint8[N]) of one file."""
+    """Reads one file; returns images, uint8[N, 32, 32, 3], and labels, uint8[N]."""
     record = label_bytes + _PIXELS
     with errors_of(file):
         data = np.frombuffer(files.read(file), np.uint8)

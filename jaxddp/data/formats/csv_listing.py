@@ -1,12 +1,12 @@
-"""A CSV file that lists images and their classes.
+"""Reads a CSV file that lists images and their classes.
 
     FILE.csv                        path,label
                                     cats/1.png,cat
                                     both.jpg,cat;dog
 
-Paths are relative to the file's folder; columns of other names are ignored. Several labels in a cell are separated by
-semicolons. Classes are the labels of the training file, sorted. A folder holds train.csv, and val.csv or not; one file
-alone has no validation split, which `data.val_share` makes.
+Paths are relative to the file's folder; other columns are ignored. Semicolons separate several labels in a cell. The
+classes are the labels of the training file, sorted. A folder holds train.csv and perhaps val.csv. One file alone has no
+validation split, but `data.val_share` makes one.
 """
 
 import csv
@@ -29,41 +29,41 @@ from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
 SEPARATOR = ";"
-"""Between the labels of a cell."""
+"""The separator of several labels in a cell."""
 _COLUMNS = ("path", "label")
 _FILES: dict[Split, str] = {"train": "train.csv", "val": "val.csv"}
-# Relative, below the folder, and written in one way only, so that a path is found again in a listing of its folder.
+# A relative path below the folder, in its only spelling, so that it equals the entry of a directory listing.
 _PATH = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]{1,1000}")
 
 
 def read_csv(file: Path, split: Split = "train", refuse: Refuse = at_once) -> ExampleTable:
-    """Reads the images of a file, or as "val" those of val.csv beside it. No image is opened.
+    """Reads the images of a CSV file, or for "val" those of val.csv beside it. No image is opened.
 
-    Ids are the paths as they are written. Where a row has several labels, the table has `label_sets`. Refused is, by
-    file and line, a row without a path or a label, with a path that is listed twice or leads out of the folder, or with
-    a label that looks like another one, or of val.csv one that the training file does not have.
+    Ids are the paths as written. Where a row has several labels, the table has `label_sets`. These rows are rejected,
+    with file and line: a row without a path or a label, with a path that is listed twice or is outside the folder, with
+    a label that looks like another one, or, in val.csv, with a label that the training file does not have.
 
     Raises:
-        InputError: no such file or column; no row is left.
+        InputError: there is no such file or column, or no row is left.
     """
     home = open_root(file.parent, file.name)
     train = _listing(home.file(file.name), refuse)
     lines = {label: row.line for row in reversed(train.rows) for label in row.labels}
     names = sorted(lines)
     check_apart(sorted(names, key=lines.__getitem__), lambda name: f"{train.file}:{lines[name]}", refuse)
-    own = train if split == "train" else _listing(home.file(_FILES[split]), refuse)
-    return _table(home, own, tuple(names), refuse)
+    listing = train if split == "train" else _listing(home.file(_FILES[split]), refuse)
+    return _table(home, listing, tuple(names), refuse)
 
 
 def read_paths(file: Path) -> ExampleTable:
-    """Reads the column `path` alone: images whose labels are -1, and no classes.
+    """Reads only the column `path`: images without classes, with labels of -1.
 
-    Raises: InputError; as what `read_csv` refuses.
+    Raises: InputError; there is a row that `read_csv` rejects.
     """
     home = open_root(file.parent, file.name)
-    listed = home.file(file.name)
-    rows = [_Row(line, _encoded(path, f"{listed}:{line}"), []) for line, path in csv_rows(listed, _COLUMNS[:1])]
-    paths = np.array([row.path for row in _each_once(listed, rows, "remove one of the two", at_once)])
+    text = home.file(file.name)
+    rows = [_Row(line, _encoded(path, f"{text}:{line}"), []) for line, path in csv_rows(text, _COLUMNS[:1])]
+    paths = np.array([row.path for row in _each_once(text, rows, "remove one of the two", at_once)])
     return ExampleTable(home.store, paths, paths, np.full(len(paths), -1, np.int32))
 
 
@@ -89,7 +89,7 @@ def _listing(file: TextFile, refuse: Refuse) -> _Listing:
 
 
 def _each_once(file: TextFile, rows: list[_Row], advice: str, refuse: Refuse) -> list[_Row]:
-    """The rows, of those of one path the first. Raises: InputError; there are none."""
+    """Returns the first row of each path; rejects the others. Raises: InputError; there are no rows."""
     if not rows:
         raise InputError(f"{file}: no rows below the header; give each image a row")
     again = repeats(np.array([row.path for row in rows]))
@@ -132,19 +132,19 @@ def _table(home: Home, listing: _Listing, names: tuple[str, ...], refuse: Refuse
 
 
 def holds_csv(path: Path) -> bool | Match:
-    """Whether the path is a CSV file, or a folder whose train.csv has the columns in its header."""
+    """Returns whether the path is a CSV file, or a folder whose train.csv has the columns in its header."""
     if path.is_file():
         return Match.NAMED if path.suffix == ".csv" else Match.NONE
     file = path / _FILES["train"]
     if not file.is_file() or not _has_columns(file):
         return Match.NONE
-    # Folders of both splits are a data set by themselves, whatever lists their images.
+    # Folders of both splits are a data set of their own, even if a file lists their images.
     in_folders = (path / "train").is_dir() and has_validation_folder(path)
     return Match.PARTLY if in_folders else Match.WHOLE
 
 
 def is_divided(path: Path) -> bool:
-    """Whether a val.csv lies beside the train.csv."""
+    """Returns whether there is a val.csv beside the train.csv."""
     file = _training_file(path)
     return file.name == _FILES["train"] and file.with_name(_FILES["val"]).is_file()
 
@@ -154,7 +154,7 @@ def _training_file(path: Path) -> Path:
 
 
 def _has_columns(file: Path) -> bool:
-    # What is wrong with the file is said by its reader.
+    # The reader reports what is wrong with the file.
     try:
         with open_root(file.parent, file.name).file(file.name).text(newline="") as text:
             header = next(csv.reader(text), [])

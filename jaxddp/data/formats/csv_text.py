@@ -1,4 +1,4 @@
-"""What the readers of CSV files share: rows by the names of columns, and errors that name file and line."""
+"""Shared by the readers of CSV files: rows by the names of columns, and errors that name file and line."""
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from jaxddp.data.storage.home import TextFile
 
 
 def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = at_once) -> Iterator[list]:
-    """Yields [line, *fields of the named columns] for every row that is not blank and not refused.
+    """Yields [line, *fields of the named columns] for every row but blank and rejected ones.
 
     Raises: InputError; there is no such file or column.
     """
@@ -42,13 +42,13 @@ def _places(file: TextFile, header: Sequence[str], columns: Sequence[str]) -> li
     places = {name: index_of_column(header, name, f"{file}:1") for name in columns}
     for name, place in places.items():
         if place is None:
-            found = show(",".join(header))
-            raise InputError(f"{file}:1: no column {name}, found {found}; give the columns {','.join(columns)}")
+            actual = show(",".join(header))
+            raise InputError(f"{file}:1: no column {name}, found {actual}; give the columns {','.join(columns)}")
     return [place for place in places.values() if place is not None]
 
 
 def check_utf8(texts: Iterable[str], file: TextFile, line: int) -> None:
-    """Raises `InputError` where bytes of a line were not UTF-8, which `TextFile.text` keeps as surrogates."""
+    """Checks that a line is UTF-8: `TextFile.text` makes surrogates of other bytes. Raises: InputError."""
     for text in texts:
         if text.isascii():
             continue

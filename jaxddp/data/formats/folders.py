@@ -1,9 +1,9 @@
-"""A tree with one folder a class as example tables; no file lists the images.
+"""Reads a tree with one folder for each class; no file lists the images.
 
 ROOT/train/<class>/**/*.jpg     jpg, jpeg, jpe, jfif, png, webp, tif, tiff or bmp
-ROOT/val/<class>/**/*.jpg       or validation/, or test/, whichever there is first
+ROOT/val/<class>/**/*.jpg       or validation/, or test/: the first of these that exists
 
-Without a folder for validation, or without both (ROOT/<class>/**/*.jpg), `data.val_share` divides what is there.
+Without a validation folder, or without both (ROOT/<class>/**/*.jpg), `data.val_share` divides the images.
 """
 
 import errno
@@ -27,7 +27,7 @@ from jaxddp.registry import FORMATS
 
 _FOLDERS = {"train": ("train",), "val": ("val", "validation", "test")}
 _IMAGES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp"})
-# Skipping these silently would train on fewer images than there are.
+# Image files of these kinds are an error, since skipping them would train on fewer images.
 _FOREIGN = frozenset({".gif", ".heic", ".avif", ".ppm", ".pgm"})
 
 # Listing folders mostly waits for the disk or for a server.
@@ -35,10 +35,9 @@ _THREADS = 16
 
 
 def holds_folders(root: Path) -> bool | Match:
-    """Whether a directory looks like such a tree: it has a folder `train` with folders in it.
+    """Returns whether a directory looks like such a tree: it has a folder `train` that contains folders.
 
-    Folders with images at their top, and none with the name of a split, are such a tree only if nothing else is there:
-    another format may list them.
+    Folders that hold images, without a folder of a split, match partly, because another format may list the images.
     """
     if (root / "train").is_dir():
         return bool(_visible_folders(root / "train"))
@@ -48,36 +47,39 @@ def holds_folders(root: Path) -> bool | Match:
 
 
 def has_validation_folder(root: Path) -> bool:
-    """Whether there is a folder for validation."""
+    """Returns whether there is a validation folder."""
     return any((root / name).is_dir() for name in _FOLDERS["val"])
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file is called as an image is, be it of a kind that is read or not."""
+    """Returns whether a file has the suffix of an image, of a kind that is read or not."""
     return os.path.splitext(name)[1].lower() in _IMAGES | _FOREIGN
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder, or a link to one. Raises: InputError; nobody here may know."""
+    """Returns whether an entry is a folder, or a link to one. Raises: InputError; it may not be read."""
     try:
         return entry.is_dir()
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return False  # A link to itself: what it is called decides.
+            return False  # A link to itself; its name decides.
         raise InputError(f"{entry.path}: cannot be read ({error.strerror}); make it readable, or remove it") from None
 
 
 def read_folders(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
-    """Reads the examples of one split; all as "train" where there are no folders of splits. No image is opened.
+    """Reads the examples of one split; without folders of splits, "train" is all examples. No image is opened.
 
-    Classes are the names of the folders in `train`, sorted, for both splits; an id is the image's path without its
-    suffix. Rows are sorted by class and path. Names that begin with a dot, and files without the suffix of an
-    image, are left out. Links are followed within the root.
+    The classes of both splits are the names of the folders in `train`, sorted. An id is the image's path without its
+    suffix. Rows are sorted by class and path. Names that begin with a dot, and files without the suffix of an image,
+    are ignored. Links are followed within the root.
 
-    Refused are: a folder that holds no image, is of a class that `train` does not have or looks like another one's, or
-    has images beside `train` where there is no folder for validation; an image outside the folders; a link that leads
-    out of the root or into a folder above itself; two images of one id; an image of a kind that is not read; a name
-    that is not UTF-8; what cannot be read.
+    These are rejected:
+
+    - a folder of a class that holds no image, that `train` does not have, or whose name looks like another one;
+    - a folder with images beside `train`, where there is no validation folder;
+    - an image outside the folders of classes, or of a kind that is not read, and two images of one id;
+    - a link out of the root, or into a parent folder;
+    - a name that is not UTF-8, and a file or folder that cannot be read.
 
     Raises:
         InputError: there is no such folder, or no image in it.
@@ -98,13 +100,13 @@ def read_folders(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
     present = [name for name in present if name in names]
     _refuse_strays(folder, refuse)
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = list(pool.map(lambda name: _class_images(home, folder / name), present))
-    for fault in (fault for _, faults in found for fault in faults):
+        of_classes = list(pool.map(lambda name: _class_images(home, folder / name), present))
+    for fault in (fault for _, faults in of_classes for fault in faults):
         refuse(fault)
-    path = np.array([path.encode() for paths, _ in found for path in paths], "S")
+    path = np.array([path.encode() for paths, _ in of_classes for path in paths], "S")
     if not len(path):
         raise InputError(f"{folder}: none of its files can be used; put an image into a class's folder")
-    label = np.repeat(np.searchsorted(names, present).astype(np.int32), [len(paths) for paths, _ in found])
+    label = np.repeat(np.searchsorted(names, present).astype(np.int32), [len(paths) for paths, _ in of_classes])
     ids = np.array([os.path.splitext(one)[0] for one in path.tolist()])
     table = ExampleTable(LocalFiles(home), ids, path, label, names, made_of="file")
     return table.without(_repeated(table, refuse))
@@ -136,14 +138,14 @@ def _visible_folders(folder: Path) -> set[str]:
 
 
 def _has_image(folder: Path) -> bool:
-    # What may not be read is said by the reader, if this is such a tree.
+    # If this is such a tree, its reader reports a folder that may not be read.
     with suppress(OSError), os.scandir(folder) as entries:
         return any(os.path.splitext(entry.name)[1].lower() in _IMAGES for entry in entries)
     return False
 
 
 def _refuse_beside(trained: Path, refuse: Refuse) -> None:
-    """Refuses what lies beside train/, which may be one class of several: the others would be left out."""
+    """Rejects folders of images beside train/: it may be one of several classes, and the others would be left out."""
     home = trained.parent
     for other in sorted(name for name in _visible_folders(home) if name != trained.name and _has_image(home / name)):
         refuse(
@@ -162,21 +164,23 @@ def _refuse_strays(folder: Path, refuse: Refuse) -> None:
 
 
 def _class_images(home: Path, folder: Path) -> tuple[list[str], list[str]]:
-    """The images below one class's folder, as paths relative to the root, sorted; and what is wrong there."""
+    """Returns the images below one class's folder, as sorted paths relative to the root, and its faults."""
     faults: list[str] = []
-    found = _images(home, folder, (), faults.append)
-    paths = sorted(os.path.relpath(path, home).replace(os.sep, "/") for path in found)
+    images = _images(home, folder, (), faults.append)
+    paths = sorted(os.path.relpath(path, home).replace(os.sep, "/") for path in images)
     if not paths and not faults:
         faults.append(f"{folder}: no image in this class's folder; put images there, or remove the folder")
     return paths, faults
 
 
 def _images(home: Path, folder: Path, above: tuple[str, ...], refuse: Refuse) -> Iterator[str]:
-    """Yields every image below a folder. `above` is the real paths of the folders above it."""
+    """Yields every image below a folder; `above` is the real paths of its parent folders."""
     with told_to(refuse):
-        here = _within(home, folder)
-        if here in above:
-            raise InputError(f"{folder}: a symbolic link leads into a folder above itself, {here!r}; remove the link")
+        real_path = _within(home, folder)
+        if real_path in above:
+            raise InputError(
+                f"{folder}: a symbolic link leads into a folder above itself, {real_path!r}; remove the link"
+            )
         with _listing(folder) as listed:
             entries = sorted(listed, key=lambda entry: entry.name)
         for entry in entries:
@@ -185,7 +189,7 @@ def _images(home: Path, folder: Path, above: tuple[str, ...], refuse: Refuse) ->
                     continue
                 if is_folder(entry):
                     _check_utf8(folder, entry.name)
-                    yield from _images(home, folder / entry.name, (*above, here), refuse)
+                    yield from _images(home, folder / entry.name, (*above, real_path), refuse)
                 elif _is_image(entry):
                     _check_utf8(folder, entry.name)
                     if entry.is_symlink():
@@ -207,7 +211,7 @@ def _suffix(entry: os.DirEntry[str]) -> str:
 
 
 def _within(home: Path, path: Path) -> str:
-    """The real path, links followed. Raises: InputError where it is outside the real root."""
+    """Returns the real path, links followed. Raises: InputError; it is outside the real root."""
     if fault := link_out(os.fsencode(path), os.path.realpath(os.fsencode(home))):
         raise InputError(f"{path}: {fault}; put the files themselves into the root")
     return os.path.realpath(path)
@@ -227,7 +231,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def _repeated(table: ExampleTable, refuse: Refuse) -> list[int]:
-    """The rows of an id that an earlier row has."""
+    """Returns the rows whose id an earlier row has; rejects them."""
     again = repeats(table.id)
     for _, first in again:
         refuse(

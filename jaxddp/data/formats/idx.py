@@ -1,10 +1,10 @@
-"""IDX files, as MNIST and Fashion-MNIST are published.
+"""Reads IDX files, the format of MNIST and Fashion-MNIST.
 
     FOLDER/train-images-idx3-ubyte  train-labels-idx1-ubyte    the training examples
     FOLDER/t10k-images-idx3-ubyte   t10k-labels-idx1-ubyte     the validation examples
-    FOLDER/classes.txt                                         optional: the classes' names, one a line
+    FOLDER/classes.txt                                         optional: the names of the classes, one a line
 
-Each may be compressed and end in .gz; where both exist, the plain one is read. Colour images [N, H, W, C] have four
+A file may be compressed and end in .gz; where both exist, the plain one is read. Colour images [N, H, W, C] have four
 dimensions and may be named idx4. A file is two zero bytes, the code of the elements' type, the number of dimensions,
 their sizes as big-endian uint32, and the elements, the last dimension running fastest
 (https://yann.lecun.com/exdb/mnist, "the IDX file format").
@@ -39,7 +39,7 @@ _GZIP = b"\x1f\x8b"
 
 
 def holds_idx(folder: Path) -> bool:
-    """Whether any of the published files is in the folder."""
+    """Returns whether any of the published files is in the folder."""
     return _find(folder, _NAMES) is not None
 
 
@@ -47,15 +47,15 @@ def read_idx(folder: Path, split: Split) -> ArrayTable:
     """Reads one split: images uint8[N, H, W, C], C = 1 for gray ones.
 
     Raises:
-        InputError: names the file: missing, not IDX, elements that are not unsigned bytes, cut short or too long,
-            damaged compression, another number of labels than of images, a label without a name.
+        InputError: a file is missing, not IDX, cut short, too long or damaged, or its elements are not unsigned bytes;
+            labels and images differ in number, or a label has no name. Names the file.
     """
     images_file, labels_file = _need(folder, _IMAGES[split]), _need(folder, _LABELS[split])
     labels = _read(labels_file, {1: "labels"})
     if (classes := folder / CLASSES_FILE).is_file():
         names = read_names(classes)
     else:
-        others = [_read(file, {1: "labels"}) for each in _LABELS.values() if (file := _find(folder, each))]
+        others = [_read(file, {1: "labels"}) for published in _LABELS.values() if (file := _find(folder, published))]
         names = numbered_names(*others)
     images = _read(images_file, {3: "gray images", 4: "colour images"})
     if images.ndim == 3:
@@ -79,9 +79,13 @@ def _need(folder: Path, names: tuple[str, ...]) -> Path:
 
 
 def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
-    """One file as uint8[...], with as many dimensions as one of `kinds` has, which says what those are."""
+    """Reads one file as uint8[...].
+
+    Args:
+        kinds: from each allowed number of dimensions to what such a file holds, for messages.
+    """
     with errors_of(file), files.open_regular(file) as raw:
-        # Browsers unpack some downloads and keep the name, so the content decides.
+        # Browsers unpack some downloads but keep the name, so the content decides.
         stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP else raw
         magic = stream.read(4)
         if len(magic) < 4 or magic[:2] != b"\0\0":

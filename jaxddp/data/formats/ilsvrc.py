@@ -1,6 +1,6 @@
-"""Kaggle's ILSVRC archive as example tables: solution files say which images there are, and the class of each.
+"""Reads Kaggle's ILSVRC archive: solution files list the images and their classes.
 
-Images are expected where the archive puts them:
+Images are where the archive unpacks them:
 
     ROOT/ILSVRC/Data/CLS-LOC/train/<synset>/<ImageId>.JPEG
     ROOT/ILSVRC/Data/CLS-LOC/{val,test}/<ImageId>.JPEG
@@ -39,20 +39,19 @@ def train_solutions(
     *,
     refuse: Refuse = at_once,
 ) -> ExampleTable:
-    """Reads the training examples, whose images lie in one folder a synset.
+    """Reads the training examples, whose images are in one folder for each synset.
 
     Args:
-        root: the directory of Kaggle's archive, or its URL: `s3://bucket/imagenet`, `gs://…` or `https://…`; for keys
-            and endpoints see docs/data.md. Or a name in datasets.toml, where that is no directory.
-        csv: the solution file, in the root unless it is an absolute path; of a name, what datasets.toml says before the
-            usual one.
-        classes: as in `ExampleTable.select`; of a name, those of datasets.toml where absent.
-        cache: a folder of this machine where images of a URL are kept after they were fetched; see `CachedStore`.
-        refuse: what is told of a row that cannot be used; unless given, the first is raised.
+        root: the directory of Kaggle's archive; its URL, `s3://bucket/imagenet`, `gs://…` or `https://…` (docs/data.md
+            describes keys and endpoints); or a name in datasets.toml, if there is no directory of that name.
+        csv: the solution file, in the root unless it is an absolute path. The default may be replaced by datasets.toml.
+        classes: as in `ExampleTable.select`; None selects all, or those of the entry in datasets.toml.
+        cache: a folder of this machine where fetched images of a URL are kept; see `CachedStore`.
+        refuse: called with a message for each row that cannot be used; by default it raises the first.
 
     Raises:
-        InputError: naming file, line and value of what is wrong in the files, or the link that leads out of the root.
-        Unreachable: a URL's store gave no answer.
+        InputError: a file has a fault, or a link leads out of the root; names file, line and value.
+        Unreachable: the store of a URL does not answer.
     """
     entry = _named(root)
     csv = entry.train or csv if csv == TRAIN_CSV else csv
@@ -67,7 +66,7 @@ def val_solutions(
     *,
     refuse: Refuse = at_once,
 ) -> ExampleTable:
-    """Reads the validation examples, whose images lie in one folder; otherwise as `train_solutions`."""
+    """Reads the validation examples, whose images are in one folder; otherwise as `train_solutions`."""
     entry = _named(root)
     csv = entry.val or csv if csv == VAL_CSV else csv
     return _labelled(entry, csv, classes, cache, f"{_IMAGES}/val/", refuse)
@@ -112,14 +111,14 @@ def _table(home: Home, solutions: Solutions, folders: np.ndarray, mapping: dict[
 
 
 def _within(table: ExampleTable, solutions: Solutions, refuse: Refuse) -> ExampleTable:
-    """The examples whose files no symbolic link leads out of the root."""
+    """Returns the examples whose files are within the root, symbolic links followed."""
     return table.without_links_out(
         lambda row: f"{solutions.where(table.id[row])}: ImageId {show(table.id[row].decode())}", refuse
     )
 
 
 class SolutionFiles:
-    """The archive as a format. It is certain where its file is there, or the config names a solution file or a URL."""
+    """The format of the archive. It is certain if its solution file exists, or the config names one, or a URL."""
 
     description = f"a directory or a URL with {TRAIN_CSV} (Kaggle's ILSVRC archive)"
 

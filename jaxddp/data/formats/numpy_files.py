@@ -1,12 +1,11 @@
-"""Arrays that NumPy saved: one .npz file, or a folder of .npy files.
+"""Reads arrays that NumPy saved: one .npz file, or a folder of .npy files.
 
     train_images  val_images     uint8 or uint16 [N, H, W, C], or floats from 0 to 1
     train_labels  val_labels     integers [N], class indices from 0
     class_names                  optional: strings [K]
 
-Images in a folder are mapped into memory: a batch reads its own rows, so they may be larger than the memory, but for
-floats, which are read at once.
-Pickled objects are never read, since reading them can run any code.
+Images in a folder are memory maps: a batch reads its own rows, so the images may be larger than the memory. Floats are
+read at once. Pickled objects are never read, since reading them can run any code.
 """
 
 import math
@@ -33,7 +32,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 def holds_numpy(path: Path) -> bool:
-    """Whether the path is an .npz file, or a folder with any of the splits' arrays."""
+    """Returns whether the path is an .npz file, or a folder with an array of either split."""
     if path.is_file():
         return path.suffix == ".npz"
     names = (f"{split}_{kind}.npy" for split in _SPLITS for kind in ("images", "labels"))
@@ -44,8 +43,8 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
     """Reads the arrays of one split.
 
     Raises:
-        InputError: a missing array (those that are there are named), a file that NumPy did not save or that is cut
-            short, pickled objects, and what `ArrayTable` refuses.
+        InputError: an array is missing (names the existing ones), a file is cut short or NumPy did not save it, it
+            holds pickled objects, or `ArrayTable` rejects the arrays.
     """
     present = _present(path)
     images, labels = (_load(path, f"{split}_{kind}", present) for kind in ("images", "labels"))
@@ -57,14 +56,16 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
         names = tuple(map(str, names))
         check_names(names, lambda place: f"{_where(path, _NAMES)}[{place}]")
     else:
-        every = [_load(path, f"{each}_labels", present) for each in _SPLITS if f"{each}_labels" in present]
+        labels_of_splits = [
+            _load(path, name, present) for of_split in _SPLITS if (name := f"{of_split}_labels") in present
+        ]
         with errors_of(path):
-            names = numbered_names(*every)
+            names = numbered_names(*labels_of_splits)
     return make_table(images, labels, names, images_from=images_from, labels_from=labels_from)
 
 
 def _present(path: Path) -> list[str]:
-    """The names of all arrays that are there."""
+    """Returns the names of all arrays in the file or folder."""
     if not path.is_file():
         return sorted(file.stem for file in path.glob("*.npy"))
     with errors_of(path), zipfile.ZipFile(path) as archive:
@@ -80,8 +81,8 @@ def _where(path: Path, name: str) -> str:
 
 def _load(path: Path, name: str, present: list[str]) -> np.ndarray:
     if name not in present:
-        there = choices(name, present) if present else "give an .npz file, or a folder of .npy files"
-        raise InputError(f"{path}: no array {name!r}; {there}")
+        advice = choices(name, present) if present else "give an .npz file, or a folder of .npy files"
+        raise InputError(f"{path}: no array {name!r}; {advice}")
     with errors_of(_where(path, name)):
         return _unpacked(path, name) if path.is_file() else _mapped(path / f"{name}.npy")
 
@@ -94,12 +95,12 @@ def _mapped(file: Path) -> np.ndarray:
 
 
 def _unpacked(path: Path, name: str) -> np.ndarray:
-    # np.load would allocate what the array's header says before it reads the first byte.
+    # np.load would allocate the size in the array's header before it reads the first byte.
     with zipfile.ZipFile(path) as archive:
         try:
             stream = cast(zipfile.ZipExtFile, archive.open(f"{name}.npy"))
         except RuntimeError as error:
-            # It is encrypted, or compressed with a method that this Python does not have.
+            # It is encrypted, or compressed with a method that this Python lacks.
             raise InputError(f"{error}; save it again with np.savez") from None
         with stream:
             shape, column_major, dtype = _header(stream)
@@ -108,10 +109,10 @@ def _unpacked(path: Path, name: str) -> np.ndarray:
 
 
 def _header(stream: IO[bytes] | zipfile.ZipExtFile) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """(shape, column-major, dtype), as an array's first bytes have them."""
+    """Reads the header of an array; returns (shape, whether it is column-major, dtype)."""
     try:
         shape, column_major, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
-    # The header is an expression of Python's, so that damage shows in many ways.
+    # The header is a Python expression, so damage can raise many errors.
     except (KeyError, SyntaxError, TokenError, TypeError, ValueError):
         raise InputError("not an array that NumPy saved; write it with np.save or np.savez") from None
     if dtype.hasobject:

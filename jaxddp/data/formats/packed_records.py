@@ -1,10 +1,10 @@
-"""A packed data set: resized images in a few TFRecord files, each found by its offset, and an index of the offsets.
+"""Reads a packed data set: resized images in a few TFRecord files, and an index of their offsets.
 
-    DIR/packed.json            classes, how the images were made, and the size of every file
+    DIR/packed.json            the classes, the options of packing, and the size of every file
     DIR/train-00000.tfrecord   records of features `image` (JPEG), `label` and `id`
-    DIR/train.npz              by row: id bytes 'S'[N], label int32[N], shard int32[N] (which file), offset int64[N]
+    DIR/train.npz              id bytes 'S'[N], label int32[N], shard int32[N] (the number of the file), offset int64[N]
 
-Rows, ids, labels and classes are those of the data set that was packed, so the order of training is the same.
+Rows, ids, labels and classes are those of the original data set, so the order of training is the same.
 """
 
 import json
@@ -30,12 +30,12 @@ _AGAIN = "pack the data set again"
 
 
 def holds_packed(root: Path) -> bool:
-    """Whether a directory is a packed data set."""
+    """Returns whether a directory is a packed data set."""
     return (root / MANIFEST).is_file()
 
 
 def read_packed(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
-    """One split of a packed data set. Refused is a file that is missing, or not of the size that it was written with.
+    """Reads one split of a packed data set. A file that is missing, or has changed its size, is rejected.
 
     Raises:
         InputError: there is no such split, its index is missing or damaged, or no file is left.
@@ -47,9 +47,9 @@ def read_packed(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleTa
     lost = []
     for number, (name, size) in enumerate(splits[split]["files"].items()):
         file = root / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            state = "no such file" if found is None else f"{found} bytes, and it was written with {size}"
+        actual = file.stat().st_size if file.is_file() else None
+        if actual != size:
+            state = "no such file" if actual is None else f"{actual} bytes, and it was written with {size}"
             refuse(f"{file}: {state}; copy it again, or {_AGAIN}")
             lost.append(number)
     names, classes = np.array([name.encode() for name in splits[split]["files"]]), manifest["classes"]

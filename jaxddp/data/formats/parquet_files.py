@@ -1,11 +1,12 @@
-"""Parquet as the library `datasets` writes it: the bytes of images, and their labels.
+"""Reads Parquet files as the library `datasets` writes them: the bytes of images, and their labels.
 
-    FILE.parquet                                  one file alone has no validation split, which `data.val_share` makes
+    FILE.parquet                                  one file alone; `data.val_share` makes its validation split
     ROOT/train-00000-of-00002.parquet             or ROOT/data/…, or train.parquet
-    ROOT/validation-00000-of-00001.parquet        or val, or test, whichever there is first
+    ROOT/validation-00000-of-00001.parquet        or val, or test: the first of these that exists
 
-Images are in a column of structs with a field `bytes`, called image or img, or the only one of its kind. Labels are
-integers, whose names are in the schema's metadata, or strings, whose classes are those of the training split, sorted.
+Images are in a column of structs with a field `bytes`. The column is called image or img, or is the only such column.
+Labels are integers, whose names are in the schema's metadata, or strings: the classes are then those of the training
+split, sorted.
 """
 
 import json
@@ -32,39 +33,39 @@ _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validatio
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 _PART = re.compile(r"-([0-9]+)-of-([0-9]+)")
 _REFUSED = -2
-"""In the place of a label."""
+"""Marks a rejected row in place of its label."""
 _log = logging.getLogger("jaxddp.data")
 
 
 class _Cells(NamedTuple):
     labels: np.ndarray
-    """As a file has them: int64[N], or objects of str."""
+    """The values of the file: int64[N], or an object array of str."""
     sound: np.ndarray
-    """bool[N], which of them were not refused."""
+    """bool[N], which rows were not rejected."""
 
 
 class _Columns(NamedTuple):
     image: str
     label: str
     names: tuple[str, ...] | None
-    """Of the classes, where the schema has them."""
+    """The names of the classes; None where the schema has none."""
 
 
 def holds_parquet(path: Path) -> bool:
-    """Whether the path is a Parquet file, or a folder with a training split of such files."""
+    """Returns whether the path is a Parquet file, or a folder with a training split of such files."""
     return path.suffix == ".parquet" if path.is_file() else bool(_files(path, "train"))
 
 
 def is_divided(path: Path) -> bool:
-    """Whether there are files of a validation split."""
+    """Returns whether there are files of a validation split."""
     return not path.is_file() and bool(_files(path, "val"))
 
 
 def read_parquet(path: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
-    """Reads the labels of one split; no image is read. Ids are the name of the file and the number of the row.
+    """Reads the labels of one split; no image is read. An id is the name of the file and the number of the row.
 
-    Refused is a file that is missing, damaged or without the columns, and, by file and row, a label that is absent, of
-    no class, or a class that looks like another one.
+    A file that is missing, damaged or without the columns is rejected. So is, with file and row, a label that is absent
+    or of no class, and a class that looks like another one.
 
     Raises: InputError; pyarrow is not installed, or no row is left.
     """
@@ -76,12 +77,12 @@ def read_parquet(path: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
         _check_parts(files)
     columns, files = _columns(files, refuse)
     cells = _all_cells(files, columns.label, refuse)
-    if not any(len(found.labels) for found in cells.values()):
+    if not any(len(of_file.labels) for of_file in cells.values()):
         raise InputError(f"{path}: no rows in its {split} split; give each image a row")
     names = columns.names or _names(path, cells, split, columns.label, refuse)
-    labels = [_labels(file, found, names, refuse) for file, found in cells.items()]
+    labels = [_labels(file, of_file, names, refuse) for file, of_file in cells.items()]
     in_root = np.array([os.fsencode(file.relative_to(root).as_posix()) for file in cells])
-    example_id, of_row, offset = record_columns(in_root, [len(found) for found in labels])
+    example_id, of_row, offset = record_columns(in_root, [len(of_file) for of_file in labels])
     _say_size(path, [*cells], columns.image)
     label = np.concatenate(labels)
     table = ExampleTable(ParquetFiles(root, columns.image), example_id, of_row, label, names, offset=offset)
@@ -91,26 +92,26 @@ def read_parquet(path: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
 def _files(folder: Path, split: Split) -> list[Path]:
     for name in _SPLITS[split]:
         for place in (folder, folder / "data"):
-            found = [*place.glob(f"{name}.parquet"), *place.glob(f"{name}-*.parquet")]
-            if found:
-                return sorted(found)
+            paths = [*place.glob(f"{name}.parquet"), *place.glob(f"{name}-*.parquet")]
+            if paths:
+                return sorted(paths)
     return []
 
 
 def _check_parts(files: list[Path]) -> None:
-    """Raises `InputError` where one of `00000-of-00002` is missing, or lies beside files of another division."""
+    """Checks parts like `00000-of-00002`. Raises: InputError; one is missing, or the files are of several divisions."""
     parts = [match for file in files if (match := _PART.search(file.name))]
     if parts and (len(parts) < len(files) or len({int(part[2]) for part in parts}) > 1):
         names = ", ".join(file.name for file in files[:4])
         raise InputError(f"{files[0].parent}: {names}: parts of more than one division; leave those of one")
     if parts:
-        number, there = int(parts[0][2]), {int(part[1]) for part in parts}
-        if missing := sorted({*range(number)} - there):
+        number, existing = int(parts[0][2]), {int(part[1]) for part in parts}
+        if missing := sorted({*range(number)} - existing):
             raise InputError(f"{files[0].parent}: part {missing[0]:05d} of {number} is missing; download it again")
 
 
 def _columns(files: list[Path], refuse: Refuse) -> tuple[_Columns, list[Path]]:
-    """Those of the first file that has them, and the files from there on. Raises: InputError; none has."""
+    """Returns the columns of the first readable file, and the files from it on. Raises: InputError; there is none."""
     for place, file in enumerate(files):
         with told_to(refuse):
             return _columns_of(file), files[place:]
@@ -124,13 +125,13 @@ def _columns_of(file: Path) -> _Columns:
     image = next((name for name in _IMAGES if name in images), images[0] if len(images) == 1 else None)
     features = _features(schema.metadata)
     classes = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
-    known = classes or schema.names
-    label = next((name for name in _LABELS if name in known), classes[0] if len(classes) == 1 else None)
+    candidates = classes or schema.names
+    label = next((name for name in _LABELS if name in candidates), classes[0] if len(classes) == 1 else None)
     if image is None or label is None:
-        what = "images (structs with a field bytes)" if image is None else "labels"
+        kind = "images (structs with a field bytes)" if image is None else "labels"
         wanted = _IMAGES if image is None else _LABELS
         raise InputError(
-            f"{file}: no column of {what}; its columns are {', '.join(schema.names)}; call one {' or '.join(wanted)}"
+            f"{file}: no column of {kind}; its columns are {', '.join(schema.names)}; call one {' or '.join(wanted)}"
         )
     for name in (image, label):
         index_of_column(schema.names, name, str(file))
@@ -150,21 +151,21 @@ def _is_image(kind: Any) -> bool:
 
 
 def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    """What `datasets` wrote of the columns; nothing where it wrote nothing."""
+    """Returns the features of the columns that `datasets` wrote; empty where it wrote none."""
     try:
-        found = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return {}
-    return {name: feature for name, feature in found.items() if isinstance(feature, dict)}
+    return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
 
 
 def _all_cells(files: list[Path], column: str, refuse: Refuse) -> dict[Path, _Cells]:
-    """The labels of each file that can be read."""
-    found: dict[Path, _Cells] = {}
+    """Returns the labels of each file that can be read."""
+    cells: dict[Path, _Cells] = {}
     for file in files:
         with told_to(refuse):
-            found[file] = _cells(file, column, refuse)
-    return found
+            cells[file] = _cells(file, column, refuse)
+    return cells
 
 
 def _cells(file: Path, column: str, refuse: Refuse) -> _Cells:
@@ -173,41 +174,40 @@ def _cells(file: Path, column: str, refuse: Refuse) -> _Cells:
     with opened(file) as parquet, errors_of(file):
         if column not in parquet.schema_arrow.names:
             raise InputError(f"{file}: no column {column!r}, which the first file has; {AGAIN}")
-        found = parquet.read(columns=[column]).column(0).combine_chunks()
-        if pyarrow.types.is_dictionary(found.type):
-            found = found.dictionary_decode()
-    sound = ~found.is_null().to_numpy(zero_copy_only=False)
+        values = parquet.read(columns=[column]).column(0).combine_chunks()
+        if pyarrow.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+    sound = ~values.is_null().to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(~sound).tolist():
         refuse(f"{file}, row {row}: no {column}; give each row one, or leave the row out")
-    if pyarrow.types.is_integer(found.type):
-        return _Cells(found.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), sound)
-    if pyarrow.types.is_string(found.type) or pyarrow.types.is_large_string(found.type):
-        labels = found.to_numpy(zero_copy_only=False)
+    if pyarrow.types.is_integer(values.type):
+        return _Cells(values.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), sound)
+    if pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type):
+        labels = values.to_numpy(zero_copy_only=False)
         for row in [row for row in np.flatnonzero(sound).tolist() if not labels[row].strip()]:
             refuse(f"{file}, row {row}: an empty {column}; give each row one, or leave the row out")
             sound[row] = False
         return _Cells(labels, sound)
-    raise InputError(f"{file}: {column} is of {found.type}; give one integer or one string a row")
+    raise InputError(f"{file}: {column} is of {values.type}; give one integer or one string a row")
 
 
 def _names(path: Path, cells: dict[Path, _Cells], split: Split, column: str, refuse: Refuse) -> tuple[str, ...]:
-    """The classes of labels without names in the schema: of strings those of the training split."""
-    own = cells.values()
+    """Returns the classes where the schema has no names; of string labels, those of the training split."""
     training = cells if split == "train" else _all_cells(_files(path, "train"), column, refuse)
-    if any(each.labels.dtype == object for each in training.values()):
+    if any(of_file.labels.dtype == object for of_file in training.values()):
         first: dict[str, str] = {}
-        for file, each in training.items():
-            for row in np.flatnonzero(each.sound).tolist():
-                first.setdefault(str(each.labels[row]), f"{file}, row {row}")
+        for file, of_file in training.items():
+            for row in np.flatnonzero(of_file.sound).tolist():
+                first.setdefault(str(of_file.labels[row]), f"{file}, row {row}")
         check_apart(first, first.__getitem__, refuse)
         return tuple(sorted(first))
     others = {} if path.is_file() or split == "val" else _all_cells(_files(path, "val"), column, refuse)
     with about(str(path)):
-        return numbered_names(*(each.labels[each.sound] for each in (*own, *training.values(), *others.values())))
+        return numbered_names(*(one.labels[one.sound] for files in (cells, training, others) for one in files.values()))
 
 
 def _labels(file: Path, cells: _Cells, names: tuple[str, ...], refuse: Refuse) -> np.ndarray:
-    """Class indices, int32[N]; -1 where the class is unknown, as `datasets` marks splits without labels."""
+    """Returns class indices, int32[N]; -1 where the class is unknown, as `datasets` marks splits without labels."""
     if cells.labels.dtype == object:
         index = {name: label for label, name in enumerate(names)}
         labels = np.array([index.get(str(label), len(names)) for label in cells.labels.tolist()], np.int64)
@@ -226,8 +226,8 @@ def _say_size(path: Path, files: list[Path], image: str) -> None:
     held = sum(file.stat().st_size for file in files)
     if held > MOST_KEPT:
         _log.warning(
-            f"{path}: {size(held)} of Parquet, of which {size(MOST_KEPT)} of {image} stay in memory; beyond that each "
-            "image costs reading its row group, and a copy by `jaxddp data pack` is quicker"
+            f"{path}: {size(held)} of Parquet, of which {size(MOST_KEPT)} of {image} stay in memory; for other "
+            "images a whole row group is read, and a copy by `jaxddp data pack` is quicker"
         )
 
 

@@ -1,11 +1,12 @@
-"""Kaggle's files of the ImageNet localization challenge, as columns.
+"""Reads the text files of Kaggle's ImageNet localization challenge into columns.
 
     ROOT/LOC_synset_mapping.txt     n01440764 tench, Tinca tinca
     ROOT/LOC_train_solution.csv     ImageId,PredictionString
                                     n01440764_10026,n01440764 13 0 499 374 n01440764 20 7 480 300
 
-A PredictionString holds one or more boxes, each a synset and four coordinates in pixels. An image is of the synset that
-its boxes name. Files are UTF-8, with or without a byte order mark, lines end in LF or CRLF, and fields may be quoted.
+A PredictionString holds one or more boxes, each a synset and four coordinates in pixels. The class of an image is the
+synset of its boxes. Files are UTF-8, with or without a byte order mark, lines end in LF or CRLF, and fields may be
+quoted.
 """
 
 import re
@@ -23,11 +24,11 @@ from jaxddp.data.storage.home import TextFile
 
 SYNSET_MAPPING = "LOC_synset_mapping.txt"
 
-# Ids become names of files and folders. Their length is limited because one long name widens a whole column.
+# Ids become names of files and folders. Their length is limited, since one long name would widen a whole column.
 _NAME = re.compile(r"(?!\s*\Z)(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f]{1,200}")
 _NAME_RULE = "write a plain name of 1 to 200 characters, without slashes, backslashes or control characters"
 _NUMBER = r"-?[0-9]++(?:\.[0-9]++)?+"
-# Possessive, which is a third faster: nothing here can match in two ways.
+# Possessive quantifiers are a third faster, and nothing can match in two ways.
 _BOXES = re.compile(rf"\s*+(\S++)(?:\s++{_NUMBER}){{4}}(?:\s++\1(?:\s++{_NUMBER}){{4}})*+\s*+")
 
 
@@ -37,9 +38,9 @@ class Solutions:
 
     file: TextFile
     image_id: np.ndarray
-    """bytes 'S'[N], UTF-8, unique, each good as the name of a file."""
+    """bytes 'S'[N], UTF-8, unique, each a valid name of a file."""
     label: np.ndarray
-    """int32[N], index into the mapping; -1 where the file was read without labels."""
+    """int32[N], indices into the mapping; -1 where the file was read without labels."""
     line: np.ndarray
     """int32[N], the line of the file on which the row ends."""
 
@@ -47,26 +48,28 @@ class Solutions:
         return f"Solutions({self.file}, {counted(len(self.label), 'row')})"
 
     def where(self, image_id: bytes) -> str:
-        """`FILE:LINE` of an image, for an error message."""
+        """Returns `FILE:LINE` of an image, for messages."""
         return f"{self.file}:{self._first[image_id]}"
 
     def without(self, rows: np.ndarray) -> "Solutions":
-        """All but int[n] rows."""
+        """Returns all rows but int[n] ones."""
         if not len(rows):
             return self
-        return Solutions(self.file, *(np.delete(each, rows) for each in (self.image_id, self.label, self.line)))
+        return Solutions(self.file, *(np.delete(column, rows) for column in (self.image_id, self.label, self.line)))
 
     @cached_property
     def _first(self) -> dict[bytes, int]:
-        """The line of each image, its first where it has several."""
+        """The line of each image; the first where it has several."""
         return dict(zip(self.image_id[::-1].tolist(), self.line[::-1].tolist(), strict=True))
 
 
 def read_mapping(file: TextFile, refuse: Refuse = at_once) -> dict[str, str]:
-    """Reads `LOC_synset_mapping.txt`: synset -> readable name, in the file's order, which is the order of the labels.
+    """Reads `LOC_synset_mapping.txt`: from synset to readable name, in the file's order, which is that of the labels.
 
-    Raises `InputError`: a missing or empty file. Refused are lines that are not UTF-8, and a synset that is given
-    twice, looks like another one or is not fit for a folder.
+    Lines that are not UTF-8 are rejected, and a synset that is listed twice, looks like another one, or is no valid
+    name of a folder.
+
+    Raises: InputError; the file is missing or empty.
     """
     names: dict[str, str] = {}
     lines: dict[str, int] = {}
@@ -92,9 +95,9 @@ def read_mapping(file: TextFile, refuse: Refuse = at_once) -> dict[str, str]:
 
 
 def read_solutions(file: TextFile, synsets: Sequence[str] | None, refuse: Refuse = at_once) -> Solutions:
-    """Reads a solution file, or without synsets a listing of images, of which only ImageId is read.
+    """Reads a solution file; without synsets, only the column ImageId of a listing.
 
-    It takes about 2 microseconds a row: 1,281,167 rows in under 3 s. Refused is a row that has another form than above.
+    This takes about 2 microseconds a row: 1,281,167 rows in under 3 s. Rows of another form are rejected.
 
     Raises:
         InputError: there is no such file or column, or no row is left.

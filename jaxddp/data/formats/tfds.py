@@ -1,9 +1,9 @@
-"""Image classification sets of tensorflow-datasets as example tables, from what was prepared on disk.
+"""Reads image classification sets that tensorflow-datasets has prepared on disk.
 
     DATA_DIR/<name>[/<config>]/<version>/{dataset_info.json,features.json,<name>-train.tfrecord-00000-of-00004,...}
 
-Nothing is downloaded, and no image is decoded: the stream gets them as they are encoded in the set's files. TFRecord
-files are read at the offset of a record, ArrayRecord files through the library's data source.
+Nothing is downloaded, and no image is decoded: the stream gets the encoded images of the files. TFRecord files are read
+at the offset of a record, ArrayRecord files through the library's data source.
 """
 
 import os
@@ -32,8 +32,8 @@ from jaxddp.registry import FORMATS
 _PREFIX = "tfds:"
 _SPLITS = {"train": ("train",), "val": ("validation", "test")}
 _REFUSED = -1
-"""In the place of a label."""
-# Reading labels mostly waits for the disk or for a server.
+"""Marks a rejected record in place of its label."""
+# Reading labels mostly waits for the disk or a server.
 _THREADS = 16
 
 
@@ -42,14 +42,15 @@ def read_tfds(
 ) -> ExampleTable:
     """Reads the examples of one split of a prepared set.
 
-    The first time, the label of every record is read, and an index is kept; see `kept_index`. Ids are those of
+    The first time, the label of every record is read, and an index is saved; see `kept_index`. Ids are those of
     tensorflow-datasets, `cifar10-train.tfrecord-00000-of-00001__17`. Class ids and names are the names of the set's
-    classes. Refused is a file that is missing or cut short, and the records without labels.
+    classes. A file that is missing or cut short is rejected, and so are records without labels.
 
     Args:
         name: `cifar10`, `cifar10:3.0.2` or `name/config`.
-        split: "val" is the set's validation split, or its test split where it has no validation split.
-        data_dir: where sets are prepared; by default TFDS_DATA_DIR, or ~/tensorflow_datasets.
+        split: "val" is the set's validation split, or else its test split.
+        data_dir: the folder of prepared sets; by default TFDS_DATA_DIR, or ~/tensorflow_datasets.
+        refuse: called with a message for each fault; by default it raises the first.
 
     Raises:
         InputError: the set is missing (with the command that prepares it), is not for image classification, has no such
@@ -67,24 +68,24 @@ def read_tfds(
 
 @dataclass(frozen=True)
 class _Shards:
-    """The files of one split, and what their records hold; `image` and `label` are names of features."""
+    """The files of one split, and the names of the features of their images and labels."""
 
     builder: Any
     split: str
     root: Path
     files: tuple[str, ...]
     lengths: tuple[int, ...]
-    """How many records each file holds, by the set's description."""
+    """The number of records in each file, from the set's description."""
     image: str
     label: str
     class_names: tuple[str, ...]
 
 
 def _library() -> Any:
-    # Imported first, so that TensorFlow is quiet and takes no GPU.
+    # It must be the first import of TensorFlow, to silence it and keep it from allocating GPUs.
     from jaxddp.data.stream import tensorflow_cpu  # noqa: F401
 
-    # Without it TensorFlow asks the network whether it runs on Google's machines.
+    # Without it TensorFlow makes a network request to find out whether it runs on Google's machines.
     os.environ.setdefault("NO_GCE_CHECK", "true")
     import tensorflow_datasets
 
@@ -110,24 +111,24 @@ def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
 
 
 def _check_regular(folder: Path) -> None:
-    """The library opens what it finds, and waits for a FIFO. Raises: InputError; a file is not a regular one."""
+    """Checks the files of a set, since the library would wait for a FIFO. Raises: InputError; one is not regular."""
     for file in sorted(path for path in folder.rglob("*") if path.exists() and not path.is_dir()):
         with reading(file, "prepare the set again"):
             open_regular(file).close()
 
 
 def _opener(tfds: Any) -> Callable[..., Any]:
-    """What opens a prepared set by its name from its files alone. The public `tfds.builder` runs the set's own code."""
-    found = private_names.function(
+    """Returns what opens a prepared set from its files. The public `tfds.builder` runs the set's own code."""
+    opener = private_names.function(
         getattr(tfds.core, "read_only_builder", None), "builder_from_files", ["name"], ["builder_kwargs"]
     )
-    if found is None:
+    if opener is None:
         lost = "a set of TensorFlow Datasets is opened through the code that made it, which may need more packages"
         private_names.say_lost(
             "tensorflow-datasets", "tensorflow_datasets.core.read_only_builder.builder_from_files", lost
         )
         return tfds.builder
-    return found
+    return opener
 
 
 def _not_prepared(name: str, home: Path) -> InputError:
@@ -135,9 +136,9 @@ def _not_prepared(name: str, home: Path) -> InputError:
     places = sorted(file.parent.relative_to(home) for file in features)
     version = ":" in name
     prepared = [place.parent.as_posix() + f":{place.name}" * version for place in places]
-    known = f"prepared there: {', '.join(dict.fromkeys(prepared))}" if prepared else "nothing is prepared there"
+    hint = f"prepared there: {', '.join(dict.fromkeys(prepared))}" if prepared else "nothing is prepared there"
     return InputError(
-        f"{home}: no prepared set {show(name)}{nearest(name, prepared)}; {known}; to prepare it: python -c "
+        f"{home}: no prepared set {show(name)}{nearest(name, prepared)}; {hint}; to prepare it: python -c "
         f"\"import tensorflow_datasets as tfds; tfds.builder({name!r}, data_dir='{home}').download_and_prepare()\""
     )
 
@@ -146,31 +147,31 @@ def _shards(builder: Any, split: Split) -> _Shards:
     root = Path(builder.data_dir)
     image, label = _features(root, builder.info.features)
     splits = builder.info.splits
-    own = next((one for one in _SPLITS[split] if one in splits), None)
-    if own is None:
-        wanted, found = " or ".join(_SPLITS[split]), ", ".join(splits) or "none"
-        raise InputError(f"{root}: no split {wanted}; the set has: {found}; choose a set with one")
-    info = splits[own]
+    name = next((name for name in _SPLITS[split] if name in splits), None)
+    if name is None:
+        wanted, existing = " or ".join(_SPLITS[split]), ", ".join(splits) or "none"
+        raise InputError(f"{root}: no split {wanted}; the set has: {existing}; choose a set with one")
+    info = splits[name]
     # The file of a shard without records need not exist.
     lengths = {str(file): int(n) for file, n in zip(info.filenames, info.shard_lengths, strict=True) if n}
     if not lengths:
-        raise InputError(f"{root}: the split {own} holds no example; prepare the set again")
+        raise InputError(f"{root}: the split {name} holds no example; prepare the set again")
     class_names = tuple(builder.info.features[label].names)
     check_apart(class_names, lambda name: f"{root}: the names of {label}")
-    return _Shards(builder, own, root, tuple(lengths), tuple(lengths.values()), image, label, class_names)
+    return _Shards(builder, name, root, tuple(lengths), tuple(lengths.values()), image, label, class_names)
 
 
 def _features(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
-    """The names of the image and of the label."""
+    """Returns the names of the features of image and label. Raises: InputError; there are none, or several."""
     kinds = _library().features
     top = dict(features.items()) if isinstance(features, kinds.FeaturesDict) else {}
     images = [name for name, kind in top.items() if isinstance(kind, kinds.Image) and kind.np_dtype == np.uint8]
     labels = [name for name, kind in top.items() if isinstance(kind, kinds.ClassLabel)]
     if len(images) != 1 or len(labels) != 1:
         named = [f"{name} ({type(kind).__name__})" for name, kind in sorted(top.items())]
-        found = ", ".join(named) or type(features).__name__
+        listed = ", ".join(named) or type(features).__name__
         raise InputError(
-            f"{root}: not a set of images with one class each; its features are {found}; choose one with a single "
+            f"{root}: not a set of images with one class each; its features are {listed}; choose one with a single "
             "Image of 8 bits and a single ClassLabel"
         )
     return images[0], labels[0]
@@ -190,7 +191,7 @@ def _store(shards: _Shards) -> RecordFiles | ArrayRecords:
 
 
 def _refusing_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
-    """The index that was kept, or is; one with faults is not, so that the next run meets them too."""
+    """Returns the saved index, or builds and saves one. It is not saved with faults, so the next run reports them."""
     about = f"{shards.label} of {len(shards.class_names)} in {shards.lengths}"
     try:
         return kept_index(shards.split, shards.root, shards.files, about, lambda: _index(shards, store, at_once))
@@ -201,7 +202,7 @@ def _refusing_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: 
 
 
 def _index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
-    """Raises: InputError; a fault that is not refused. The label of what is refused is `_REFUSED`."""
+    """Builds the index; rejected records have the label `_REFUSED`. Raises: InputError; `refuse` raises it."""
 
     def look(file: str, length: int) -> tuple[np.ndarray, np.ndarray] | InputError:
         try:
@@ -211,13 +212,13 @@ def _index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -
 
     offsets, labels, whole = [], [], []
     with ThreadPoolExecutor(_THREADS) as pool:
-        for length, found in zip(shards.lengths, pool.map(look, shards.files, shards.lengths), strict=True):
-            whole.append(np.full(length, not isinstance(found, InputError)))
-            if isinstance(found, InputError):
-                refuse(str(found))
-                found = np.zeros(length, np.int64), np.full(length, _REFUSED)
-            offsets.append(found[0])
-            labels.append(found[1])
+        for length, result in zip(shards.lengths, pool.map(look, shards.files, shards.lengths), strict=True):
+            whole.append(np.full(length, not isinstance(result, InputError)))
+            if isinstance(result, InputError):
+                refuse(str(result))
+                result = np.zeros(length, np.int64), np.full(length, _REFUSED)
+            offsets.append(result[0])
+            labels.append(result[1])
     offset, label, whole = map(np.concatenate, (offsets, labels, whole))
     wrong = np.flatnonzero(whole & ((label < 0) | (label >= len(shards.class_names))))
     if len(wrong):
@@ -232,7 +233,7 @@ def _index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -
 
 
 class PreparedSets:
-    """Addresses that begin with tfds: as a format."""
+    """The format of addresses that begin with tfds:."""
 
     description = f"{_PREFIX}NAME (a prepared set of tensorflow-datasets)"
 

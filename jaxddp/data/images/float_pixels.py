@@ -1,4 +1,4 @@
-"""Images of floating-point numbers, as the pixels of 8 or 16 bits that everything else takes."""
+"""Converts images of floating-point numbers to pixels of 8 or 16 bits."""
 
 import logging
 
@@ -9,19 +9,19 @@ from jaxddp.core.message import Key
 
 _MOST = 65_535
 _AT_ONCE = 1024
-"""Images, so that what is computed of them takes little memory."""
+"""The number of images that are converted at a time, to bound the memory."""
 _log = logging.getLogger("jaxddp.data")
 
 
 def from_floats(images: np.ndarray) -> np.ndarray:
-    """Images [N, H, W, C] of floats as uint8 or uint16, without loss where there is such a form.
+    """Converts images [N, H, W, C] of floats to uint8 or uint16, without loss where possible.
 
-    Numbers from 0 to 1 that are multiples of 1/255, as those of an image divided by 255 are, become uint8. Any others
-    from 0 to 1 become uint16, rounded to multiples of 1/65,535, and where that changes any, a line says so. Whole
-    numbers of which some are above 1 stay what they are.
+    Numbers from 0 to 1 become uint8 if all are multiples of 1/255, as in an image divided by 255. Otherwise they become
+    uint16, rounded to multiples of 1/65,535; a warning is logged if that changes a number. Whole numbers, some of them
+    above 1, keep their values.
 
     Raises:
-        InputError: there is a number below 0, none, or beyond 1 and not whole.
+        InputError: a number is negative, infinite or NaN, or is above 1 where not all are whole.
     """
     parts = [images[start : start + _AT_ONCE] for start in range(0, len(images), _AT_ONCE)]
     lowest, highest = float(min(part.min() for part in parts)), float(max(part.max() for part in parts))
@@ -29,18 +29,18 @@ def from_floats(images: np.ndarray) -> np.ndarray:
     if not (lowest >= 0 and np.isfinite(highest)):
         raise InputError(
             f"{span}: give floats from 0 to 1, or uint8 from 0 to 255",
-            advice=("normalizing happens on the device, by ", Key("data.mean"), " and ", Key("data.std")),
+            advice=("the device normalizes, by ", Key("data.mean"), " and ", Key("data.std")),
         )
     scales = (1,) if highest > 1 else (255, _MOST)
-    scale = next((each for each in scales if all(_are_multiples(part, each) for part in parts)), None)
+    scale = next((one for one in scales if all(_are_multiples(part, one) for part in parts)), None)
     if highest > _MOST or (highest > 1 and scale is None):
         advice = f"give floats from 0 to 1, images / {highest:g}"
-        raise InputError(f"{span}, which are no whole numbers up to {_MOST:,}: {advice}")
+        raise InputError(f"{span}, which are not whole numbers up to {_MOST:,}: {advice}")
     if scale is None:
         scale = _MOST
         _log.warning(
-            f"images: {images.dtype} that are no multiples of 1/255 are kept as uint16, each number rounded by at most "
-            f"{0.5 / scale:.1e}"
+            f"images: {images.dtype} that are not multiples of 1/255 are kept as uint16, each number rounded by at "
+            f"most {0.5 / scale:.1e}"
         )
     pixels = np.empty(images.shape, np.uint16 if scale == _MOST or highest > 255 else np.uint8)
     for start, part in zip(range(0, len(images), _AT_ONCE), parts, strict=True):
@@ -49,11 +49,11 @@ def from_floats(images: np.ndarray) -> np.ndarray:
 
 
 def widened(pixels: np.ndarray) -> np.ndarray:
-    """uint8 as uint16: 8 bits are repeated, and white stays white."""
+    """Converts uint8 to uint16: 8 bits are repeated, so white stays white."""
     return pixels.astype(np.uint16) * 257
 
 
 def _are_multiples(part: np.ndarray, scale: int) -> bool:
-    """Whether numbers are multiples of 1 / scale, but for the last bits that a division by it may leave."""
+    """Returns whether numbers are multiples of 1 / scale, apart from the rounding of a division."""
     wide = part.astype(np.float64)
     return bool((np.abs(wide - np.rint(wide * scale) / scale) <= 2 * np.spacing(part)).all())

@@ -1,9 +1,9 @@
-"""What an image file says of itself before anything decodes it: kind, size, marker segments (ITU-T T.81, B.1.1).
+"""Parses the headers of image files, and the marker segments of a JPEG (ITU-T T.81, B.1.1), without decoding.
 
-No decoder answers what is asked of the segments. Of 180 progressive files that were cut between two scans and closed
-with an end marker, TurboJPEG in its strict mode and Pillow refused none, and `has_every_scan` all. Nor does any of them
-decode without metadata, whose damage can hide that of the image (`essence`). The segments of a file of 53 kB are found
-in 28 microseconds; Pillow reads its header alone in 20.
+No decoder gives what this module reads from the segments. Of 180 progressive files that were cut between two scans and
+closed with an end marker, TurboJPEG in its strict mode and Pillow rejected none, and `has_every_scan` all. Neither
+decodes without metadata, whose damage can hide damage of the image (`essence`). Finding the segments of a file of 53 kB
+takes 28 microseconds; Pillow reads only the header in 20.
 """
 
 import re
@@ -15,7 +15,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.images.image_types import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
 
 RULES = 3
-"""The version of what `verify` asks of a file: raise it when that becomes stricter, so that none counts as verified."""
+"""The version of the rules of `verify`. Raise it when they become stricter, so cached images are verified again."""
 
 JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
@@ -25,12 +25,12 @@ PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 DHT, EOI, SOS, DRI = 0xC4, 0xD9, 0xDA, 0xDD
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
-# With Huffman codes. Of the others the decoder of training reads only those with arithmetic codes; and since these
-# decode from any bytes and never run out, nobody can tell whether any are missing.
+# Frames with Huffman codes. The decoder of training also reads arithmetic codes, but these decode from any bytes and
+# never run out, so missing data cannot be detected.
 READABLE = frozenset((0xC0, 0xC1, 0xC2))
 APP0, APP14, COMMENT = 0xE0, 0xEE, 0xFE
 
-# Neither a stuffed zero of entropy-coded data nor a restart within it begins a segment.
+# Neither a stuffed zero in entropy-coded data nor a restart marker begins a segment.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]")
 _COEFFICIENTS = 64
 
@@ -42,17 +42,18 @@ _STARTS: tuple[tuple[bytes, PillowKind], ...] = (
 
 
 def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> ImageHeader:
-    """The header of a whole JPEG or PNG file, or of a WebP, TIFF or BMP file, which only `verify` reads to its end.
+    """Returns the header of a complete JPEG or PNG file, or of a WebP, TIFF or BMP file.
 
-    A JPEG is whole when the end-of-image marker (ITU-T T.81, B.1.1.3) follows its last scan. Bytes after that marker
-    are accepted, as every decoder does (cameras append data of their own); one inside an embedded thumbnail does not
-    count. A PNG is whole when it holds its closing IEND chunk.
+    A JPEG is complete if the end-of-image marker (ITU-T T.81, B.1.1.3) follows its last scan. Bytes after that marker
+    are accepted, as by every decoder (cameras append their own data). A marker inside an embedded thumbnail does not
+    count. A PNG is complete if it holds its closing IEND chunk. Only `verify` reads the other kinds to their end.
 
     Args:
-        found: a JPEG's segments, where they are known.
+        found: the segments of a JPEG, where they are known.
 
-    Raises `InputError`: empty, cut short, without pixels or with more than `MAX_PIXELS`, a JPEG without Huffman codes,
-    several images in a file, or a file of another kind.
+    Raises:
+        InputError: the file is empty, cut short, without pixels or with more than `MAX_PIXELS`, a JPEG without Huffman
+            codes, holds several images, or is of another kind.
     """
     if not data:
         raise InputError(f"empty file; {AGAIN}")
@@ -60,12 +61,12 @@ def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> Image
         header, end = _scan_jpeg(data, segments(data) if found is None else found)
     elif data.startswith(PNG_START):
         size = {"height": int.from_bytes(data[20:24]), "width": int.from_bytes(data[16:20])}
-        # Behind width and height; a damaged one says nothing.
+        # The bit depth follows width and height; a damaged one is ignored.
         bits = data[24] if len(data) > 24 and data[24] in (1, 2, 4, 8, 16) else 8
         header = ImageHeader("png", **size, bits=bits)
         end = None if PNG_END in data else "IEND chunk"
     elif (kind := _pillow_kind(data)) is not None:
-        # Importing it takes a while, and most data sets do not need it.
+        # Pillow takes a while to import, and most data sets do not need it.
         from jaxddp.data.images.pillow import pillow_header
 
         header, end = pillow_header(data, kind), None
@@ -87,7 +88,7 @@ def _pillow_kind(data: bytes) -> PillowKind | None:
 
 
 def _scan_jpeg(data: bytes, found: Iterable["Segment"]) -> tuple[ImageHeader, str | None]:
-    """What the markers say (T.81, B.1.1): the frame's size, 0x0 without a frame, and what is missing at the end."""
+    """Returns the size of the frame from the markers (T.81, B.1.1), 0x0 without one, and what is missing at the end."""
     height = width = 0
     scanned = False
     for marker, _, body, _ in found:
@@ -95,16 +96,16 @@ def _scan_jpeg(data: bytes, found: Iterable["Segment"]) -> tuple[ImageHeader, st
             return ImageHeader("jpeg", height, width), None if scanned else "image data"
         if marker in FRAMES:
             if marker not in READABLE:
-                raise InputError(f"a JPEG of the rare kind SOF{marker - 0xC0}, which cannot be checked; convert it")
+                raise InputError(f"a JPEG of the rare kind SOF{marker - 0xC0}, which cannot be verified; convert it")
             height, width = int.from_bytes(data[body + 3 : body + 5]), int.from_bytes(data[body + 5 : body + 7])
         scanned = scanned or marker == SOS
     return ImageHeader("jpeg", height, width), "end-of-image marker"
 
 
 class Segment(NamedTuple):
-    """One segment: its marker's second byte, and where in the file it begins, its length field stands, and it ends.
+    """One segment: the second byte of its marker, and the positions of its start, its length field and its end.
 
-    What lies between its end and the next segment is entropy-coded data after a scan's header, and nothing elsewhere.
+    Entropy-coded data follow the header of a scan. Other segments follow each other directly.
     """
 
     marker: int
@@ -114,7 +115,7 @@ class Segment(NamedTuple):
 
 
 def segments(data: bytes) -> Iterator[Segment]:
-    """The segments of a JPEG after its first marker, up to the end-of-image marker where there is one."""
+    """Yields the segments of a JPEG after its first marker, up to the end-of-image marker if there is one."""
     position = 0
     while (match := _MARKER.search(data, position)) is not None:
         marker, body = data[match.end() - 1], match.end()
@@ -125,9 +126,9 @@ def segments(data: bytes) -> Iterator[Segment]:
 
 
 def essence(data: bytes, found: Sequence[Segment], *, adobe: bool = False) -> tuple[bytes, list[Segment]]:
-    """The same image and its segments, without what no pixel depends on: metadata, bytes between segments and behind.
+    """Returns the same image and its segments without metadata and bytes between and after segments.
 
-    Adobe's marker, which says the color space, stays only where `adobe`.
+    No pixel depends on these. Adobe's marker, which holds the color space, stays only with `adobe`.
     """
     view = memoryview(data)
     parts, kept, start = [view[:2]], [], 2
@@ -143,10 +144,10 @@ def essence(data: bytes, found: Sequence[Segment], *, adobe: bool = False) -> tu
 
 
 def has_every_scan(data: bytes, found: Iterable[Segment]) -> bool:
-    """Whether the scans together send every coefficient of every component to its last bit (T.81, G.1.1.1).
+    """Returns whether the scans contain every coefficient of every component to its last bit (T.81, G.1.1.1).
 
-    A progressive file cut between two scans and closed with an end marker decodes without a complaint, as a coarse
-    image; so does one that keeps each component in a scan of its own.
+    A progressive file that was cut between two scans and closed with an end marker decodes without an error, to a
+    coarse image. So does a file with a separate scan for each component.
     """
     bits_left: dict[int, list[int | None]] = {}
     progressive = False
@@ -164,11 +165,13 @@ def has_every_scan(data: bytes, found: Iterable[Segment]) -> bool:
 
 
 def without_stray_bytes(data: bytes, left_over: int) -> bytes:
-    """The same image without bytes between its segments and `left_over` ones behind its last block; itself without any.
+    """Returns the same image without stray bytes between segments and after the last block; `data` if there are none.
+
+    Decoders skip stray bytes, and libjpeg reports them on stderr without the name of a file.
 
     Args:
         data: a file that `verify` accepts.
-        left_over: what `verify` counted.
+        left_over: the number of bytes after the last block, from `verify`.
     """
     if not data.startswith(JPEG_START):
         return data

@@ -1,8 +1,8 @@
-"""The image data of a JPEG, read to the last byte: whether all blocks are there, and how many bytes are left over.
+"""Reads the image data of a JPEG to the last byte: whether all blocks exist, and how many bytes are left over.
 
-libjpeg does not tell how much of a scan it needed: it reads up to 8 bytes ahead, silent about those. At a restart it
-does count them. So it is asked for one row of blocks more than the frame has, behind a restart (ITU-T T.81, B.2.4.4):
-where it looks for that restart's marker, it complains of the bytes before the end marker, which it finds instead.
+libjpeg does not report how much of a scan it used: it reads up to 8 bytes ahead without a warning. At a restart it
+counts these bytes. So the frame is given one more row of blocks, after a restart (ITU-T T.81, B.2.4.4): where libjpeg
+looks for the marker of that restart, it reports the bytes before the end marker, which it finds instead.
 """
 
 import hashlib
@@ -18,34 +18,36 @@ from PIL import Image
 from jaxddp.data.images.header import DHT, DRI, FRAMES, JPEG_END, PROGRESSIVE, SOS, Segment, segments
 
 FORGIVEN = 7
-"""How many bytes may be left over after the last block: what an encoder that writes words of 8 bytes leaves at most.
+"""The most bytes that may be left over after the last block, as after an encoder that writes words of 8 bytes.
 
-None of 60,200 real files has any. A row of blocks less leaves 10 or more in each of them.
+None of 60,200 real files has any. Without its last row of blocks, each of them would have 10 or more.
 """
 
 _AHEAD = bytes(16)
 
 _HOLE = bytes(16)
-"""A stretch that was lost: no more than 4 zeros follow each other in 60,200 real files."""
+"""A lost stretch of data: at most 4 zeros follow each other in 60,200 real files."""
 
 _NO_RESTART = re.compile(r"found marker 0xd9 instead of RST")
 _LEFT_OVER = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 _ENDS_EARLY = re.compile("premature end", re.IGNORECASE)
-# A sampling of the colors that the strict decoder has no name for, such as that of Pillow's subsampled CMYK.
+# The message for a color sampling that the strict decoder does not know, such as Pillow's subsampled CMYK.
 _UNKNOWN_SAMPLING = "Could not determine subsampling"
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 
 _LARGEST = 0xFFFF
-"""Of blocks between two restarts. libjpeg allows a few rows less; none of `MAX_PIXELS` needs as many."""
+"""The most blocks between two restarts. libjpeg allows a few rows less; no image of `MAX_PIXELS` needs so many."""
 
 
 def bytes_left_over(data: bytes, found: Sequence[Segment]) -> int:
-    """How many bytes a JPEG without metadata has between its last block and its end; at least, above `FORGIVEN`.
+    """Returns the number of bytes between the last block and the end of a JPEG without metadata.
 
-    Raises ValueError, or what Pillow raises, with the decoder's first complaint where its data are damaged or end
-    before the image does.
+    Above `FORGIVEN`, the number is a lower bound.
+
+    Raises: ValueError, or an error of Pillow, with the decoder's first message; the data are damaged, or end before the
+        image does.
     """
-    # A marker may have fill bytes before it, which would be data before other bytes.
+    # Fill bytes may precede a marker; before other bytes they would be data.
     end = len(data) - len(JPEG_END)
     while data[end - 1] == JPEG_END[0]:
         end -= 1
@@ -62,10 +64,12 @@ def bytes_left_over(data: bytes, found: Sequence[Segment]) -> int:
 
 
 def check_holes(data: bytes, found: Sequence[Segment]) -> None:
-    """Raises ValueError where zeros replace data of a scan, as in a block of a disk that was never written.
+    """Checks that zeros do not replace data of a scan, as in a block of a disk that was never written.
 
-    They decode, as the shortest code again and again; only where that is the code of an empty block does an encoder
-    write many of them. Scans that refine coefficients hold plain bits, which may be zeros.
+    Zeros decode as a sequence of the shortest code. An encoder writes many of these only if that is the code of an
+    empty block. Scans that refine coefficients hold plain bits, which may be zeros.
+
+    Raises: ValueError; there are such zeros.
     """
     if _HOLE not in data:
         return
@@ -83,21 +87,22 @@ def check_holes(data: bytes, found: Sequence[Segment]) -> None:
         if progressive and first_coefficient == 0:
             codes = [first_symbols.get(table >> 4, 0) for table in tables]
         else:
-            # Of a symbol, the low 4 bits are the size of the coefficient; blocks end with a symbol of size 0.
+            # The low 4 bits of a symbol are the size of the coefficient; blocks end with a symbol of size 0.
             codes = [first_symbols.get(0x10 | table & 15, 0) & 15 for table in tables]
         if any(codes) and not (progressive and refines):
             raise ValueError("zeros in place of image data")
 
 
 def _decode(data: bytes) -> None:
-    """Decodes it strictly, at an eighth of its size, gray; raises ValueError with the decoder's first complaint."""
+    """Decodes strictly, at an eighth of the size, in gray. Raises: ValueError; has the decoder's first message."""
     simplejpeg.decode_jpeg(data, "gray", fastdct=True, min_height=1, min_width=1, min_factor=8)
 
 
 def _with_one_row_more(data: bytes, found: Sequence[Segment], end: int) -> bytes | None:
-    """The file up to `end`, with one row of blocks more behind a restart, and bytes to be read ahead instead of it.
+    """Returns the file up to `end`, with one more row of blocks after a restart, and bytes to read ahead in its place.
 
-    None where no restart can be there: in a file of several scans, and where its own do not end with the image.
+    Returns None where no restart is possible: for several scans, and where the file's restarts do not end with the
+    image.
     """
     frames = [segment for segment in found if segment.marker in FRAMES]
     scans = [segment for segment in found if segment.marker == SOS]
@@ -119,31 +124,31 @@ def _with_one_row_more(data: bytes, found: Sequence[Segment], end: int) -> bytes
     taller = rows * block_height + 1
     if max(interval, taller) > _LARGEST or rows * columns % interval:
         return None
-    # The decoder counts restarts modulo 8, and would take an end that comes 8 of them early for the right one.
+    # The decoder counts restarts modulo 8, and would accept an end that is 8 restarts early.
     if restarts and len(_RESTART.findall(data, scan.end)) != rows * columns // interval - 1:
         return None
     restart = b"\xff\xdd\x00\x04" + interval.to_bytes(2)
     header = data[: frame + 3], taller.to_bytes(2), data[frame + 5 : scan.start], restart
-    # A view, since copies of whole photographs cost a tenth of reading them.
+    # A view, since a copy of a photograph costs a tenth of the time to verify it.
     return b"".join((*header, memoryview(data)[scan.start : end], _AHEAD, JPEG_END))
 
 
 def _by_asking(asked: bytes) -> int:
-    """What the decoder says where it looks for the last restart."""
+    """Returns the number of bytes that the decoder reports where it looks for the last restart."""
     try:
         _decode(asked)
     except ValueError as error:
-        told = _LEFT_OVER.search(str(error))
-        if told is None and not _NO_RESTART.search(str(error)):
+        reported = _LEFT_OVER.search(str(error))
+        if reported is None and not _NO_RESTART.search(str(error)):
             raise
-        left = int(told[1]) - len(_AHEAD) if told else -1
+        left = int(reported[1]) - len(_AHEAD) if reported else -1
         if left >= 0:
             return left
     raise ValueError("premature end of data segment")
 
 
 def _by_cutting(data: bytes) -> int:
-    """The same count for any file, without its end marker: how many bytes can be cut until the decoder misses one."""
+    """Counts for any file, without its end marker: removes bytes from the end until the decoder misses one."""
     cut = 0
     while cut <= FORGIVEN + 1:
         try:
@@ -152,25 +157,26 @@ def _by_cutting(data: bytes) -> int:
         except ValueError as error:
             if cut and _ENDS_EARLY.search(str(error)):
                 break
-            if (told := _LEFT_OVER.search(str(error))) is None:
+            if (reported := _LEFT_OVER.search(str(error))) is None:
                 raise
-            cut += int(told[1])
+            cut += int(reported[1])
             if cut > FORGIVEN:
                 return cut
     return cut - 1
 
 
 def _by_altering(data: bytes) -> int:
-    """The same count by a tolerant decoder: how many of the last bytes can be others until a pixel is another.
+    """Counts with a tolerant decoder: how many of the last bytes can change before a pixel changes.
 
-    Raises ValueError where bits after its data make a difference. So data that end early are detected nearly always,
-    and what damage in the middle leaves over.
+    Nearly always this detects data that end early, and bytes left over by damage in the middle.
+
+    Raises: ValueError; bytes after the data change a pixel.
     """
     whole = {_pixels(one) for one in _with_other_ends(data)}
     if len(whole) > 1:
         raise ValueError("premature end of data segment")
     cut = 1
-    # Other bytes in place of some that are needed may be no data at all.
+    # Other bytes in place of needed ones may not decode.
     with suppress(OSError):
         while cut <= FORGIVEN + 1 and {_pixels(one) for one in _with_other_ends(data[:-cut])} == whole:
             cut += 1

@@ -1,4 +1,4 @@
-"""WebP, TIFF and BMP, which TensorFlow decodes in part or not at all, through Pillow."""
+"""Reads WebP, TIFF and BMP with Pillow, since TensorFlow decodes them in part or not at all."""
 
 import ctypes
 import io
@@ -23,22 +23,22 @@ _BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
 
 
 def pillow_header(data: bytes, kind: PillowKind) -> ImageHeader:
-    """The header of a file of one image. Raises: InputError; it is damaged, or of a kind that is not read."""
+    """Returns the header of a file of one image. Raises: InputError; it is damaged, or its pixels are not supported."""
     with _opened(data, kind) as image:
         return ImageHeader(kind, image.height, image.width, bits=_checked_bits(image))
 
 
 def check_pillow(data: bytes, kind: PillowKind) -> None:
-    """Reads a file to its last pixel. Raises: InputError; it is cut short or damaged."""
+    """Decodes a file to its last pixel. Raises: InputError; it is cut short or damaged."""
     with _opened(data, kind) as image:
         image.load()
 
 
 def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np.ndarray:
-    """The pixels, uint8 or uint16 [H, W, channels], of 3 or 4 channels; see `PixelFormat`.
+    """Returns the pixels, uint8 or uint16 [H, W, channels], of 3 or 4 channels; see `PixelFormat`.
 
     Raises:
-        InputError: the file is damaged, or has colors of 16 bits where they are wanted: Pillow reads the upper 8.
+        InputError: the file is damaged, or `bits` is 16 and it has colors of 16 bits: Pillow reads the upper 8.
     """
     with _opened(data, kind) as image:
         depth = _checked_bits(image)
@@ -56,7 +56,7 @@ def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np
 
 
 def _checked_bits(image: Image.Image) -> int:
-    """How many bits a value has, 8 for fewer. Raises: InputError for several images or values of another kind."""
+    """Returns the bits of a value, at least 8. Raises: InputError; there are several images or unsupported values."""
     frames = getattr(image, "n_frames", 1)
     if frames > 1:
         raise InputError(f"holds {frames} images; keep one in a file")
@@ -71,7 +71,7 @@ def _checked_bits(image: Image.Image) -> int:
 
 @contextmanager
 def _opened(data: bytes, kind: PillowKind) -> Iterator[Image.Image]:
-    """A Pillow image, read when it is asked for. Turns whatever Pillow raises in the block into an `InputError`."""
+    """Opens a Pillow image, which reads pixels on use. Turns any error of Pillow in the block into an `InputError`."""
     _told.lines = []
     try:
         with Image.open(io.BytesIO(data), formats=(kind.upper(),)) as image:
@@ -84,28 +84,28 @@ def _opened(data: bytes, kind: PillowKind) -> Iterator[Image.Image]:
         raise InputError(f"more pixels than the limit of {MAX_PIXELS:,}; shrink it or leave it out") from None
     except Image.UnidentifiedImageError:
         raise InputError(f"damaged: no header of a {kind.upper()} file; {AGAIN}") from None
-    # A damaged header leads its readers astray in any way.
+    # A damaged header can cause any error.
     except Exception as error:
         reason = next(iter(_told.lines), None) or error or type(error).__name__
         raise InputError(f"damaged: {reason}; {AGAIN}") from None
 
 
 _told = threading.local()
-"""`lines`, what libtiff found wrong in the file that a thread reads: of some damage Pillow says nothing."""
+"""`lines` are the errors of libtiff in the file that a thread reads; Pillow does not report all of them."""
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
 def _tell(module: bytes | None, form: bytes | None, values: int | None) -> None:
-    # Without the values, whose type differs between machines.
-    # Pillow calls every file tempfile.tif.
+    # The values are left out, since their type differs between machines.
+    # The name is left out, since Pillow calls every file tempfile.tif.
     where = b"" if module is None or b"." in module else module
     words = [b"libtiff", where, (form or b"").partition(b"%")[0].strip()]
     getattr(_told, "lines", []).append(": ".join(word.decode(errors="replace") for word in words if word))
 
 
 def _hear_libtiff() -> None:
-    """Have libtiff tell its errors here; it would write them to stderr, as its warnings, naming no file."""
-    # What a library of Python's links is found through it.
+    """Makes libtiff pass its errors to `_tell`; it would write them to stderr without the name of the file."""
+    # The symbols of a linked library are found through the extension module.
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(Image.core.__file__)
         for name, handler in (("TIFFSetErrorHandler", _tell), ("TIFFSetWarningHandler", None)):

@@ -1,6 +1,6 @@
-"""A PNG file read to its end (PNG specification, third edition): its checksums, and as many rows as its header says.
+"""Verifies a PNG file to its end (PNG specification, third edition): checksums, and the number of rows in its header.
 
-Pillow leaves rows beyond the last one unread, and does without a palette, which TensorFlow's decoder refuses.
+Pillow ignores rows after the last one, and accepts a missing palette, which TensorFlow's decoder rejects.
 """
 
 import struct
@@ -11,11 +11,11 @@ import numpy as np
 
 from jaxddp.data.images.header import PNG_START
 
-# Bits of a sample by color type (11.2.1), and samples of a pixel.
+# By color type (11.2.1): the bits of a sample, and the samples of a pixel.
 _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 _SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PALETTE = 3
-# First row and column of Adam7's passes, and the steps between rows and columns (8.2).
+# The first row and column of Adam7's passes, and the steps between rows and columns (8.2).
 _WHOLE = ((0, 0, 1, 1),)
 _ADAM7 = (0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)
 _FILTERS = 5
@@ -23,11 +23,11 @@ _KNOWN = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 
 
 def png_bytes_left_over(data: bytes) -> int:
-    """How many bytes of the image data follow its last row. Raises ValueError, or zlib.error, where it is damaged."""
+    """Returns the number of bytes of image data after the last row. Raises: ValueError or zlib.error; it is damaged."""
     header, coded, before, palette = b"", [], b"", False
     for kind, body in _chunks(data):
         if (kind == b"IHDR") != (before == b"") or (kind[0] < ord("a") and kind not in _KNOWN):
-            raise ValueError(f"a chunk {kind!r} where none may be")
+            raise ValueError(f"a chunk {kind!r} in a wrong place")
         if kind == b"IHDR":
             header = body
         elif kind == b"IDAT":
@@ -36,12 +36,12 @@ def png_bytes_left_over(data: bytes) -> int:
             coded.append(body)
         elif kind == b"PLTE":
             if coded or not 0 < len(body) <= 3 * 256 or len(body) % 3:
-                raise ValueError(f"a palette of {len(body)} bytes where none may be")
+                raise ValueError(f"a wrong palette of {len(body)} bytes")
             palette = True
         before = kind
     width, height, depth, color, compression, filtering, interlaced = struct.unpack(">IIBBBBB", header)
     if depth not in _DEPTHS.get(color, ()) or compression or filtering or interlaced > 1:
-        raise ValueError(f"a header of no kind: {depth} bits of color type {color}")
+        raise ValueError(f"a header with {depth} bits of color type {color}, which do not exist")
     if color == _PALETTE and not palette:
         raise ValueError("no palette, though its pixels are indices of one")
     rows = _rows(height, width, depth * _SAMPLES[color], _ADAM7 if interlaced else _WHOLE)
@@ -49,25 +49,25 @@ def png_bytes_left_over(data: bytes) -> int:
 
 
 def _rows(height: int, width: int, bits: int, passes: tuple[tuple[int, int, int, int], ...]) -> list[tuple[int, int]]:
-    """How many rows each pass has, and of how many bytes, the filter's included (7.2)."""
-    found = []
+    """Returns the number of rows of each pass, and their size in bytes with the filter's byte (7.2)."""
+    sizes = []
     for top, left, down, across in passes:
         columns = -(-max(width - left, 0) // across)
         if columns:
-            found.append((-(-max(height - top, 0) // down), 1 + (columns * bits + 7) // 8))
-    return found
+            sizes.append((-(-max(height - top, 0) // down), 1 + (columns * bits + 7) // 8))
+    return sizes
 
 
 def _inflate(coded: bytes, rows: list[tuple[int, int]]) -> int:
-    """The bytes behind the rows' stream. Raises ValueError, or zlib.error, unless it holds exactly these rows."""
-    wanted = sum(count * size for count, size in rows)
+    """Returns the number of bytes after the stream of the rows. Raises: ValueError or zlib.error; it has other rows."""
+    expected = sum(count * size for count, size in rows)
     stream = zlib.decompressobj()
-    pixels = stream.decompress(coded, wanted + 1)
-    if len(pixels) != wanted:
-        raise ValueError(f"{'fewer' if len(pixels) < wanted else 'more'} rows than its header says")
-    # The checksum at the end is read with the next byte, of which there is none.
+    pixels = stream.decompress(coded, expected + 1)
+    if len(pixels) != expected:
+        raise ValueError(f"{'fewer' if len(pixels) < expected else 'more'} rows than its header says")
+    # Reading one byte more, which must not exist, reads the checksum at the end.
     if stream.decompress(stream.unconsumed_tail, 1) or not stream.eof:
-        raise ValueError("image data end early or late")
+        raise ValueError("image data end too early or too late")
     position = 0
     for count, size in rows:
         end = position + count * size
@@ -78,7 +78,7 @@ def _inflate(coded: bytes, rows: list[tuple[int, int]]) -> int:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Kind and content of each chunk up to the last one. Raises ValueError."""
+    """Yields kind and content of each chunk up to the last one. Raises: ValueError; a checksum is wrong."""
     position, kind = len(PNG_START), b""
     while kind != b"IEND":
         size, kind = struct.unpack_from(">I4s", data, position)

@@ -1,4 +1,4 @@
-"""Whether an image file is sound to its last pixel, which its markers alone cannot show."""
+"""Verifies an image file to its last pixel; its markers alone cannot show whether it is sound."""
 
 import dataclasses
 import io
@@ -17,21 +17,21 @@ from jaxddp.data.images.png import png_bytes_left_over
 
 
 def verify(data: bytes) -> ImageHeader:
-    """The header of a file all of whose image data is there and decodes, with the bytes that are left over behind it.
+    """Returns the header of a file whose image data are complete and decode, with the number of bytes after them.
 
-    A JPEG's entropy-coded data is read to its end, at an eighth of the size, gray: about half the work of decoding it.
-    It must hold as many blocks as the frame has, and end with the last of them, up to `FORGIVEN` bytes. This detects a
-    file that was cut short and closed with an end marker again, which a decoder fills up with gray; one that gained
-    data; and a header that names another size. A PNG is decompressed, and its checksums compared. WebP, TIFF and BMP
-    are decoded whole.
+    A JPEG's entropy-coded data are read to their end, at an eighth of the size, in gray: about half the work of
+    decoding. They must hold as many blocks as the frame has, and end with the last block, up to `FORGIVEN` bytes. This
+    detects a file that was cut short and closed with an end marker, which a decoder would fill up with gray; additional
+    data; and a header with another size. A PNG is decompressed, and its checksums are compared. WebP, TIFF and BMP are
+    decoded whole.
 
-    A JPEG has no checksum, and nearly any bits decode, so a change that leaves as many blocks as before can be missed:
-    that of a few bits or bytes, a header whose size means as many blocks, other tables of colors. Data that were cut
-    off and not replaced are always detected, except for a few bytes of the rare JPEG whose sampling of the colors the
-    strict decoder does not know.
+    A JPEG has no checksum, and nearly any bits decode, so a change that leaves the number of blocks can be missed: a
+    change of a few bits or bytes, a header whose size means as many blocks, or other color tables. Data that were cut
+    off and not replaced are always detected, except for a few bytes of the rare JPEG whose color sampling the strict
+    decoder does not know.
 
     Raises:
-        InputError: what `parse_header` refuses, and data that is damaged or does not end where the image does.
+        InputError: `parse_header` rejects the file, or its data are damaged or do not end with the image.
     """
     found = [*segments(data)] if data.startswith(JPEG_START) else []
     header = parse_header(data, found)
@@ -39,7 +39,7 @@ def verify(data: bytes) -> ImageHeader:
         left_over = _read_to_end(data, header.kind, found)
     except InputError:
         raise
-    # The last three over what a damaged header says.
+    # A damaged header raises the last three.
     except (ValueError, OSError, SyntaxError, zlib.error, LookupError, struct.error) as error:
         raise InputError(f"damaged: {error}; {AGAIN}") from None
     if left_over > FORGIVEN:
@@ -51,7 +51,7 @@ def verify(data: bytes) -> ImageHeader:
 
 
 def _read_to_end(data: bytes, kind: Kind, found: Sequence[Segment]) -> int:
-    """How many bytes are left over. Raises: ValueError or what a damaged header leads to; InputError."""
+    """Returns the number of bytes left over. Raises: InputError; ValueError, or another error for a damaged header."""
     if kind == "jpeg":
         return _read_jpeg(data, found)
     if kind == "png":
@@ -61,20 +61,20 @@ def _read_to_end(data: bytes, kind: Kind, found: Sequence[Segment]) -> int:
 
 
 def _read_jpeg(data: bytes, found: Sequence[Segment]) -> int:
-    """How many bytes are left over. Raises: as `bytes_left_over`; InputError."""
+    """Returns the number of bytes left over. Raises: InputError; as `bytes_left_over`, too."""
     if not has_every_scan(data, found):
         raise InputError(f"cut short: the scans of its finer detail are missing; {AGAIN}")
     check_holes(data, found)
-    # The decoder reports only its first complaint, and one about metadata would hide another about the image.
+    # The decoder reports only its first error, and one about metadata would hide one about the image.
     return bytes_left_over(*essence(data, found))
 
 
 def open_sound(data: bytes) -> Image.Image:
-    """Opens what `verify` has found sound as a Pillow image, for work that is done once: describing and packing.
+    """Opens a file that `verify` accepts as a Pillow image, to describe or pack it.
 
-    Pillow refuses a JPEG over broken metadata on which no pixel depends, such as a color profile of no bytes. Decoders
-    that train ignore it, so it is left out here; Adobe's marker, which says the color space, is left out only if it is
-    broken itself.
+    Pillow rejects a JPEG with broken metadata on which no pixel depends, such as an empty color profile. The decoders
+    of training ignore metadata, so they are removed here. Adobe's marker, which holds the color space, is removed only
+    if it is broken itself.
     """
     try:
         return Image.open(io.BytesIO(data))

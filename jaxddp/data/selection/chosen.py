@@ -1,4 +1,4 @@
-"""The images of a few rows of a source: as evaluation sees them, and as training does, without random crops."""
+"""Images of chosen rows of a source, with the pixels of evaluation, or of training without random crops."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from jaxddp.data.source import Source
 
 @dataclass(frozen=True)
 class ChosenOrder(EvalOrder):
-    """Some rows of N, once, in the order in which they are given."""
+    """An order of some rows only, once each, in the given order."""
 
     chosen: tuple[int, ...] = field(default=(), repr=False)
 
@@ -22,19 +22,19 @@ class ChosenOrder(EvalOrder):
         return -(-len(self.chosen) // self.batch_size)
 
     def rows(self, step: int) -> np.ndarray:
-        own = self.chosen[step * self.batch_size : (step + 1) * self.batch_size]
-        return np.array([*own, *[-1] * (self.batch_size - len(own))], np.int64)
+        rows = self.chosen[step * self.batch_size : (step + 1) * self.batch_size]
+        return np.array([*rows, *[-1] * (self.batch_size - len(rows))], np.int64)
 
 
 def chosen_images(source: Source, data: DataConfig, rows: np.ndarray) -> np.ndarray:
-    """The pixels of int[n] rows of a source, n from 1: [n, H, W, C]. Raises: as `Source.eval_batches`."""
+    """Returns the evaluation pixels of int[n] rows, n of 1 or more: [n, H, W, C]. Raises: as `Source.eval_batches`."""
     return np.asarray(next(iter(source.eval_batches(_in_one_batch(source, rows), data))).image)
 
 
 def sample_images(source: Source, data: DataConfig, count: int) -> np.ndarray:
-    """Training images without random crops, [count, H, W, C], of each class its share; all if there are fewer.
+    """Returns training images without random crops, [count, H, W, C], with each class's share; all if there are fewer.
 
-    Raises `InputError` for an image that cannot be used.
+    Raises: InputError; an image cannot be used.
     """
     order, whole = _in_one_batch(source, labels_of(source).share(count)), dataclasses.replace(data, crop="whole")
     return next(iter(source.train_batches(order, whole, range(1), substitutes=source.substitutes(whole)))).image

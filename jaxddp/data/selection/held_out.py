@@ -1,4 +1,4 @@
-"""A validation split of a data set that has none: a share of each class, by a hash of the examples' ids alone."""
+"""A validation split for a data set without one: a share of each class, chosen by a hash of the examples' ids."""
 
 import hashlib
 import math
@@ -13,18 +13,20 @@ from jaxddp.data.table import ExampleTable
 
 
 def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, ExampleTable]:
-    """The table as "train" and "val", each in its order. Of several classes of an example, the first one counts.
+    """Divides a table into "train" and "val", each in the order of the rows.
+
+    An example of several classes counts for the first of them.
 
     Args:
-        share: of each class that "val" holds out, above 0 and below 1; see `held_out_rows`.
-        where: what a person calls the data set.
+        share: the share of each class that "val" holds out, above 0 and below 1; see `held_out_rows`.
+        where: a readable name of the data set, for messages.
 
     Raises:
-        InputError: a class of one example, which cannot be in both; names it.
+        InputError: a class has one example, which cannot be in both; names it.
     """
     labels = table.labels if table.label_sets is None else table.label_sets.first
-    known = labels[labels >= 0]
-    lone = np.flatnonzero(np.bincount(known, minlength=table.num_classes) == 1)
+    labelled = labels[labels >= 0]
+    lone = np.flatnonzero(np.bincount(labelled, minlength=table.num_classes) == 1)
     if len(lone):
         example = table.name(int(np.flatnonzero(labels == lone[0])[0]))
         raise InputError(
@@ -33,19 +35,23 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
             " holds out at least one of each class and leaves one to train",
             advice="add examples, or leave the class out",
         )
-    # An example without a label is of no class; it stays where it is missed.
+    # Examples without a label stay in the training split, where they are reported.
     held = np.zeros(len(table), bool)
-    held[labels >= 0] = held_out_rows(table.id[labels >= 0], known, share)
+    held[labels >= 0] = held_out_rows(table.id[labels >= 0], labelled, share)
     return {"train": table.rows(np.flatnonzero(~held)), "val": table.rows(np.flatnonzero(held))}
 
 
 def held_out_rows(ids: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
-    """Which examples are held out, bool[N], of bytes 'S'[N] ids, no two equal, and int[N] labels.
+    """Returns which examples are held out, bool[N].
 
-    Of a class of n examples, the k whose ids have the smallest SHA-256, by its first 8 bytes: k is `share * n` rounded
-    to the nearest number, halves up, but at least 1 and at most n - 1. So the share of each class is right to half an
-    example where that leaves any on both sides, the order of the rows does not matter, and an example more or less
-    moves at most one other, which is of its class.
+    From a class of n examples it takes the k whose ids have the smallest SHA-256, by its first 8 bytes. k is
+    `share * n`, rounded to the nearest integer, halves up, but at least 1 and at most n - 1. So the share of each class
+    is exact to half an example, and the order of the rows does not matter. Adding or removing an example moves at most
+    one other example, of the same class.
+
+    Args:
+        ids: bytes 'S'[N], all different.
+        labels: int[N].
     """
     held = np.zeros(len(ids), bool)
     digests = np.array([int.from_bytes(hashlib.sha256(one).digest()[:8]) for one in ids.tolist()], np.uint64)

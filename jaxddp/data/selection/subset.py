@@ -1,4 +1,4 @@
-"""Selections of classes and rows, which make a smaller data set of a larger one."""
+"""Selections of classes and rows that make a smaller data set."""
 
 import operator
 import re
@@ -18,14 +18,15 @@ _TAKE_KEY = 0x7A6B65
 
 
 def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str]) -> np.ndarray:
-    """The indices of the chosen classes, int64[K], in the order of `class_ids` however they were written.
+    """Returns the indices of the chosen classes, int64[K], in the order of `class_ids`, however they are written.
 
-    Raises `InputError` for an unknown class id, an index out of bounds, a class named twice, or no class at all.
+    Raises:
+        InputError: a class id is unknown, an index is out of bounds, a class is named twice, or none is named.
     """
     where = f"classes {show(classes)}"
     items = _items(classes, where)
     if isinstance(items, range) and items:
-        # Checking the ends refuses a range of a billion without listing it.
+        # Checking the ends rejects a range of a billion without listing it.
         _check_bounds((items[0], items[-1]), len(class_ids), where)
     position = {class_id: index for index, class_id in enumerate(class_ids)}
     indices = [_index(item, position, where) for item in items]
@@ -38,19 +39,19 @@ def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str])
 
 
 def balanced_rows(label: np.ndarray, limit: int) -> np.ndarray:
-    """`limit` row numbers, int64, ascending, in which each class keeps its share as nearly as whole rows allow.
+    """Returns `limit` rows, int64, ascending, in which each class keeps its share as nearly as whole rows allow.
 
-    The choice depends on the labels and the limit alone, and a smaller limit chooses a subset of a larger one's rows.
-    The m rows of a class, in a fixed pseudo-random order, get the places 1/2m, 3/2m, 5/2m, ...; the rows with the
-    smallest places are taken (Webster's method of apportionment), all N where there are no more.
+    All N rows are returned where N is at most the limit. The choice depends on the labels and the limit alone, and a
+    smaller limit chooses a subset of a larger one's rows. The m rows of a class, in a fixed pseudo-random order, get
+    the ranks 1/2m, 3/2m, 5/2m, ...; the rows with the smallest ranks are chosen (Webster's method of apportionment).
 
-    Raises `InputError` for a limit below 1.
+    Raises: InputError; the limit is below 1.
     """
     if limit < 1:
         raise InputError(f"limit {limit}: selects no example; give a limit of 1 or more")
     if limit >= len(label):
         return np.arange(len(label))
-    # Raw words of a counter-based generator, because NumPy's permutations may change from release to release.
+    # The raw words of a counter-based generator are fixed; NumPy's permutations may change from release to release.
     word = np.random.Philox(key=_TAKE_KEY).random_raw(len(label))
     by_class = np.lexsort((word, label))
     _, start, count = np.unique(label[by_class], return_index=True, return_counts=True)

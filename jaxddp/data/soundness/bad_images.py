@@ -1,4 +1,4 @@
-"""What is read in place of images that cannot be used: substitutes in training, none where each image is answered."""
+"""What is read in place of an image that cannot be used, in training and in predictions."""
 
 import logging
 
@@ -11,10 +11,10 @@ _log = logging.getLogger("jaxddp.data")
 
 
 class Substitutes:
-    """Rows of some examples whose images cannot be used, and for each the next row of its class, or classes, whose can.
+    """Replaces each image that cannot be used by the next usable one of the same class, or set of classes.
 
-    A host knows only the rows that it has read, and still all hosts choose the same substitutes: if a substitute cannot
-    be used either, reading it shows that, and the next one replaces it.
+    A host knows only the faults of rows that it has read. All hosts still choose the same substitutes: where a
+    substitute cannot be used either, the host that reads it takes the next one.
     """
 
     def __init__(self, examples: Examples):
@@ -23,13 +23,13 @@ class Substitutes:
         self._refused: set[int] = set()
 
     def resolve(self, rows: np.ndarray) -> np.ndarray:
-        """Whose image to read for each of int[n] rows: the row itself, unless it was refused."""
+        """Returns the row whose image is read for each of int[n] rows: the row itself, unless it was refused."""
         if not self._refused:
             return rows
         return np.array([self._substitute(row) for row in rows.tolist()], rows.dtype)
 
     def refuse(self, row: int, fault: str) -> None:
-        """Replaces a row's image from now on, and logs the fault. Raises `InputError` where no image can replace it."""
+        """Replaces a row's image from now on, and logs the fault. Raises: InputError; no image can replace it."""
         self._refused.add(row)
         substitute = self._substitute(row)
         if substitute in self._refused:
@@ -38,7 +38,7 @@ class Substitutes:
         _log.warning("%s; its substitute is %s", fault, self._name(substitute))
 
     def _substitute(self, row: int) -> int:
-        """The first row from this one on that was not refused; itself where every row of its class was."""
+        """Returns the first row from this one on that was not refused; the row itself if all of its class were."""
         if row not in self._refused:
             return row
         codes = self._codes
@@ -48,13 +48,13 @@ class Substitutes:
 
 
 class Omissions:
-    """The rows of a source that cannot be used, and why.
+    """Collects the rows of a source that cannot be used, so predictions can go on without them.
 
-    It takes the place of `Substitutes`: other images are read for these rows, and a batch says for which. Which others
-    decides nothing, so they are taken in turn: each time as many are tried as are missing.
+    It is used in place of `Substitutes`: any other images are read for these rows, and `Batch.substituted` marks them.
+    Each pass tries as many other images as are missing.
 
     Attributes:
-        faults: one line for each row that cannot be used.
+        faults: from row to a message, for each row that cannot be used.
     """
 
     def __init__(self, num_examples: int):
@@ -63,11 +63,11 @@ class Omissions:
 
     @property
     def all(self) -> bool:
-        """Whether no row is left."""
+        """Whether no row can be used."""
         return len(self.faults) == self._num_examples
 
     def resolve(self, rows: np.ndarray) -> np.ndarray:
-        """Whose image to read for each of int[n] rows: the row itself, unless it was refused."""
+        """Returns the row whose image is read for each of int[n] rows: the row itself, unless it was refused."""
         refused = np.isin(rows, np.fromiter(self.faults, rows.dtype, len(self.faults)))
         if not refused.any():
             return rows
@@ -77,7 +77,7 @@ class Omissions:
         return resolved
 
     def refuse(self, row: int, fault: str) -> None:
-        """Leave a row out from now on. Raises: InputError; no row is left."""
+        """Leaves a row out from now on. Raises: InputError; no row is left."""
         self.faults[row] = fault
         if self.all:
             raise InputError(f"{fault}; and no image is left that can be used")

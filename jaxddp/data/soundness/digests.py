@@ -1,4 +1,4 @@
-"""The SHA-256 that each image of a table is to have."""
+"""`Digests`: the SHA-256 that each image of a table should have."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ _SHOWN = 12
 
 @dataclass(frozen=True, eq=False)
 class Digests:
-    """What a manifest says of the files of N rows.
+    """The checksums of the files of N rows, as a manifest lists them.
 
     Attributes:
-        manifest: its file, for messages.
+        manifest: the file of the manifest, for messages.
         sha256: void 'V32'[N]; zeros where the manifest does not list the row.
     """
 
@@ -23,25 +23,25 @@ class Digests:
 
     @property
     def unlisted(self) -> np.ndarray:
-        """int64[n], the rows that the manifest does not list."""
+        """The rows that the manifest does not list, int64[n]."""
         return np.flatnonzero(self.sha256 == np.void(bytes(32)))
 
     def rows(self, rows: np.ndarray) -> "Digests":
-        """Those of int[n] rows, in that order."""
+        """Returns the digests of int[n] rows, in that order."""
         return Digests(self.manifest, self.sha256[rows])
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """bytes[n], 32 each, of int[n] rows."""
-        # As 'S32' they would lose the zeros at their ends.
+        """Returns the digests of int[n] rows as an object array of n bytes strings, 32 bytes each."""
+        # The dtype 'S32' would drop trailing zeros.
         return np.array(self.sha256[rows].tolist(), object)
 
     def fault(self, row: int, data: bytes) -> str | None:
-        """What is wrong with a row's file, as a clause; None where nothing is."""
-        wanted, found = self.sha256[row].tobytes(), hashlib.sha256(data).digest()
-        if found == wanted:
+        """Returns how a row's file differs from the manifest, as a clause; None where it does not."""
+        expected, actual = self.sha256[row].tobytes(), hashlib.sha256(data).digest()
+        if actual == expected:
             return None
-        if not any(wanted):
+        if not any(expected):
             return f"{self.manifest} does not list it; run `jaxddp data check` again"
-        there = f"{wanted.hex()[:_SHOWN]}… in {self.manifest}"
+        listed = f"{expected.hex()[:_SHOWN]}… in {self.manifest}"
         advice = "put the file back, or run `jaxddp data check` again where it was meant to change"
-        return f"its SHA-256 is {found.hex()[:_SHOWN]}…, and {there}; {advice}"
+        return f"its SHA-256 is {actual.hex()[:_SHOWN]}…, and {listed}; {advice}"

@@ -1,6 +1,7 @@
-"""The manifest of `jaxddp data check`, and the sources whose images are held against it.
+"""The manifest of `jaxddp data check`, and the comparison of images with it.
 
-It is JSON lines: the first of the data set, every other of one image; `jaxddp.curate.manifest_writer` writes it.
+A manifest is JSON lines: the first line describes the data set, every other one image. `jaxddp.curate.manifest_writer`
+writes it.
 """
 
 import hashlib
@@ -32,11 +33,11 @@ _log = logging.getLogger("jaxddp.data")
 
 @dataclass(frozen=True)
 class ImageManifest:
-    """The SHA-256 of each image that could be read, 32 bytes each.
+    """The SHA-256 of each image that `data check` could read, 32 bytes each.
 
     Attributes:
-        of_files: by an image's file and its offset there, which is 0 where the file is the image.
-        of_pixels: those of images that no file has.
+        of_files: digests of files, by (file, offset); the offset is 0 where the file is the image.
+        of_pixels: digests of images in arrays.
     """
 
     file: Path
@@ -45,7 +46,7 @@ class ImageManifest:
 
     @classmethod
     def read(cls, file: Path) -> "ImageManifest":
-        """Raises `InputError`: the file is missing, or not of `data check`; names the line."""
+        """Reads a manifest. Raises: InputError; the file is missing, or a line is wrong, which it names."""
         manifest, number = cls(file), 1
         missing = ("no such file; give ", Key("data.manifest"), " what `jaxddp data check` wrote")
         with files.reading(file, _AGAIN, missing=missing), files.open_regular(file, buffering=-1) as lines:
@@ -55,7 +56,7 @@ class ImageManifest:
                 for number, line in enumerate(lines, 2):  # noqa: B007
                     manifest._add(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError):
-                raise InputError(f"{file}, line {number}: not of such a manifest; {_AGAIN}") from None
+                raise InputError(f"{file}, line {number}: not a line of a manifest; {_AGAIN}") from None
         return manifest
 
     def _add(self, image: Mapping[str, Any]) -> None:
@@ -70,7 +71,7 @@ class ImageManifest:
             self.of_files[os.fsencode(image["path"]), int(image["offset"] or 0)] = digest
 
     def digests(self, table: ExampleTable) -> Digests:
-        """Those of a table's rows."""
+        """Returns the digests of a table's rows."""
         offsets = np.zeros(len(table), int) if table.offset is None else table.offset
         places = zip(table.path.tolist(), offsets.tolist(), strict=True)
         sha256 = b"".join(self.of_files.get(place, _NONE) for place in places)
@@ -78,36 +79,37 @@ class ImageManifest:
 
 
 def manifest_name(address: str | os.PathLike[str]) -> str:
-    """What `data check` calls the manifest of a data set, by its path or URL."""
+    """Returns the default file name of a data set's manifest, from its path or URL."""
     return f"{Path(address).resolve().name or 'data'}.manifest.jsonl"
 
 
 def find_manifest(address: str, wanted: str | None) -> Path:
-    """The manifest of a data set: as wanted, otherwise in the working directory or beside the set.
+    """Returns the manifest of a data set: `wanted`, or else one in the working directory or beside the data set.
 
-    Raises: InputError; it is in neither.
+    Raises: InputError; there is none.
     """
     if wanted is not None:
         return Path(wanted).expanduser().absolute()
     folders = [Path.cwd(), *([] if is_address(address) else [Path(address).expanduser().resolve().parent])]
     name = manifest_name(address)
-    found = next((folder / name for folder in folders if (folder / name).is_file()), None)
-    if found is None:
+    manifest = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    if manifest is None:
         places = " or ".join(dict.fromkeys(map(str, folders)))
         raise InputError(
             Key.plain("data.verify", "manifest"),
             f": no {name} in {places}",
             advice=(f"run `jaxddp data check {address}`, or give ", Key("data.manifest")),
         )
-    return found
+    return manifest
 
 
 def held_to_manifest(
     splits: Mapping[str, SourceTable], manifest: ImageManifest, data: DataConfig
 ) -> dict[str, SourceTable]:
-    """The splits of a data set with each image held against its manifest: of files as they are read, of arrays now.
+    """Returns the splits with checksums: files are compared with the manifest as they are read, arrays at once.
 
-    Raises: InputError; the manifest does not list an image that no other may substitute, or an array's differs.
+    Raises:
+        InputError: the manifest does not list an image that may not be substituted, or an array differs.
     """
     held: dict[str, SourceTable] = {}
     for split, source in splits.items():
@@ -118,7 +120,7 @@ def held_to_manifest(
             continue
         held[split] = source
         if getattr(source, "pixel_shape", None) is None:
-            _log.warning(f"data.verify=manifest: the {split} images are not held against {manifest.file}")
+            _log.warning(f"data.verify=manifest: the {split} images are not compared with {manifest.file}")
         else:
             _check_pixels(source, manifest)
     return held
@@ -134,9 +136,9 @@ def _check_listed(table: Any, manifest: ImageManifest) -> None:
 def _check_pixels(source: Table, manifest: ImageManifest) -> None:
     # Rows may be a selection of those that were checked.
     for row in range(len(source)):
-        found = hashlib.sha256(source.read(row)).digest()
-        if found not in manifest.of_pixels:
+        digest = hashlib.sha256(source.read(row)).digest()
+        if digest not in manifest.of_pixels:
             raise InputError(
-                f"{source.name(row)}: {manifest.file} lists no image of its pixels (SHA-256 {found.hex()[:12]}…); put "
+                f"{source.name(row)}: {manifest.file} lists no image of its pixels (SHA-256 {digest.hex()[:12]}…); put "
                 "the data back, or run `jaxddp data check` again where they were meant to change"
             )

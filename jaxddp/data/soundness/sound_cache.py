@@ -1,9 +1,9 @@
-"""Which images were read to their last pixel and found sound, kept for later runs on this machine.
+"""A cache on this machine of the images that were verified to the last pixel, for later runs.
 
-An image is known by a digest of its file's path below the root, its size and its times of change (see `Store.faults`).
-So one that changed, or that nobody has read yet, is not known, and classes may be selected anew. The digests of a root
-lie in the cache folder. Each process of a job has a part of its own, which is read, added to and renamed into place;
-two jobs that do so at once may lose what one of them added, and only read those images once more.
+A digest of the file's path below the root, its size and its times of change identifies an image (see `Store.faults`).
+So a changed image is verified again, and any selection of classes can use the cache. The digests of a root are in the
+cache folder. Each process of a job has its own part, which it reads, extends and renames into place. Two jobs that do
+this at the same time may lose entries of one of them; those images are only verified once more.
 """
 
 import logging
@@ -22,17 +22,17 @@ from jaxddp.data.storage.store import Fault, Store
 _FOLDER = "verified"
 _PARTS = 64
 _MOST = 4_000_000
-"""Of the digests in a part, 8 bytes each. A part that outgrows this starts again with the images of the current run."""
+"""The most digests of a part, 8 bytes each. A part that exceeds it is replaced by the images of the current run."""
 _SECONDS = 600.0
-"""How long a run may read images without keeping what it found."""
+"""The least time between two writes of the cache."""
 
 _log = logging.getLogger("jaxddp.data")
-# A stream that is collected as garbage keeps what it verified, which may happen while another one does.
+# A stream that is garbage collected writes the cache too, perhaps while another one does.
 _writing = threading.RLock()
 
 
 class Verified:
-    """The rows of a table whose images are known to be sound: read by this process, or unchanged since one that did.
+    """The rows of a table whose images are known to be sound: verified by this process, or unchanged since another was.
 
     Attributes:
         sound: bool[N].
@@ -41,13 +41,13 @@ class Verified:
     def __init__(self, store: Store, paths: np.ndarray, offset: np.ndarray | None = None):
         self._store, self._paths, self._offset = store, paths, offset
         self.sound = np.zeros(len(paths), bool)
-        # 0 where the image could not be identified.
+        # 0 where the image cannot be identified.
         self._identity = np.zeros(len(paths), np.uint64)
         self._kept = self.sound.copy()
         self._due = time.monotonic() + _SECONDS
 
     def look(self) -> list[Fault]:
-        """Recalls the images that have not changed since they were found sound; returns the store's `faults`."""
+        """Marks the images that are in the cache and have not changed; returns the store's `faults`."""
         identity = np.zeros(len(self._paths), np.uint64)
         faults = self._store.faults(self._paths, identity)
         if self._offset is not None:
@@ -55,27 +55,27 @@ class Verified:
         self.sound &= (identity == self._identity) | (self._identity == 0)
         self._identity = identity
         if self._store.root is not None:
-            known = [np.zeros(0, np.uint64)]
-            # There may be no place for a cache.
+            cached = [np.zeros(0, np.uint64)]
+            # There may be no cache folder.
             with suppress(OSError, RuntimeError):
-                known += [_read(file) for file in _parts(self._store.root)]
-            self._kept = np.isin(identity, np.concatenate(known)) & (identity != 0)
+                cached += [_read(file) for file in _parts(self._store.root)]
+            self._kept = np.isin(identity, np.concatenate(cached)) & (identity != 0)
             self.sound |= self._kept
         return faults
 
     def recall(self) -> None:
-        """As `look`, for stores that identify images without asking another machine."""
+        """Does what `look` does, for stores that identify images without a request to another machine."""
         if self._store.root is not None:
             self.look()
 
     def add(self, rows: np.ndarray, part: int = 0) -> None:
-        """Notes that int[n] rows are sound, and keeps what was noted every ten minutes."""
+        """Marks int[n] rows as sound, and writes the cache every ten minutes."""
         self.sound[rows] = True
         if time.monotonic() > self._due:
             self.keep(part)
 
     def keep(self, part: int = 0) -> None:
-        """Keeps what is new, in the part of one process of a job. Where it cannot, that is only logged."""
+        """Writes new entries to the part of one process of a job. A failure is only logged."""
         self._due = time.monotonic() + _SECONDS
         identified = self._identity != 0
         new, lost = self.sound & ~self._kept & identified, self._kept & ~self.sound
@@ -84,23 +84,23 @@ class Verified:
         try:
             with _writing:
                 self._write(_part(self._store.root, part), new)
-                # Images that were found to be damaged, though nothing tells from outside that they changed.
+                # Images that were found damaged although their identity did not change.
                 for file in _parts(self._store.root) if lost.any() else ():
                     _put(file, np.setdiff1d(_read(file), self._identity[lost]))
-        # There may be no place for a cache, no permission or no space.
+        # There may be no cache folder, no permission or no space.
         except (OSError, RuntimeError) as error:
-            _log.debug("what was verified of %s cannot be kept (%s)", self._store.root, error)
+            _log.debug("the cache of verified images of %s cannot be written (%s)", self._store.root, error)
         self._kept = self.sound & identified
 
     def _write(self, file: Path, new: np.ndarray) -> None:
-        known = np.union1d(_read(file), self._identity[new])
-        if len(known) > _MOST:
-            known = np.unique(self._identity[self.sound])[:_MOST]
-        _put(file, known)
+        digests = np.union1d(_read(file), self._identity[new])
+        if len(digests) > _MOST:
+            digests = np.unique(self._identity[self.sound])[:_MOST]
+        _put(file, digests)
 
 
 def _part(root: Path, part: int) -> Path:
-    """A part's file. Raises: RuntimeError; as `cache_folder`."""
+    """Returns the file of a part. Raises: RuntimeError; as `cache_folder`."""
     return cache_folder() / _FOLDER / f"{name_of_folder(root)}-{RULES}.{part % _PARTS}"
 
 
@@ -114,7 +114,7 @@ def _put(file: Path, digests: np.ndarray) -> None:
 
 
 def _read(file: Path) -> np.ndarray:
-    """The digests of a part, uint64[n]; none where it is missing, cannot be read, or is damaged, which is logged."""
+    """Returns the digests of a part, uint64[n]; none where it cannot be read, or is damaged, which is logged."""
     try:
         content = sealed(file)
     except OSError:
@@ -126,7 +126,7 @@ def _read(file: Path) -> np.ndarray:
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """uint64 numbers, each to another that looks random (SplitMix64, Steele and others 2014)."""
+    """Maps uint64 numbers one-to-one to numbers that look random (SplitMix64, Steele et al. 2014)."""
     z = numbers + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

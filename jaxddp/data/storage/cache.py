@@ -1,4 +1,4 @@
-"""Images of a slow store, kept in a folder of this machine after they were fetched."""
+"""`CachedStore`: fetched images of a remote store, kept in a folder of this machine; and files with a checksum."""
 
 import hashlib
 import logging
@@ -20,16 +20,16 @@ _DIGEST = 32
 
 
 class CachedStore:
-    """A store, and a folder where each image that it gave is kept for the next time.
+    """A store that keeps each fetched image in a folder for the next time.
 
-    A file is the image followed by a SHA-256 of the image's name and bytes, so a damaged file is detected and the image
-    fetched again. Several processes may share the folder, which is made where it does not exist.
+    A file holds the image, followed by the SHA-256 of the image's name and bytes, so a damaged file is detected and the
+    image fetched again. Several processes may share the folder, which is made if it does not exist.
 
     Files are never removed, nor compared with the store again: the folder needs room for the data set, and must be
-    emptied when images change under their names. Where nothing more can be written, as on a full disk, the log says so
+    emptied when images change under their names. If the folder cannot be written, as on a full disk, this is logged
     once, and reading continues.
 
-    Raises `InputError` where the folder cannot be made.
+    Raises: InputError; the folder cannot be made.
     """
 
     root = None
@@ -55,7 +55,7 @@ class CachedStore:
             self._keep(file, data + _digest(name, data))
         return data
 
-    # TensorFlow would not fill the folder.
+    # In the graph, TensorFlow would not fill the folder.
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
@@ -73,7 +73,7 @@ class CachedStore:
 
 
 def put(file: Path, content: bytes) -> None:
-    """Writes a whole file, which other processes may write or read at once. Raises: OSError."""
+    """Writes a whole file; other processes may read or write it at the same time. Raises: OSError."""
     unfinished = file.with_name(f".{uuid.uuid4().hex}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -86,19 +86,19 @@ def put(file: Path, content: bytes) -> None:
 
 
 def put_sealed(file: Path, content: bytes) -> None:
-    """As `put`, with a SHA-256 before the content by which `sealed` knows it."""
+    """As `put`, with a SHA-256 before the content, which `sealed` checks."""
     put(file, hashlib.sha256(content).digest() + content)
 
 
 def sealed(file: Path) -> bytes | None:
-    """What `put_sealed` wrote; None where the file is damaged. Raises: OSError."""
-    held = files.read(file)
-    content = held[_DIGEST:]
-    return content if held[:_DIGEST] == hashlib.sha256(content).digest() else None
+    """Returns the content that `put_sealed` wrote; None where the file is damaged. Raises: OSError."""
+    data = files.read(file)
+    content = data[_DIGEST:]
+    return content if data[:_DIGEST] == hashlib.sha256(content).digest() else None
 
 
 def name_of_folder(folder: Path) -> str:
-    """16 hex digits by which a cache knows a folder, however its path is written."""
+    """Returns 16 hex digits that identify a folder in a cache, however its path is written."""
     return hashlib.sha256(os.path.realpath(os.fsencode(folder))).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Names of data sets: `datasets.toml` says, for a machine or a group, where the data are.
+"""Names of data sets: `datasets.toml` maps each name to its place, for a machine or a group of users.
 
 configs/datasets.toml is an example.
 """
@@ -24,7 +24,7 @@ CATALOG_FILE = "datasets.toml"
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """One data set of the catalog; its path is absolute, or an address such as a URL as it was written."""
+    """One data set of the catalog. Its path is absolute, or an address such as a URL, as written."""
 
     path: str
     train: str | None = None
@@ -33,19 +33,19 @@ class DatasetEntry:
 
 
 def resolve(name: str) -> DatasetEntry:
-    """Looks a data set up by its heading, in the file that JAXDDP_DATASETS names, else ./datasets.toml.
+    """Returns the entry of a data set in the file that JAXDDP_DATASETS names, or in ./datasets.toml.
 
     Raises:
-        InputError: a catalog that is missing or not TOML, headings that look alike, an unknown name or key, or a value
-            that is not a string.
+        InputError: the catalog is missing or not TOML, two headings look alike, the name or a key is unknown, or a
+            value is not a string.
     """
     catalog = _place()
     text = _read(catalog)
     tables = _parsed(catalog, text)
     check_apart(tables, lambda name: f"{catalog}:{_line(text, name)}")
     if name not in tables:
-        known = ", ".join(tables) or "none"
-        raise InputError(f"{catalog}: no data set {show(name)}{nearest(name, tables)}; it knows: {known}")
+        names = ", ".join(tables) or "none"
+        raise InputError(f"{catalog}: no data set {show(name)}{nearest(name, tables)}; it has: {names}")
     table = tables[name]
     if not isinstance(table, dict):
         raise InputError(f'{catalog}: {name} is {show(table)}; write a heading [{name}] and below it path = "..."')
@@ -57,16 +57,16 @@ def resolve(name: str) -> DatasetEntry:
 
 
 def place_of(place: str | os.PathLike[str]) -> DatasetEntry:
-    """What a word stands for that may be a path, an address, or a name: where nothing lies there, that of the catalog.
+    """Returns the data set that an argument means: an existing path, an address, or a name in the catalog.
 
     Raises:
-        InputError: as `resolve`, of a name where there is a catalog.
+        InputError: as `resolve`, for a name where there is a catalog.
     """
     word = os.fspath(place)
     is_path = not isinstance(place, str) or "/" in word or word.startswith("~") or os.path.exists(word)
     if is_path or is_address(word) or not os.path.isfile(_place()):
         return DatasetEntry(word)
-    with about(f"{show(word)} is no path here"):
+    with about(f"{show(word)} is not a path"):
         return resolve(word)
 
 
@@ -96,7 +96,7 @@ def _parsed(catalog: Path, text: str) -> dict[str, Any]:
 
 
 def _line(text: str, name: str) -> int:
-    """The line of a data set's heading."""
+    """Returns the line of a data set's heading."""
     for number, line in enumerate(text.splitlines(), 1):
         with suppress(tomllib.TOMLDecodeError):
             if line.lstrip().startswith("[") and name in tomllib.loads(line):
@@ -105,10 +105,10 @@ def _line(text: str, name: str) -> int:
 
 
 def _check_keys(table: dict[str, Any], where: str) -> None:
-    known = [field.name for field in fields(DatasetEntry)]
+    keys = [field.name for field in fields(DatasetEntry)]
     for key, value in table.items():
-        if key not in known:
-            raise InputError(f"{where}.{key}: unknown key{nearest(key, known)}; the keys are {', '.join(known)}")
+        if key not in keys:
+            raise InputError(f"{where}.{key}: unknown key{nearest(key, keys)}; the keys are {', '.join(keys)}")
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{where}.{key}: is {show(value)}; give a string that is not empty")
     if "path" not in table:

@@ -1,4 +1,4 @@
-"""A data set's root, a directory or a URL: how its text files are opened, and the store of its images."""
+"""The root of a data set, a directory or a URL: opens its text files, and the store of its images."""
 
 import io
 import os
@@ -24,20 +24,20 @@ class TextFile:
     """A text file, on this machine or elsewhere."""
 
     name: str
-    """What a person calls it, for messages; `str` of the file as well."""
+    """A readable name for messages, also the `str` of the file."""
     open: Callable[[], BinaryIO]
-    """Raises FileNotFoundError, another OSError, or what the store raises."""
+    """Opens the file. Raises: FileNotFoundError, another OSError, or an error of the store."""
     hint: Callable[[], str]
-    """Where to look for it if it is missing, as the end of a message."""
+    """Returns where to look for a missing file, as the end of a message."""
 
     def __str__(self) -> str:
         return self.name
 
     @contextmanager
     def text(self, newline: str | None = None) -> Iterator[TextIO]:
-        """Opens it as UTF-8, with or without a byte order mark; bytes that are none become lone surrogates.
+        """Opens the file as UTF-8, with or without a byte order mark; other bytes become lone surrogates.
 
-        Raises: InputError; it is missing or cannot be read, also where the block reads it.
+        Raises: InputError; the file is missing, or cannot be read, also in the block.
         """
         try:
             with io.TextIOWrapper(self.open(), "utf-8-sig", errors="surrogateescape", newline=newline) as text:
@@ -50,14 +50,14 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Home:
-    """A data set's root: a folder, or a URL, which has objects."""
+    """The root of a data set: a folder, or a URL with objects."""
 
     store: Store
     folder: Path | None
     objects: Objects | None = None
 
     def file(self, name: str | PathLike[str]) -> TextFile:
-        """A text file, by its name relative to the root or its absolute path on this machine."""
+        """Returns a text file, by its name relative to the root or its absolute path on this machine."""
         path = Path(self.folder or "/", name)
         if self.objects is None or Path(name).is_absolute():
             return TextFile(str(path), lambda: files.open_regular(path), lambda: _elsewhere(path))
@@ -66,18 +66,18 @@ class Home:
 
 
 def is_url(root: str) -> bool:
-    """Whether it is a URL, of whatever kind, rather than a path on this machine."""
+    """Returns whether it is a URL of any kind, and not a path of this machine."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", root) is not None
 
 
 def is_address(path: str) -> bool:
-    """Whether it is not a path of this machine but a URL, or NAME:REST such as tfds:cifar10."""
+    """Returns whether it is a URL, or NAME:REST such as tfds:cifar10, and not a path of this machine."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) is not None
 
 
 @contextmanager
 def permitted() -> Iterator[None]:
-    """Turns an OSError that even asking whether a file exists may raise into an InputError."""
+    """Turns an OSError in the block, which even `Path.exists` may raise, into an InputError."""
     try:
         yield
     except OSError as error:
@@ -87,16 +87,16 @@ def permitted() -> Iterator[None]:
 
 @permitted()
 def open_root(root: str | PathLike[str], holds: str, cache: str | PathLike[str] | None = None) -> Home:
-    """Opens a directory, as an absolute path with links kept, or a URL as `Objects` knows them.
+    """Opens a directory, as an absolute path with links not resolved, or a URL that `Objects` accepts.
 
     Args:
         holds: the name of a file in it, for messages.
-        cache: where the images of a URL are kept on this machine after they were fetched; see `CachedStore`. Text files
-            are always fetched.
+        cache: a folder of this machine where fetched images of a URL are kept; see `CachedStore`. Text files are always
+            fetched.
 
     Raises:
-        InputError: there is no such directory or it may not be entered, the URL is not valid, or a cache for images
-            that are on this machine.
+        InputError: there is no such directory, it may not be entered, the URL is not valid, or `cache` is given for a
+            directory.
     """
     if is_url(os.fspath(root)):
         objects = Objects.open(os.fspath(root))
@@ -107,26 +107,26 @@ def open_root(root: str | PathLike[str], holds: str, cache: str | PathLike[str] 
         state = "is not a directory" if path.exists() else "no such directory"
         raise InputError(f"{path}: {state}; give the directory that holds {holds}{nearest_beside(path)}")
     if cache is not None:
-        raise InputError(f"{path}: images of a directory are read where they are; leave out the cache {cache}")
+        raise InputError(f"{path}: images of a directory are read in place; leave out the cache {cache}")
     return Home(LocalFiles(path), path)
 
 
 def _elsewhere(path: Path) -> str:
-    """Says where a missing file is, if one directory up or down: archives often unpack one deeper than expected."""
+    """Returns a hint where a missing file is, if one directory up or down: archives often unpack one deeper."""
     near = [path.parent.parent / path.name, *sorted(path.parent.glob(f"*/{path.name}"))]
-    found = next((other.parent for other in near if other.is_file()), None)
-    return f"; it lies in {found}: give that directory instead" if found else nearest_beside(path) or "; check the path"
+    folder = next((other.parent for other in near if other.is_file()), None)
+    return f"; it is in {folder}: give that directory instead" if folder else nearest_beside(path) or "; check the path"
 
 
 def nearest_beside(path: Path) -> str:
-    """Names the nearest entry beside a path that does not exist."""
-    # One of the very name is a link to nowhere.
+    """Returns a hint with the most similar entry beside a path that does not exist."""
+    # An entry of the same name is a broken link.
     beside = [entry.name for entry in path.parent.iterdir() if entry != path] if path.parent.is_dir() else []
     return nearest(path.name, beside)
 
 
 def _near(objects: Objects, path: bytes) -> str:
-    """Names the nearest object beside one that does not exist, where the store lists what it holds."""
+    """Returns a hint with the most similar object beside one that does not exist, where the store can list objects."""
     folder, _, name = os.fsdecode(path).rpartition("/")
     beside: list[str] = []
     # Permission to read an object does not include permission to list.

@@ -1,4 +1,4 @@
-"""Images on disk below a data set's root: whether each is there, and whether symbolic links lead out of the root."""
+"""Images on disk below a data set's root: reads them, and checks that they exist and no link leads out of the root."""
 
 import hashlib
 import os
@@ -15,13 +15,13 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.data.storage.store import Fault, faults_by_folder
 
-# Listing folders mostly waits for the disk or for a server.
+# Listing folders mostly waits for the disk or a server.
 _THREADS = 16
 
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """Images that are files of their own, below a directory."""
+    """A store of image files below a directory."""
 
     root: Path
 
@@ -38,15 +38,15 @@ class LocalFiles:
         return _file
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        """As every store's, and images that are no regular file or outside the root. No path may be there twice."""
+        """As `Store.faults`, and images that are no regular file or outside the root. All paths must be different."""
         return _faults(self.root, paths, partial(_unusable, paths=paths, identity=identity))
 
 
 def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
-    """The rows of bytes 'S'[N] whose image a symbolic link, of its own or of a folder above it, leads out of the root.
+    """Returns the rows of bytes 'S'[N] whose image, or a folder above it, is a symbolic link out of the root.
 
-    The root itself may be a link, and links within it may lead anywhere within it. Missing files are ignored.
-    This costs one listing for each folder, which tells links from files without another system call.
+    The root itself may be a link, and links may lead anywhere within the root. Missing files are ignored. Each folder
+    is listed once, which shows links without another system call.
     """
     return _faults(root, paths, _leaving)
 
@@ -58,16 +58,16 @@ def _file(path: Any, offset: Any) -> Any:
 
 
 def _faults(root: Path, paths: np.ndarray, look: Callable[..., Iterator[Fault]]) -> list[Fault]:
-    """What `look` finds in each folder that lies within the root, given its path, its rows, and the real root."""
+    """Returns the faults that `look` finds in each folder, from its path, its rows, and the real root."""
     top, home = os.fsencode(root), os.path.realpath(os.fsencode(root))
 
-    def found(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
+    def in_folder(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
         place = os.path.join(top, folder)
         if fault := link_out(place, home):
             return [(row, fault) for row in rows.values()]
         return list(look(place, rows, home))
 
-    return faults_by_folder(paths, found, _THREADS)
+    return faults_by_folder(paths, in_folder, _THREADS)
 
 
 def _leaving(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fault]:
@@ -90,7 +90,7 @@ def _unusable(
                 if fault := _fault(entry, home):
                     yield row, fault
                 elif identity is not None:
-                    # The file's status was asked for above, and is kept in the entry.
+                    # The entry holds the status of the file from `_fault`.
                     identity[row] = _identity(bytes(paths[row]), entry.stat())
     except FileNotFoundError:
         absent = "the image's folder is missing"
@@ -112,13 +112,13 @@ def _fault(entry: os.DirEntry[bytes], home: bytes) -> str | None:
 
 
 def _identity(path: bytes, status: os.stat_result) -> int:
-    # The time of the last change of content can be set back, that of the last change of any kind cannot.
+    # Programs can set the time of the last modification back, but not the time of the last status change.
     text = b"%d %d %d %b" % (status.st_size, status.st_mtime_ns, status.st_ctime_ns, path)
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) or 1
 
 
 def link_out(path: bytes, home: bytes) -> str | None:
-    """Where a path really leads, as a fault, if links lead it out of home, a real path."""
+    """Returns a fault with the target of a path if links lead out of home, a real path; else None."""
     target = os.path.realpath(path)
     if target == home or target.startswith(os.path.join(home, b"")):
         return None

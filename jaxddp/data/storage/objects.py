@@ -1,8 +1,8 @@
-"""Files that are objects of a store: `s3://bucket/prefix`, `gs://bucket/prefix`, `https://host/prefix`.
+"""Objects of a remote store: `s3://bucket/prefix`, `gs://bucket/prefix`, `https://host/prefix`.
 
-obstore makes each request; `Patience` decides whether one that fails is tried again, so that there is one deadline.
+obstore makes each request. `Patience` decides whether a failed request is retried, so there is one deadline.
 
-Keys and endpoints come from the environment, as obstore reads them; docs/data.md names the variables.
+obstore reads keys and endpoints from the environment; docs/data.md names the variables.
 """
 
 import os
@@ -19,9 +19,9 @@ from jaxddp.core.wording import choices, not_installed, show
 from jaxddp.data.storage.patience import Cut, Patience, T, cause
 from jaxddp.data.storage.store import Fault, faults_by_folder
 
-# Listing waits for the server; a training set has a thousand folders of two pages each.
+# Listing waits for the server, and a training set has a thousand folders of two pages each.
 _THREADS = 32
-# Of the deadline of an image, for a file of some tens of MB.
+# The deadline of a text file, which may have tens of MB, as a multiple of that of an image.
 _LARGE = 10
 _PATIENCE = Patience()
 
@@ -36,7 +36,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Objects:
-    """The objects below a URL, each fetched whole; made by `open`. Threads may share one, and it can be pickled."""
+    """The objects below a URL, each fetched whole; `open` makes one. Threads may share it, and it can be pickled."""
 
     url: str
     patience: Patience
@@ -45,11 +45,11 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, patience: Patience = _PATIENCE) -> "Objects":
-        """No request is made yet. Raises `InputError` where it is no such URL, or obstore is not installed."""
+        """Returns the objects of a URL without a request. Raises: InputError; the URL is wrong, or obstore missing."""
         scheme, mark, rest = url.partition("://")
         store = cls(scheme + mark + rest.rstrip("/"), patience)
         place, *prefix = rest.rstrip("/").split("/")
-        # Keys in a URL would appear in every message.
+        # A key in a URL would appear in every message.
         if not place or any(sign in rest for sign in "?#@"):
             raise InputError(
                 f"{store._scheme}://: not the address of a store; write {store._scheme}://NAME/PREFIX alone"
@@ -68,7 +68,7 @@ class Objects:
 
     @property
     def can_list(self) -> bool:
-        """Whether the store lists its objects. Over plain HTTP only reading shows whether one exists."""
+        """Whether the store can list its objects. Over plain HTTP only reading shows whether one exists."""
         return self._scheme in ("s3", "gs")
 
     def name(self, path: bytes, offset: int = 0) -> str:
@@ -81,29 +81,29 @@ class Objects:
             raise InputError(f"{self.name(path)}: missing image; upload it or leave it out") from None
 
     def read_text(self, path: bytes) -> bytes:
-        """A text file, which may be large, with ten times an image's deadline.
+        """Returns the bytes of a text file, which may be large, with ten times an image's deadline.
 
-        Raises `FileNotFoundError` where there is no such object; otherwise as `read`.
+        Raises: FileNotFoundError; there is no such object. Otherwise as `read`.
         """
         return self._insist(self.name(path), self._download(path), times=_LARGE)
 
     def sizes(self, folder: bytes) -> dict[bytes, int]:
-        """The objects of a folder, and not of folders within it: path -> bytes. Not over HTTP. Raises: as `read`."""
+        """Returns the sizes of a folder's own objects, by path, in bytes. Not over HTTP. Raises: as `read`."""
         name = self.name(folder + b"/") if folder else f"{self.url}/"
 
         def listed(_: float) -> dict[bytes, int]:
             import obstore
 
-            found = obstore.list_with_delimiter(self._client, os.fsdecode(folder) or None)["objects"]
-            return {os.fsencode(one["path"]): one["size"] for one in found}
+            objects = obstore.list_with_delimiter(self._client, os.fsdecode(folder) or None)["objects"]
+            return {os.fsencode(one["path"]): one["size"] for one in objects}
 
         return self._insist(name, listed)
 
-    # TensorFlow would neither retry nor keep a deadline.
+    # In the graph, TensorFlow would neither retry nor keep a deadline.
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        """As every store's, by listing the folders; none over plain HTTP, where a missing image shows when it is read.
+        """As `Store.faults`, by listing folders; none over plain HTTP, where only reading finds a missing image.
 
         Raises: as `read`, for a folder.
         """
@@ -131,7 +131,7 @@ class Objects:
             chunks = []
             for chunk in answer.stream(min_chunk_size=1):
                 chunks.append(chunk)
-                # A server that sends a few bytes at a time never exceeds the limit of silence.
+                # A server that sends a few bytes at a time never reaches the limit of silence.
                 if time.monotonic() > until:
                     raise Cut(f"{sum(map(len, chunks))} of {answer.meta['size']} bytes had come")
             data = b"".join(chunks)
@@ -156,7 +156,7 @@ class Objects:
             "timeout": f"{round(1000 * _LARGE * self.patience.deadline)}ms",
             "pool_max_idle_per_host": str(_THREADS),
         }
-        # Its own retries would multiply with ours, and know nothing of the deadline.
+        # Retries of obstore would multiply with those of `Patience`, and ignore its deadline.
         retries: Any = {"max_retries": 0}
         kind = {"s3": store.S3Store, "gs": store.GCSStore}.get(self._scheme, store.HTTPStore)
         return kind.from_url(self.url, client_options=options, retry_config=retries)
@@ -166,12 +166,12 @@ class Objects:
         return self.url.partition("://")[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The client holds connections, and keys, which must not get into a file.
+        # The client holds connections, and keys, which must not be written to a file.
         return {"url": self.url, "patience": self.patience}
 
 
 def _key(name: str, path: str) -> str:
-    """The path, if it is one that a store accepts as it is. Raises: InputError."""
+    """Returns the path if it is valid in a store. Raises: InputError; it is not."""
     if any(part in ("", ".", "..") for part in path.split("/")):
         raise InputError(
             f"{name}: {show(path)} is not a path in a store; write names with single slashes between them, no . or .."

@@ -1,6 +1,6 @@
-"""Images that are cells of Parquet files, found by the number of their row; a cell is a struct whose `bytes` they are.
+"""`ParquetFiles`: images in a column of Parquet files, by the number of the row; each cell is a struct with `bytes`.
 
-A file is read by row groups, of which the last used stay in memory.
+Files are read by row groups; the last used ones stay in memory.
 """
 
 import os
@@ -23,16 +23,16 @@ from jaxddp.data.storage.records import missing_files
 from jaxddp.data.storage.store import Fault
 
 MOST_KEPT = 1 << 30
-"""Bytes of row groups that are kept in memory."""
+"""The most bytes of row groups in memory."""
 AGAIN = "download it again, or write it again"
 
 
 class ParquetFiles:
-    """Parquet files below a directory. An offset is a row's number in its file.
+    """Parquet files below a directory. An offset is the number of a row in its file.
 
     Args:
-        column: of structs with a field `bytes`.
-        most_kept: bytes of row groups that are kept in memory, but for those that readers still hold.
+        column: the column of structs with a field `bytes`.
+        most_kept: the most bytes of row groups in memory, beside those that readers still hold.
     """
 
     def __init__(self, root: Path, column: str, most_kept: int = MOST_KEPT):
@@ -46,18 +46,18 @@ class ParquetFiles:
     def read(self, path: bytes, offset: int = 0) -> bytes:
         file = self.root / os.fsdecode(path)
         if path not in self._starts:
-            # Two threads may do so at once, and find the same.
+            # Two threads may do so at the same time, with the same result.
             self._starts[path] = _starts(file)
         number = bisect_right(self._starts[path], offset) - 1
         cells = self._groups.get((path, number), lambda: self._cells(file, number))
-        found = cells[offset - self._starts[path][number]].as_py()
-        if not found or not found["bytes"]:
+        cell = cells[offset - self._starts[path][number]].as_py()
+        if not cell or not cell["bytes"]:
             raise InputError(
                 f"{self.name(path, offset)}: {self.column!r} holds no bytes; write the file again with its images in it"
             )
-        return found["bytes"]
+        return cell["bytes"]
 
-    # TensorFlow does not read Parquet files.
+    # TensorFlow cannot read Parquet files.
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
@@ -72,11 +72,11 @@ class ParquetFiles:
 class _Group:
     reading: Any = field(default_factory=threading.Lock)
     cells: Any = None
-    """A column of structs, once it is read."""
+    """A column of structs; None until it is read."""
 
 
 class _RowGroups:
-    """The row groups that were used last, of at most so many bytes, or one that is larger."""
+    """The last used row groups, of at most `most_kept` bytes, or a single larger one."""
 
     def __init__(self, most_kept: int):
         self._most_kept, self._kept = most_kept, 0
@@ -87,7 +87,7 @@ class _RowGroups:
         with self._lock:
             group = self._groups.setdefault(key, _Group())
             self._groups.move_to_end(key)
-        # Whoever comes first reads it, for all who wait.
+        # The first thread reads the group for all that wait.
         with group.reading:
             if group.cells is None:
                 group.cells = read()
@@ -100,14 +100,14 @@ class _RowGroups:
             for key, group in list(self._groups.items()):
                 if self._kept <= self._most_kept:
                     return
-                # One that is being read is counted when it is there.
+                # A group that is being read is counted when it is complete.
                 if group is not new and group.cells is not None:
                     self._kept -= group.cells.nbytes
                     del self._groups[key]
 
 
 def _starts(file: Path) -> list[int]:
-    """The first row of each row group."""
+    """Returns the first row of each row group."""
     with opened(file) as parquet:
         lengths = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
     return list(accumulate(lengths[:-1], initial=0))
@@ -115,13 +115,13 @@ def _starts(file: Path) -> list[int]:
 
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """A `pyarrow.parquet.ParquetFile`. Raises: InputError; pyarrow is missing, or the file is, or it is damaged."""
+    """Opens a `pyarrow.parquet.ParquetFile`. Raises: InputError; pyarrow or the file is missing, or it is damaged."""
     try:
         import pyarrow.parquet
     except ImportError:
         raise InputError(f"{file}: {not_installed('pyarrow', 'parquet')}") from None
     with errors_of(file):
-        # pyarrow waits for a FIFO.
+        # pyarrow would wait for a FIFO.
         open_regular(file).close()
         parquet = pyarrow.parquet.ParquetFile(file, memory_map=True, page_checksum_verification=True)
     with parquet:
@@ -130,7 +130,7 @@ def opened(file: Path) -> Iterator[Any]:
 
 @contextmanager
 def errors_of(file: Path) -> Iterator[None]:
-    """Turns what pyarrow raises in the block into an `InputError` about the file."""
+    """Turns an error of pyarrow in the block into an `InputError` about the file."""
     import pyarrow
 
     try:
@@ -139,7 +139,7 @@ def errors_of(file: Path) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise InputError(f"{file}: no such file; {AGAIN}") from None
-    # Its own errors are of many classes, of which most are ValueErrors or OSErrors.
+    # The errors of pyarrow have many classes; most are ValueErrors or OSErrors.
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = first_line(error) or type(error).__name__
         raise InputError(f"{file}: damaged, or not a Parquet file ({reason}); {AGAIN}") from None

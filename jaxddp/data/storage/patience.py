@@ -1,4 +1,4 @@
-"""How long to wait for a store, which failures are tried again, and which error ends the tries."""
+"""`Patience`: how long to wait for a remote store, and which failures are retried."""
 
 import random
 import re
@@ -13,37 +13,39 @@ from jaxddp.core.wording import counted, show
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
-# Requests to the key services of Amazon's and Google's machines, which are made only where no keys were set.
+# Requests to the key services of Amazon's and Google's machines; obstore makes them only if no keys are set.
 _KEY_SERVICE = re.compile("/latest/api/token|/latest/meta-data/|/computeMetadata/")
 
 
 class Cut(Exception):
-    """A body that is not as long as its header said, or that is still coming at the deadline."""
+    """A body that is shorter than its header promises, or that is not complete at the deadline."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait for one object."""
+    """The limits of waiting for one object."""
 
     deadline: float = 60.0
     """Seconds for all tries and the pauses between them."""
     silence: float = 20.0
-    """Seconds without a byte after which a try ends; the last one may end this long after the deadline."""
+    """Seconds without a byte after which a try ends; the last try may end this long after the deadline."""
     tries: int = 10
 
     def insist(self, name: str, attempt: Callable[[float], T], deadline: float, advice: str) -> T:
-        """What an attempt returns, tried again where that may help.
+        """Returns the result of an attempt, which is retried where that may help.
 
-        The pauses double, each cut by up to a half at random, so that many hosts do not come back all at once.
+        The pauses double. Each is shortened by up to a half at random, so many hosts do not retry at the same time.
 
         Args:
-            name: of what is fetched, for messages.
-            attempt: is told the time.monotonic() of the deadline, at which it should end by itself.
-            deadline: instead of the attribute, for what is larger or smaller than an image.
-            advice: what to do where another try would not help.
+            name: the object to fetch, for messages.
+            attempt: takes the time.monotonic() of the deadline, at which it should end by itself.
+            deadline: seconds, in place of the attribute, for an object larger or smaller than an image.
+            advice: what to do if another try would not help.
 
-        Raises the attempt's `FileNotFoundError`, `InputError` where another try would not help, and `Unreachable` where
-        no tries or no time are left.
+        Raises:
+            FileNotFoundError: from the attempt.
+            InputError: another try would not help.
+            Unreachable: no tries or no time are left.
         """
         began, tries = time.monotonic(), 0
         while True:
@@ -69,7 +71,7 @@ class Patience:
 
 
 def cause(error: Exception) -> tuple[bool, str]:
-    """Whether another try may help, and the cause in a few words, from the text of obstore's error."""
+    """Returns whether another try may help, and the cause in a few words, from the text of obstore's error."""
     if isinstance(error, Cut):
         return True, str(error)
     text, _, detail = str(error).partition("Debug source:")
@@ -86,5 +88,5 @@ def cause(error: Exception) -> tuple[bool, str]:
         return True, f"{keys}no byte came"
     if "IncompleteBody" in detail:
         return True, "the body was cut short"
-    said = re.search(r'(?:message|error): "([^"]+)"', detail)
-    return True, keys + (said[1] if said else text.strip().rpartition(" - ")[2])
+    message = re.search(r'(?:message|error): "([^"]+)"', detail)
+    return True, keys + (message[1] if message else text.strip().rpartition(" - ")[2])

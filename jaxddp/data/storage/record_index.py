@@ -1,8 +1,8 @@
-"""The offset and the label of every record of a data set, found in one pass over its files and kept for the next run.
+"""An index of the offset and the label of every record of a data set, built in one pass and saved for the next run.
 
-The index is stored next to the files or, where that folder cannot be written, in a cache folder. It holds the size and
-the modification time of every file, so that changed files are indexed again, and a hash of itself, so that a damaged
-index is not used. It is renamed into place, so that a reader sees all of it or nothing.
+The index is saved next to the files or, where that folder cannot be written, in the cache folder. It holds the size and
+the modification time of every file, so changed files are indexed again, and a hash of itself, so a damaged index is not
+used. It is renamed into place, so a reader never sees a part of it.
 """
 
 import io
@@ -29,9 +29,9 @@ class RecordIndex:
     """The records of several files, one file after the other."""
 
     offset: np.ndarray
-    """int64[N], where each record is in its file."""
+    """int64[N], the position of each record in its file."""
     label: np.ndarray
-    """int32[N], of each record."""
+    """int32[N], the label of each record."""
 
     def __repr__(self) -> str:
         return f"RecordIndex({counted(len(self.offset), 'record')})"
@@ -40,14 +40,17 @@ class RecordIndex:
 def kept_index(
     name: str, folder: Path, files: Sequence[str], about: str, build: Callable[[], RecordIndex]
 ) -> RecordIndex:
-    """The index of some files: the one that was kept if it is still that of these files, else built and kept.
+    """Returns the saved index of some files if they have not changed; else builds and saves it.
+
+    If the index cannot be saved, this is only logged.
 
     Args:
-        name: of the index; one folder may have several.
-        files: their names in the folder.
-        about: what else the index depends on.
+        name: the name of the index; a folder may have several.
+        files: names in the folder.
+        about: anything else on which the index depends.
+        build: builds the index.
 
-    Raises `InputError` where a file is missing. Where the index cannot be kept, that is only logged.
+    Raises: InputError; a file is missing.
     """
     stamp = json.dumps([_FORMAT, about, [_state(folder / file) for file in files]])
     places = (folder / f"{name}.jaxddp-index", cache_folder() / f"{name_of_folder(folder)}-{name}.jaxddp-index")
@@ -63,7 +66,7 @@ def kept_index(
         except OSError as error:
             _log.debug("%s: cannot be written (%s)", place, error.strerror)
     advice = f"set {CACHE_VARIABLE} to a folder that can be written"
-    _log.warning(f"{places[1]}: the index cannot be kept and is built at each start; {advice}")
+    _log.warning(f"{places[1]}: the index cannot be saved and is built at each start; {advice}")
     return index
 
 
@@ -80,10 +83,10 @@ def _load(place: Path, stamp: str) -> RecordIndex | None:
         return None
     if content is None:
         return None
-    with np.load(io.BytesIO(content), allow_pickle=False) as held:
-        if held["stamp"].item() != stamp:
+    with np.load(io.BytesIO(content), allow_pickle=False) as saved:
+        if saved["stamp"].item() != stamp:
             return None
-        return RecordIndex(held["offset"], held["label"])
+        return RecordIndex(saved["offset"], saved["label"])
 
 
 def _save(place: Path, index: RecordIndex, stamp: str) -> None:

@@ -1,7 +1,7 @@
-"""Images that are records of TFRecord or ArrayRecord files; a record is a tf.train.Example.
+"""Images in records of TFRecord or ArrayRecord files; each record is a tf.train.Example.
 
-In a TFRecord file a record is its length (8 bytes, little-endian), a checksum of these (4), the data, and a checksum of
-it (4), and is found by the byte where it begins. In an ArrayRecord file it is found by its number.
+In a TFRecord file, a record is the length of the data (8 bytes, little-endian), a checksum of the length (4), the data,
+and a checksum of the data (4). Its offset is its first byte. In an ArrayRecord file, the offset is the record's number.
 """
 
 import functools
@@ -28,7 +28,7 @@ _HEAD, _TAIL = 12, 4
 
 @dataclass(frozen=True)
 class RecordFiles:
-    """TFRecord files below a directory; a feature of each record is the encoded image."""
+    """TFRecord files below a directory; one feature of each record is the encoded image."""
 
     root: Path
     feature: str = "image"
@@ -37,12 +37,12 @@ class RecordFiles:
         return f"{self.root / os.fsdecode(path)}, record at byte {offset}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        # It takes seconds to import, and only reading single records needs it.
+        # TensorFlow takes seconds to import, and only reading single records needs it.
         from jaxddp.data.stream.tensorflow_cpu import tf
 
         file, name = self.root / os.fsdecode(path), self.name(path, offset)
         with _opened(file) as records:
-            # TensorFlow allocates whatever length a header claims, so it is compared with the file's size first.
+            # TensorFlow allocates the length in the header, so that is first compared with the size of the file.
             _end(records, offset, file)
         try:
             return _record_image(os.fsencode(file), tf.constant(offset, tf.int64), self.feature).numpy()
@@ -55,7 +55,7 @@ class RecordFiles:
         return _reader(self.feature)
 
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
-        """The offset and an integer feature of each record of a file, int64[length] each. Raises: InputError."""
+        """Returns offsets and an integer feature of the records of a file, int64[length] each. Raises: InputError."""
         file = self.root / os.fsdecode(path)
         offsets = record_offsets(file)
         if len(offsets) != length:
@@ -78,11 +78,11 @@ class ArrayRecords:
 
     root: Path
     source: Any
-    """The serialized Examples of all files, by number; several threads may ask at once."""
+    """The serialized Examples of all files, by number; threads may share it."""
     first: Mapping[bytes, int]
-    """The number in the source of each file's first record."""
+    """The number of each file's first record in `source`."""
     feature: str = "image"
-    """Which feature of a record is the encoded image."""
+    """The feature of a record with the encoded image."""
 
     def name(self, path: bytes, offset: int = 0) -> str:
         return f"{self.root / os.fsdecode(path)}, record {offset}"
@@ -90,11 +90,11 @@ class ArrayRecords:
     def read(self, path: bytes, offset: int = 0) -> bytes:
         return self._value(path, offset, self.feature, "bytes_list")
 
-    # TensorFlow does not read ArrayRecord files.
+    # TensorFlow cannot read ArrayRecord files.
     def in_graph(self) -> None: ...
 
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
-        """As those of `RecordFiles`."""
+        """As `RecordFiles.labels`."""
         return np.arange(length), np.array([self._value(path, row, feature, "int64_list") for row in range(length)])
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
@@ -104,14 +104,14 @@ class ArrayRecords:
         name = self.name(path, offset)
         try:
             data = self.source[self.first[path] + offset]
-        # The reader, which is written in C++, raises it for everything that is wrong with a file.
+        # The reader is written in C++ and raises RuntimeError for every fault of a file.
         except RuntimeError as error:
             raise InputError(f"{name}: cannot be read ({error}); {_MAKE_AGAIN}") from None
         return _value(data, feature, kind, name, _MAKE_AGAIN)
 
 
 def record_offsets(file: Path) -> np.ndarray:
-    """Where each record of a TFRecord file begins, int64[N], from the records' headers alone. Raises: InputError."""
+    """Returns the first byte of each record of a TFRecord file, int64[N], from its headers. Raises: InputError."""
     offsets, offset = [], 0
     with _opened(file) as records:
         size = os.fstat(records.fileno()).st_size
@@ -127,10 +127,9 @@ def _reader(feature: str) -> Callable[[Any, Any], Any]:
 
 
 def _record_image(file: Any, offset: Any, feature: str) -> Any:
-    """The image of the record at a byte of a TFRecord file, by TensorFlow's ops: a string scalar.
+    """TensorFlow ops that read the image of the record at a byte of a TFRecord file: a string scalar.
 
-    One record is read, and its checksums are checked. An error of TensorFlow's says that there is no whole record, or
-    no such feature in it.
+    They read one record and check its checksums. They fail if there is no whole record, or no such feature in it.
     """
     from jaxddp.data.stream.tensorflow_cpu import tf
 
@@ -144,8 +143,8 @@ def _record_image(file: Any, offset: Any, feature: str) -> Any:
 
 
 def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"], name: str, advice: str) -> Any:
-    """The first value of a feature of a serialized Example."""
-    # Where there are records there is TensorFlow, but it takes seconds to import.
+    """Returns the first value of a feature of a serialized Example. Raises: InputError."""
+    # TensorFlow takes seconds to import.
     from google.protobuf.message import DecodeError
 
     from jaxddp.data.stream.tensorflow_cpu import tf
@@ -175,19 +174,19 @@ def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarra
 
 
 def missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) -> list[Fault]:
-    """The rows of bytes 'S'[N] whose file, one of many rows, is missing, empty or outside the root."""
+    """Returns the rows of bytes 'S'[N] whose file, which many rows share, is missing, empty or outside the root."""
     files, inverse = np.unique(paths, return_inverse=True)
-    each = None if identity is None else np.zeros(len(files), np.uint64)
-    # `LocalFiles` takes each file for an image.
-    found = LocalFiles(root).faults(files, each)
-    if identity is not None and each is not None:
-        identity[:] = each[inverse]
-    wrong = {files[place]: fault.replace("the image", "its file") for place, fault in found}
+    of_file = None if identity is None else np.zeros(len(files), np.uint64)
+    # `LocalFiles` checks each file as if it were an image.
+    faults = LocalFiles(root).faults(files, of_file)
+    if identity is not None and of_file is not None:
+        identity[:] = of_file[inverse]
+    wrong = {files[place]: fault.replace("the image", "its file") for place, fault in faults}
     return [(row, wrong[files[place]]) for row, place in enumerate(inverse) if files[place] in wrong]
 
 
 def _end(records: BinaryIO, offset: int, file: Path) -> int:
-    """Where the record at an offset ends, by its header, after which the file is read on."""
+    """Returns the end of the record at an offset, from its header; leaves the file after the header."""
     size = os.fstat(records.fileno()).st_size
     records.seek(offset)
     head = records.read(_HEAD)
@@ -200,6 +199,6 @@ def _end(records: BinaryIO, offset: int, file: Path) -> int:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[BinaryIO]:
-    # A header is followed by megabytes that need not be read.
+    # Unbuffered, since megabytes that need not be read follow a header.
     with files.reading(file, AGAIN), files.open_regular(file, buffering=0) as records:
         yield records

@@ -1,7 +1,4 @@
-"""From an encoded image to pixels of one size: the TensorFlow functions that a stream maps over its examples.
-
-Flipping and normalizing are not done here: they happen on the device.
-"""
+"""TensorFlow functions from an encoded image to pixels of one size. The device flips and normalizes."""
 
 import logging
 import threading
@@ -26,21 +23,21 @@ _JPEG, _PNG, _OTHER = range(3)
 _log = logging.getLogger("jaxddp.data")
 _said = threading.Lock()
 
-# Of red, green and blue in gray, in 65536ths: Pillow's, of ITU-R BT.601, in integers.
+# The weights of red, green and blue in gray, in 65536ths, as in Pillow (ITU-R BT.601).
 _LUMA = (19595, 38470, 7471)
 
-# Decoders can give a JPEG at a half, a quarter or an eighth of its size for less work.
+# A decoder can give a JPEG at a half, a quarter or an eighth of its size with less work.
 _SCALES = (8, 4, 2)
-# The exact cosine transform gives what Pillow gives; the coarse one, TensorFlow's default, is off by a few levels and
-# saves a tenth of decoding.
+# The exact cosine transform gives the pixels of Pillow. The coarse one, TensorFlow's default, differs by a few levels
+# and saves a tenth of the decoding time.
 _EXACT, _COARSE = "INTEGER_ACCURATE", "INTEGER_FAST"
 
 
 def train_image(data: Any, key: Any, area: Area | None, image_size: int, pixels: PixelFormat = RGB) -> Any:
-    """One training example, [image_size, image_size, C], of an encoded image and a row of `example_keys`.
+    """Returns one training example, [image_size, image_size, C], from an encoded image and a row of `example_keys`.
 
     Args:
-        area: of the random crop; the image stays whole where absent.
+        area: the area of the random crop; None keeps the whole image.
     """
     if area is None:
         return fitted_window(data, lambda size: tf.stack([0, 0, size[0], size[1]]), image_size, pixels=pixels)
@@ -49,10 +46,10 @@ def train_image(data: Any, key: Any, area: Area | None, image_size: int, pixels:
 
 
 def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RGB) -> Any:
-    """One evaluation example, [image_size, image_size, C]: the short side resized to `resize`, then the center.
+    """Returns one evaluation example, [image_size, image_size, C]: the short side resized to `resize`, then the center.
 
-    The pixels are those of torchvision's Resize and CenterCrop, within a level of 255; only what the center needs is
-    decoded. Where the short side is `resize` already, they are the image's own.
+    The pixels equal those of torchvision's Resize and CenterCrop to a level of 255. Only the part that the center needs
+    is decoded. Where the short side is `resize` already, the pixels are those of the image.
     """
     size = _size(data, pixels)
     box = center_box(size, image_size, resize)
@@ -64,12 +61,12 @@ def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RG
 
 
 def fitted_window(data: Any, window: Window, image_size: int, *, exact: bool = True, pixels: PixelFormat = RGB) -> Any:
-    """The part of the image that `window` names, resized: [image_size, image_size, C]; see `decode_window`."""
+    """Returns the part of an image in `window`, resized to [image_size, image_size, C]; see `decode_window`."""
     return resize(decode_window(data, window, image_size, exact=exact, pixels=pixels), image_size)
 
 
 def decodes(data: bytes, pixels: PixelFormat = RGB) -> None:
-    """Raises `InputError` for an image that its decoder refuses."""
+    """Decodes an image, and discards it. Raises: InputError; its decoder rejects it."""
     kind = parse_header(data).kind
     if kind in get_args(PillowKind):
         _pillow_pixels(pixels, data)
@@ -83,17 +80,17 @@ def decodes(data: bytes, pixels: PixelFormat = RGB) -> None:
 def decode_window(
     data: Any, window: Window, least: int | None = None, *, exact: bool = True, pixels: PixelFormat = RGB
 ) -> Any:
-    """The part of the image that `window` names, [height, width, C], of a file that `parse_header` accepts.
+    """Returns the part of an image in `window`, [height, width, C], of a file that `parse_header` accepts.
 
-    Gray is repeated and CMYK converted to RGB; alpha is dropped where it is not asked for. A file that `parse_header`
-    refuses is an error of TensorFlow's, even where its damage lies below the window.
+    Gray is repeated as RGB, and CMYK is converted to RGB; alpha is dropped unless the format has it. A file that
+    `parse_header` rejects is a TensorFlow error, even where the damage is below the window.
 
     Args:
         least: a JPEG may be decoded at a half, a quarter or an eighth of its size, if no side of the window becomes
-            shorter than this; at its own size where absent.
-        exact: whether a JPEG's pixels are those of the whole image decoded. Otherwise they differ by a few levels,
-            which does not matter to random crops, and are decoded faster.
-        pixels: the result's format; every kind of file gives the same pixels for the same image.
+            shorter than this; None decodes at full size.
+        exact: whether a JPEG's pixels equal those of the decoded whole image. Otherwise they differ by a few levels,
+            which does not matter for random crops, and are decoded faster.
+        pixels: the format of the result; every kind of file gives the same pixels for the same image.
     """
     kind = _kind(data, pixels)
     image = tf.cond(
@@ -105,8 +102,8 @@ def decode_window(
 
 
 def _kind(data: Any, pixels: PixelFormat) -> Any:
-    """Int32 scalar, of `_JPEG`, `_PNG`, `_OTHER`; an error for what `parse_header` refuses."""
-    # Nearly every file passes this look at both ends; only the others are checked in Python, which is slow here.
+    """Returns `_JPEG`, `_PNG` or `_OTHER`, an int32 scalar; fails where `parse_header` rejects the file."""
+    # Nearly every file passes this test of its two ends. The others are parsed in Python, which is slow in a graph.
     plain_jpeg = (tf.strings.substr(data, 0, 3) == JPEG_START) & (tf.strings.substr(data, -2, 2) == JPEG_END)
     return tf.cond(
         plain_jpeg, lambda: _JPEG, lambda: tf.numpy_function(partial(_parsed_kind, pixels), [data], tf.int32)
@@ -114,7 +111,7 @@ def _kind(data: Any, pixels: PixelFormat) -> Any:
 
 
 def _size(data: Any, pixels: PixelFormat) -> Any:
-    """Height and width in pixels, int32[2], as the header has them."""
+    """Returns height and width in pixels, int32[2], from the header."""
 
     def of_png() -> Any:
         # IHDR is the first chunk of every PNG file, and begins with width and height.
@@ -133,7 +130,7 @@ def _size(data: Any, pixels: PixelFormat) -> Any:
 
 
 def _plain(data: bytes | np.ndarray) -> bytes:
-    # Bytes in a graph, an array that holds them outside of one.
+    # TensorFlow passes bytes in a graph, and an array with the bytes in eager mode.
     return np.asarray(data, object).item()
 
 
@@ -142,15 +139,17 @@ def _parsed_kind(pixels: PixelFormat, data: bytes | np.ndarray) -> np.int32:
     if header.bits > pixels.bits:
         _say_cut()
     if header.kind == "png" and header.bits < 8 and pixels.channels == 4:
-        # Where such a file has no alpha, TensorFlow gives it the largest value of so few bits.
+        # Where such a file has no alpha, TensorFlow sets alpha to the largest value of its few bits.
         return np.int32(_OTHER)
     return np.int32({"jpeg": _JPEG, "png": _PNG}.get(header.kind, _OTHER))
 
 
 def _say_cut() -> None:
-    """Once, although many threads decode."""
+    """Warns once, although many threads decode."""
     if _said.acquire(blocking=False):
-        _log.warning("data.bits=8: there are images of 16 bits, whose upper 8 are used; set data.bits 16 to use all")
+        _log.warning(
+            "data.bits=8: some images have 16 bits, of which the upper 8 are used; set data.bits 16 to use all"
+        )
 
 
 def _parsed_size(data: bytes | np.ndarray) -> np.ndarray:
@@ -173,14 +172,14 @@ def _checked_window(data: Any, window: Window) -> Any:
 
 
 def _decode_jpeg(data: Any, part: Any, least: int | None, exact: bool) -> Any:
-    """The part at its own size, or at the smallest fraction of it that leaves its sides long enough."""
+    """Decodes the part at full size, or at the smallest fraction with no side shorter than `least`."""
     whole = partial(_decode_exactly if exact else _decode, data, part)
     if least is None:
         return whole()
     short = tf.reduce_min(part[2:])
 
     def scaled(scale: int) -> Any:
-        # What the part covers of the smaller image, whose pixels are `scale` of its own: whole pixels, outwards.
+        # The part in pixels of the smaller image, rounded outwards.
         start, stop = part[:2] // scale, -(-(part[:2] + part[2:]) // scale)
         return _decode(data, tf.concat([start, stop - start], 0), scale, _EXACT if exact else _COARSE)
 
@@ -189,10 +188,10 @@ def _decode_jpeg(data: Any, part: Any, least: int | None, exact: bool) -> Any:
 
 
 def _decode_exactly(data: Any, part: Any) -> Any:
-    """The same pixels as decoding everything and slicing, in less time."""
+    """Returns the same pixels as decoding the whole image and slicing it, in less time."""
     _, left, _, width = tf.unstack(part)
-    # Color is stored at half the resolution and smoothed across columns, for which a window's outermost columns may
-    # lack a neighbor. With one column more on each side the window itself is exact.
+    # Color is stored at half the resolution and smoothed across columns. The outermost columns of a decoded part may
+    # lack a neighbor, so one more column is decoded on each side.
     first = tf.maximum(left - 1, 0)
     last = tf.minimum(left + width + 1, tf.image.extract_jpeg_shape(data)[1])
     image = _decode(data, tf.stack([part[0], first, part[2], last - first]), transform=_EXACT)
@@ -204,7 +203,7 @@ def _decode(data: Any, part: Any, scale: int = 1, transform: str = _COARSE) -> A
 
 
 def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
-    """A file that no decoder gives a part of, in RGB or RGBA: [H, W, 3 or 4], of the wanted bits."""
+    """Decodes a file that can only be decoded whole to RGB or RGBA, [H, W, 3 or 4], with the bits of `pixels`."""
     channels, dtype = _decoded_channels(pixels), tf.as_dtype(pixels.dtype)
 
     def other() -> Any:
@@ -220,13 +219,13 @@ def _cut(image: Any, window: Window) -> Any:
 
 
 def _decoded_channels(pixels: PixelFormat) -> int:
-    """Of what a decoder is asked for: RGBA where alpha is wanted, else RGB."""
-    # TensorFlow's own gray of a PNG is a level off in places, so gray is made of RGB.
+    """Returns the number of channels to decode: 4 where the format has alpha, else 3."""
+    # TensorFlow's gray of a PNG differs by a level in places, so gray is computed from RGB.
     return 4 if pixels.channels == 4 else 3
 
 
 def _gray(image: Any, pixels: PixelFormat) -> Any:
-    """RGB as its luma, where gray is wanted; of gray that was repeated, the same values."""
+    """Converts RGB to gray where the format has one channel; the values of repeated gray do not change."""
     if pixels.channels != 1:
         return image
     luma = tf.reduce_sum(tf.cast(image, tf.int64) * _LUMA, axis=-1, keepdims=True)
@@ -234,7 +233,7 @@ def _gray(image: Any, pixels: PixelFormat) -> Any:
 
 
 def _converted(image: Any, pixels: PixelFormat) -> Any:
-    """RGB of 8 bits in the wanted format."""
+    """Converts RGB of 8 bits to the format."""
     if pixels.channels == 4:
         image = tf.pad(image, [[0, 0], [0, 0], [0, 1]], constant_values=255)
     return _gray(image if pixels.bits == 8 else tf.cast(image, tf.uint16) * 257, pixels)

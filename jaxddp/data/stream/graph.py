@@ -1,4 +1,4 @@
-"""A stream's graph in TensorFlow, from the place of an image to its pixels; what makes equal pixels is traced once."""
+"""The TensorFlow graph of a stream, from the place of an image to its pixels. Equal settings share one traced graph."""
 
 import functools
 import hashlib
@@ -35,7 +35,7 @@ class TrainPixels:
 
 @dataclass(frozen=True)
 class EvalPixels:
-    """The same for evaluation, whatever the key; see `eval_image`."""
+    """From an encoded image to the pixels of evaluation; ignores the key; see `eval_image`."""
 
     image_size: int
     format: PixelFormat
@@ -50,16 +50,16 @@ Pixels = TrainPixels | EvalPixels
 
 @functools.lru_cache(maxsize=MOST_GRAPHS)
 def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
-    """A function of a key, `looked_at`'s further arguments, and an image's place, to pixels and a verdict.
+    """Returns a graph function (key, wanted, digest, *place) -> (pixels, verdict); see `looked_at`.
 
     Args:
-        read: see `Store.in_graph`; where absent, the place is the encoded image itself.
+        read: as `Store.in_graph` returns it; with None, the place is the encoded image.
     """
     places = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)][: 2 if read else 1]
 
-    asked = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.string)
+    arguments = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.string)
 
-    @tf.function(input_signature=(*asked, *places), autograph=False)
+    @tf.function(input_signature=(*arguments, *places), autograph=False)
     def load(key: Any, look: Any, digest: Any, *place: Any) -> Any:
         image, verdict = looked_at(read(*place) if read else place[0], look, digest)
         shape = pixels.image_size, pixels.image_size, pixels.format.channels
@@ -70,11 +70,13 @@ def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
 
 
 def looked_at(data: Any, wanted: Any, digest: Any) -> tuple[Any, Any]:
-    """An encoded image and what `verify` says of it: `REFUSED`, `SOUND` or, without its stray bytes, `STRAY`; int32.
+    """Verifies an encoded image; returns it and an int32 verdict.
+
+    The verdict is `REFUSED`, `SOUND`, or `STRAY` for a sound image that is returned without its stray bytes.
 
     Args:
-        wanted: bool scalar; where it is not, the image is taken for sound.
-        digest: string scalar; the image is refused that has another SHA-256. Empty where it may have any.
+        wanted: bool scalar, whether to verify; otherwise the image counts as sound.
+        digest: string scalar, the SHA-256 that the image must have; empty where it may have any.
     """
     held = tf.cond(
         tf.strings.length(digest) > 0,

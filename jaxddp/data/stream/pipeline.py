@@ -1,8 +1,8 @@
-"""One shard of a stream as a tf.data pipeline: a producer of names, a graph that makes pixels, a consumer of batches.
+"""One shard of a stream as a tf.data pipeline: a producer of file names, a graph that decodes, a consumer of batches.
 
-TensorFlow receives names of images and keys, and returns pixels. Labels, masks, rows and epochs never enter its graph:
-the consumer computes them from the order and adds them to the images. There is no state to save: after a bad image was
-substituted, the pipeline starts again at the step that had it.
+TensorFlow receives names of images and keys, and returns pixels. Labels, masks, rows and epochs do not enter its graph:
+the consumer computes them from the order and adds them to the images. There is no state to save: after a bad image is
+substituted, the pipeline starts again at the step that has it.
 """
 
 import itertools
@@ -29,39 +29,38 @@ from jaxddp.data.stream.tensorflow_cpu import keep_freed_memory, tf
 from jaxddp.data.stream.windows import example_keys
 
 PREFETCH_BATCHES = 2
-"""How many finished batches wait for the consumer, besides the one in preparation: it bounds the stream's memory."""
+"""The number of finished batches that wait for the consumer, besides the one in preparation; it bounds the memory."""
 
 FETCH_THREADS = 32
-"""How many images are fetched at once from a store that the graph cannot read."""
+"""The number of images that are fetched at the same time from a store that the graph cannot read."""
 
 BATCHES_AHEAD = 2
-"""How many batches of encoded images are fetched beyond the one that is being decoded."""
+"""The number of batches of encoded images that are fetched beyond the one that is being decoded."""
 
 Images = Iterator[tuple[np.ndarray, np.ndarray]]
-"""Batches of pixels, each with a verdict: an image that is refused is black, and not an error of TensorFlow's, which
-would print its traceback for every thread."""
+"""Batches of pixels and verdicts. A refused image is black; every thread would print the traceback of an error."""
 
 _ENDED = np.zeros(0), np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One shard of some steps: what its producer, its consumer and its diagnosis need to agree on."""
+    """One shard of some steps: what the producer, the consumer and the search for bad images share."""
 
     table: StoredTable
     order: Order
-    """Its seed is also that of the keys from which crops are drawn."""
+    """Its seed is also the seed of the keys for random crops."""
     pixels: Pixels
     steps: range
     shard: Shard
     substitutes: Substitutes | Omissions | None = None
     verifies: bool = True
-    """Whether images are read to their last pixel that nobody found sound yet."""
+    """Whether images that are not known to be sound are verified to the last pixel."""
     lost: list[Exception] = field(default_factory=list)
-    """What ended the producer. TensorFlow would print its traceback, and pass on only its text."""
+    """The exception that ended the producer. TensorFlow would print its traceback, and pass on only its text."""
 
     def batches(self) -> Generator[Batch]:
-        """The shard's batches. The work begins at once, in the background."""
+        """Returns an iterator over the shard's batches. The work starts at once, in the background."""
         check_order(self.table, self.order, self.shard)
         load = pixel_graph(self.table.store.in_graph(), self.pixels)
 
@@ -70,26 +69,26 @@ class Pipeline:
 
         images = [start(self.steps[0])] if self.steps else []
         batches = self._consume(images, start)
-        # Dropping TensorFlow's iterator waits for its threads, one of which may run Python, in `_produce`. When the
-        # interpreter shuts down, that thread never returns; so the iterator is dropped before that at the latest.
+        # Dropping TensorFlow's iterator waits for its threads, and one of them may run Python code, in `_produce`.
+        # While the interpreter shuts down that thread never returns, so the iterator must be dropped before.
         weakref.finalize(batches, self._end, images)
         return batches
 
     def _images(self, load: Any, steps: range) -> Images:
-        """The pixels of one shard's batches, [b, S, S, C], b being the number of its real examples; int32[b]."""
-        # A scheduler or `taskset` may have left this process fewer cores than the machine has.
+        """Yields the pixels of a shard's batches, [b, S, S, C], and verdicts, int32[b], of their b real examples."""
+        # A scheduler or `taskset` may give this process fewer cores than the machine has.
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         options = tf.data.Options()
         options.threading.private_threadpool_size = threads
-        # Parallel over images, and not within one as well.
+        # Images are decoded in parallel, each by one thread.
         options.threading.max_intra_op_parallelism = 1
-        # Every degree of parallelism is set here. Autotuning would let the memory grow.
+        # Autotuning would let the memory grow, so every degree of parallelism is set here.
         options.autotune.enabled = False
         signature = tuple(tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in load.input_signature)
         dataset = (
             tf.data.Dataset.from_generator(lambda: self._produce(steps), output_signature=signature)
             .unbatch()
-            # More calls than threads, because finished images wait in order behind a slow one.
+            # More calls than threads, because finished images wait behind a slow one.
             .map(load, num_parallel_calls=2 * threads, deterministic=True)
             .batch(self.order.batch_size // self.shard.count)
             .prefetch(PREFETCH_BATCHES)
@@ -100,23 +99,23 @@ class Pipeline:
 
     def _produce(self, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
         batches = ((batch, *self._images_of(batch)) for batch in map(self._columns, steps))
-        # A store is asked for images some batches before they are used.
-        ahead, here = itertools.tee(batches)
+        # A store fetches images some batches before they are used.
+        ahead, current = itertools.tee(batches)
         try:
-            for (batch, real, rows), places in zip(here, self._places(rows for _, _, rows in ahead), strict=True):
+            for (batch, real, rows), places in zip(current, self._places(rows for _, _, rows in ahead), strict=True):
                 keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real])
                 yield keys, self.verifies & ~self.table.verified.sound[rows], self._digests(rows), *places
         except Exception as error:
             self.lost.append(error)
 
     def _places(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
-        """For each batch of rows, int64[b], the graph's further arguments: paths and offsets, or images."""
+        """Yields the graph's last arguments for each batch of rows, int64[b]: paths and offsets, or encoded images."""
         if self.table.store.in_graph() is None:
             return _fetched(self.table, batches)
         return map(self.table.places, batches)
 
     def _digests(self, rows: np.ndarray) -> np.ndarray:
-        """bytes[b], of int64[b] rows; empty where there are none to hold the images against."""
+        """Returns the checksums of int64[b] rows, bytes[b]; empty ones where the table has none."""
         digests = self.table.digests
         return np.zeros(len(rows), "S1") if digests is None else digests.of(rows)
 
@@ -136,14 +135,14 @@ class Pipeline:
         self.table.verified.keep(self.shard.index)
 
     def _next(self, images: Images, batch: Batch) -> np.ndarray | None:
-        """The pixels of a batch's real examples; None after bad images were found and substituted."""
+        """Returns the pixels of a batch's real examples; None after bad images were found and substituted."""
         rows = self._images_of(batch)[1]
         if not len(rows):
             side, pixels = self.pixels.image_size, self.pixels.format
             return np.zeros((0, side, side, pixels.channels), pixels.dtype)
         try:
             pixels, verdicts = next(images, _ENDED)
-        # TensorFlow raises the second when it cannot decode the bytes of a file or a path for its own message.
+        # TensorFlow raises UnicodeDecodeError when its own message would hold bytes of a file or a path.
         except (tf.errors.OpError, UnicodeDecodeError) as error:
             self._refuse(rows, error)
             return None
@@ -151,43 +150,43 @@ class Pipeline:
             self._refuse(rows, self.lost.pop())
             return None
         if len(refused := rows[verdicts == REFUSED]):
-            self._refuse(refused, InputError(f"{self.table.name(int(refused[0]))}: changes as it is read"))
+            self._refuse(refused, InputError(f"{self.table.name(int(refused[0]))}: changes while it is read"))
             return None
         if self.verifies:
             self.table.verified.add(rows[verdicts == SOUND], self.shard.index)
         return pixels
 
     def _refuse(self, rows: np.ndarray, failure: Exception) -> None:
-        """Finds which of the rows have images that cannot be used, and substitutes them.
+        """Finds the rows whose images cannot be used, and substitutes them.
 
-        Raises: InputError; they may not be substituted. `failure` itself where none is found.
+        Raises: InputError; they may not be substituted. `failure`, where every image can be used.
         """
         if isinstance(failure, Unreachable):
-            # Reading each image again would only wait for the lost store once more.
+            # Reading each image again would only wait for the store once more.
             raise failure
-        found = False
+        any_bad = False
         for row, fault in self._faults(rows):
-            found, self.table.verified.sound[row] = True, False
+            any_bad, self.table.verified.sound[row] = True, False
             if self.substitutes is None:
                 raise InputError(fault) from None
             self.substitutes.refuse(row, fault)
-        if not found:
+        if not any_bad:
             raise failure
 
     def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
-        """The batch with its pixels, zeros where it is padded."""
+        """Returns the batch with its pixels, zeros where it is padded."""
         padding = np.zeros((len(batch.mask) - len(pixels), *pixels.shape[1:]), pixels.dtype)
         image = np.concatenate([pixels, padding]) if len(padding) else pixels
         if self.substitutes is None:
             return batch._replace(image=image)
         changed = (self.substitutes.resolve(batch.row) != batch.row) & (batch.mask > 0)
-        # A batch that ends in the next epoch counts for this one, whose metrics must not count a row twice.
+        # A batch that ends in the next epoch counts for this epoch, in which each row counts once.
         stretches = self.order.stretches(step)
         changed &= self.shard.of(stretches) == stretches[0]
         return batch._replace(image=image, substituted=changed.astype(np.float32))
 
     def _faults(self, rows: np.ndarray) -> Iterator[tuple[int, str]]:
-        """Those of the rows whose images cannot be used, each with what is wrong."""
+        """Yields the rows whose images cannot be used, each with its fault."""
         for row in np.unique(rows).tolist():
             try:
                 data = self.table.read(row)
@@ -204,7 +203,7 @@ class Pipeline:
                 yield row, f"{self.table.name(row)}: {error}"
 
     def _images_of(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """(bool[B], which examples are real; int32[b], the rows whose images they get)."""
+        """Returns (bool[B], which examples are real; int32[b], the rows whose images are read for them)."""
         real = batch.mask > 0
         rows = batch.row[real]
         return real, rows if self.substitutes is None else self.substitutes.resolve(rows)
@@ -214,7 +213,7 @@ class Pipeline:
 
 
 def _fetched(table: StoredTable, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray]]:
-    """The encoded images of one batch after the other, fetched ahead in threads, which end with the iterator."""
+    """Yields the encoded images of each batch, fetched ahead by threads that end with the iterator."""
     pending: deque[list[Future[bytes]]] = deque()
 
     def oldest() -> tuple[np.ndarray]:
@@ -229,5 +228,5 @@ def _fetched(table: StoredTable, batches: Iterable[np.ndarray]) -> Iterator[tupl
         while pending:
             yield oldest()
     finally:
-        # Closing the stream does not wait for a store that does not answer.
+        # Closing the stream must not wait for a store that does not answer.
         pool.shutdown(wait=False, cancel_futures=True)

@@ -22,34 +22,34 @@ from jaxddp.data.stream.tensorflow_cpu import tf
 
 CROP_TRIES = 10
 ASPECT = (3 / 4, 4 / 3)
-"""The least and the most width / height of a crop of random area."""
+"""The bounds of width / height of a crop of random area."""
 _BILINEAR_TO = 1.6
-"""The largest ratio of lengths, input to output, up to which an axis is shrunk bilinearly."""
+"""The largest ratio of lengths, input to output, at which an axis is resized bilinearly."""
 
 Area = tuple[float, float]
-"""The least and the most part of the image's area that a crop covers, within 0..1."""
+"""The bounds of the share of the image's area that a crop covers, within 0..1."""
 
 
 def crop_area(data: DataConfig) -> Area | None:
-    """The area of a config's training crops; None where images stay whole. Raises: InputError."""
+    """Returns the area of a config's training crops; None where images stay whole."""
     return None if data.crop == "whole" else data.area
 
 
 def example_keys(seed: int, epoch: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """The stateless key of each example's appearance, int64[B, 2], by (seed, epoch, row): int32[B] the latter two."""
+    """Returns a stateless key for each appearance of an example, int64[B, 2]; epochs and rows are int32[B]."""
     return np.stack([np.full(len(row), seed, np.int64), epoch.astype(np.int64) << 32 | row.astype(np.int64)], axis=1)
 
 
 def random_area_window(size: Any, key: Any, area: Area) -> Any:
-    """A random part of the image, int32[4] (top, left, height, width): the crop of Inception's training.
+    """Returns a random part of the image, int32[4] (top, left, height, width): the crop of Inception's training.
 
-    Its area is uniform in `area` times the image's, its aspect log-uniform in `ASPECT`, its place uniform among those
-    where it lies within the image. The first of `CROP_TRIES` draws that fits is taken; if none does,
-    the largest central part whose aspect lies within bounds. (Szegedy et al., "Going deeper with convolutions", CVPR
-    2015, section 6; the tries and what follows them are those of torchvision's RandomResizedCrop.)
+    The area is uniform in `area` times the image's, the aspect log-uniform in `ASPECT`, and the position uniform among
+    those inside the image. The first of `CROP_TRIES` draws that fits is used; if none fits, the largest central part
+    whose aspect is within the bounds. (Szegedy et al., "Going deeper with convolutions", CVPR
+    2015, section 6; the tries and the fallback are those of torchvision's RandomResizedCrop.)
     """
     bounds = tf.constant([area, tuple(map(math.log, ASPECT)), (0, 1), (0, 1)], tf.float32)
-    # A named algorithm: the default may differ between devices and releases.
+    # The algorithm is named, because the default may differ between devices and releases.
     draws = tf.random.stateless_uniform([4, CROP_TRIES], key, alg="philox")
     part, log_aspect, top, left = tf.unstack(bounds[:, :1] + draws * (bounds[:, 1:] - bounds[:, :1]))
     full_height, full_width = tf.unstack(tf.cast(size, tf.float32))
@@ -60,7 +60,7 @@ def random_area_window(size: Any, key: Any, area: Area) -> Any:
     # In float32 the product can round up to one past the last place.
     top = tf.minimum(tf.floor(top * (full_height - height + 1)), full_height - height)
     left = tf.minimum(tf.floor(left * (full_width - width + 1)), full_width - width)
-    # Falling weights, because argmax may name any of several equal ones.
+    # The weights decrease, because argmax may return any of several equal ones.
     first = tf.argmax(tf.cast(fits, tf.int32) * tf.range(CROP_TRIES, 0, -1))
     drawn = tf.cast(tf.stack([top, left, height, width])[:, first], tf.int32)
     return tf.where(fits[first], drawn, _fallback_window(full_height, full_width))
@@ -73,9 +73,9 @@ def _fallback_window(full_height: Any, full_width: Any) -> Any:
 
 
 def resize(image: Any, image_size: int) -> Any:
-    """From [H, W, C] to [image_size, image_size, C] of the same dtype, rounded; an image of that size stays as it is.
+    """Resizes [H, W, C] to [image_size, image_size, C] of the same dtype, rounded; an image of that size is unchanged.
 
-    Where one axis has to be shrunk by area, so is the other, unless it is stretched.
+    Where one axis is shrunk by area, the other axis is too, unless it is enlarged.
     """
     shape, square = tf.shape(image)[:2], [image_size, image_size]
     sampled = partial(tf.raw_ops.ResizeBilinear, size=square, half_pixel_centers=True)
@@ -89,11 +89,14 @@ def resize(image: Any, image_size: int) -> Any:
 
 
 def center_box(size: Any, image_size: int, resize: int) -> Any:
-    """What the center covers of an image of `size`, int32[2] (height, width): float64[2, 2], in its pixels.
+    """Returns the part of an image that the center crop covers, float64[2, 2], in pixels of the image.
 
-    The first axis is (start, stop), the second (rows, columns). The short side becomes `resize` pixels, the long one a
-    whole number, rounded down; of both the central `image_size` are taken, from a whole number on, a half rounded to
-    even. (torchvision 0.29's Resize and CenterCrop.)
+    The first axis is (start, stop), the second (rows, columns). The short side is resized to `resize` pixels, the long
+    side to a whole number, rounded down. The crop takes the central `image_size` pixels of both sides; its start is
+    whole, with halves rounded to even. (torchvision 0.29's Resize and CenterCrop.)
+
+    Args:
+        size: int32[2], height and width of the image.
     """
     size = tf.cast(size, tf.int64)
     resized = resize * size // tf.reduce_min(size)
@@ -101,14 +104,14 @@ def center_box(size: Any, image_size: int, resize: int) -> Any:
     start = spare // 2 + tf.cast(spare % 4 == 3, tf.int64)
     edges = tf.cast(tf.stack([start, start + image_size]), tf.float64)
     size, resized = tf.cast(size, tf.float64), tf.cast(resized, tf.float64)
-    # In this order nothing is rounded where nothing is resized; elsewhere the last edge could round past the image.
+    # This order of operations is exact where nothing is resized; elsewhere the last edge could round past the image.
     return tf.minimum(edges * (size / resized), size)
 
 
 def around(box: Any, image_size: int, size: Any) -> Any:
-    """The whole pixels that the filter meets, int32[4] (top, left, height, width), within an image of `size`.
+    """Returns the whole pixels that the filter reads, int32[4] (top, left, height, width), in an image of `size`.
 
-    These are the box's own where it is as large as what is made of it.
+    Where the box is not resized, these are the pixels of the box.
     """
     scale = (box[1] - box[0]) / image_size
     reach = tf.where(scale == 1, tf.zeros_like(scale), tf.maximum(scale, 1))
@@ -118,7 +121,7 @@ def around(box: Any, image_size: int, size: Any) -> Any:
 
 
 def resampled(image: Any, box: Any, image_size: int) -> Any:
-    """What the box covers of an image, [H, W, C], as [image_size, image_size, C] of the same dtype, rounded."""
+    """Resamples the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, rounded."""
     scale = image_size / (box[1] - box[0])
     pixels = tf.raw_ops.ScaleAndTranslate(
         images=image[None],
