@@ -79,7 +79,7 @@ def losses(setup, steps=9):
 
 
 @pytest.mark.slow
-def test_a_run_draws_its_batches_so_wherever_its_images_lie():
+def test_a_run_draws_balanced_batches_from_files_and_from_devices():
     table = unequal()
     found = {}
     for devices, cache in [(1, "none"), (4, "none"), (4, "device")]:

@@ -74,7 +74,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("size", few(TELLING, *OTHERS), ids=lambda size: f"{size[0]}x{size[1]}")
-def test_evaluation_sees_what_published_weights_saw(size: tuple[int, int]):
+def test_evaluation_gives_the_pixels_of_torchvision(size: tuple[int, int]):
     found = difference(encoded(photograph(*size), quality=92, subsampling=size[0] % 3))
     assert found.mean() <= MEAN
     assert found.max() <= MOST
@@ -113,7 +113,7 @@ KINDS: dict[str, Callable[[Image.Image], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_kind_the_file_is(kind: str):
+def test_every_kind_of_file(kind: str):
     assert difference(KINDS[kind](photograph(500, 375))).mean() <= MEAN
 
 
@@ -132,7 +132,7 @@ def test_where_nothing_is_resized_the_pixels_are_the_images_own(width: int, heig
         assert not difference(data, image_size, 32).any()
 
 
-def test_the_bound_tells_this_filter_from_training_s():
+def test_the_filter_of_training_exceeds_the_bound():
     """The resizing of training, which aliases up to a ratio of 1.6, exceeds the bound."""
     image = photograph(330, 330)
     found = np.abs(resize(np.asarray(image), 224).numpy().astype(int) - reference(encoded(image, "PNG"), 224, 224))

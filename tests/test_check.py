@@ -41,7 +41,7 @@ FAULTS: dict[str, tuple[bytes | None, str]] = {
         (progressive := encode(picture(40, 48), progressive=True))[: progressive.rindex(b"\xff\xda")] + EOI,
         "cut short: the scans of its finer detail are missing",
     ),
-    "gif": (encode(picture(8, 8), "GIF"), "none of JPEG, PNG, WebP, TIFF and BMP but a GIF"),
+    "gif": (encode(picture(8, 8), "GIF"), "not a JPEG, PNG, WebP, TIFF or BMP but a GIF"),
     "bomb": (BOMB, "12000x12000 pixels, more than the limit"),
     "png cut": (encode(picture(40, 48), "PNG")[:-40], "cut short: no IEND chunk"),
 }
@@ -173,7 +173,7 @@ def check_all(root: Path, tmp_path: Path, capfd, *options: str) -> tuple[list[st
     return lines, head
 
 
-def test_one_run_tells_every_fault_of_a_folder(tmp_path, capfd):
+def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
     root = tmp_path / "set"
     for split, label, name in itertools.product(("train", "val"), ("ant", "bee"), ("a", "b")):
         put(root / split / label / f"{name}.jpg", WHOLE)
@@ -197,7 +197,7 @@ def test_one_run_tells_every_fault_of_a_folder(tmp_path, capfd):
     in_files = {
         "empty.jpg": ("empty file", lambda file: file.touch()),
         "cut.jpg": ("cut short: no end-of-image marker", lambda file: file.write_bytes(WHOLE[:-100])),
-        "text.jpg": ("none of JPEG, PNG, WebP, TIFF and BMP but", lambda file: file.write_bytes(b"no image")),
+        "text.jpg": ("not a JPEG, PNG, WebP, TIFF or BMP but", lambda file: file.write_bytes(b"no image")),
         "fifo.jpg": ("cannot be read (a FIFO, not a regular file)", os.mkfifo),
         "gone.jpg": ("missing image", lambda file: file.symlink_to("nowhere.jpg")),
         "self.jpg": ("cannot be read (Too many levels of symbolic links)", lambda file: file.symlink_to("self.jpg")),
@@ -218,7 +218,7 @@ def test_one_run_tells_every_fault_of_a_folder(tmp_path, capfd):
     assert not [line for line in lines if "row" in line]
 
 
-def test_one_run_tells_every_fault_of_a_list(tmp_path, capfd):
+def test_one_run_reports_every_fault_of_a_list(tmp_path, capfd):
     root = tmp_path / "set"
     for name in "abc":
         put(root / f"{name}.jpg", WHOLE)
@@ -242,7 +242,7 @@ def test_one_run_tells_every_fault_of_a_list(tmp_path, capfd):
     assert len(head["refused"]) == 8 and "train: 4 rows (3 jpeg), 1 cannot be used" in lines
 
 
-def test_one_run_tells_every_fault_of_solution_files(tmp_path, capfd):
+def test_one_run_reports_every_fault_of_solution_files(tmp_path, capfd):
     root = write_tree(tmp_path / "set", classes=2, images=3, val=2)
     with (root / "LOC_synset_mapping.txt").open("a") as file:
         file.write(f"{synset(0)} again\n.. up\n")
@@ -260,7 +260,7 @@ def test_one_run_tells_every_fault_of_solution_files(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_one_run_tells_every_fault_of_parquet_and_of_records(tmp_path, capfd):
+def test_one_run_reports_every_fault_of_parquet_and_of_records(tmp_path, capfd):
     parquet = write_parquet(tmp_path / "parquet", pictures())
     (file,) = (parquet / "data").glob("train-*")
     table = pq.read_table(file)
@@ -280,7 +280,7 @@ def test_one_run_tells_every_fault_of_parquet_and_of_records(tmp_path, capfd):
     assert "train: 9 records (9 jpeg), 0 cannot be used" in lines
 
 
-def test_one_run_tells_every_file_of_parquet_that_cannot_be_read(tmp_path, capfd):
+def test_one_run_reports_every_file_of_parquet_that_cannot_be_read(tmp_path, capfd):
     root = tmp_path / "set"
     table = pq.read_table(next((write_parquet(root, pictures()) / "data").glob("train-*")))
     shutil.rmtree(root / "data")
@@ -335,7 +335,7 @@ def test_a_clean_tree_is_clean(tmp_path, capfd, monkeypatch):
     assert (tmp_path / "set.manifest.jsonl").is_file()
 
 
-def test_duplicates_are_noted_by_where_and_what_they_repeat(tmp_path, capfd):
+def test_duplicates_are_noted_with_the_image_that_they_repeat(tmp_path, capfd):
     root = write_tree(tmp_path / "set", classes=3, images=4, val=5)
     train, val = train_solutions(root), val_solutions(root)
     files = train_files(root)
@@ -500,7 +500,7 @@ def test_bad_input_is_one_line_and_2(arguments, expected, tmp_path, capfd, monke
     assert line.startswith("jaxddp: ") and expected in line
 
 
-def test_the_manifest_never_lies_within_the_data_set_unasked(tmp_path, monkeypatch):
+def test_the_default_manifest_is_never_inside_the_data_set(tmp_path, monkeypatch):
     root = write_tree(tmp_path / "set", classes=2, images=2, val=2)
     monkeypatch.chdir(root / IMAGES)
     with pytest.raises(InputError, match="is inside the data set; give the manifest"):

@@ -73,7 +73,7 @@ def missed(damage: Damage, files: list[bytes], times: int = 1) -> tuple[int, int
 
 
 @pytest.mark.parametrize("kind", HEADERS)
-def test_a_header_that_says_what_the_data_do_not_hold(kind: str):
+def test_a_header_that_contradicts_the_data(kind: str):
     files = [data for name in ("4:2:0", "4:4:4", "own tables") for data in made(name, 12)]
     tried, accepted = missed(HEADERS[kind], files)
     assert tried >= 24

@@ -87,7 +87,7 @@ def test_readers_refuse_nothing_else(refusals):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", few(("1 KiB repeated",), *(kind for kind in LOST if kind != "1 KiB repeated")))
-def test_it_ends_what_reads_it_in_one_line(table: ExampleTable, tmp_path: Path, capfd, kind: str):
+def test_damage_ends_every_reader_with_one_line(table: ExampleTable, tmp_path: Path, capfd, kind: str):
     Path(table.name(BAD)).write_bytes(LOST[kind])
     everything = EvalOrder(8, 8)
     for batches in (
@@ -109,7 +109,7 @@ def test_it_ends_what_reads_it_in_one_line(table: ExampleTable, tmp_path: Path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", few(("no palette",), "1 KiB repeated"))
-def test_another_of_its_class_substitutes_it(table: ExampleTable, kind: str):
+def test_another_image_of_its_class_substitutes_it(table: ExampleTable, kind: str):
     Path(table.name(BAD)).write_bytes(LOST[kind])
     substitutes = table.substitutes(DataConfig(bad_images="substitute"))
     batch = next(table.train_batches(SampleOrder(8, 8, seed=0), DATA, range(1), substitutes=substitutes))

@@ -69,7 +69,7 @@ def flip_a_bit(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_trains_unless_it_is_held_against_the_manifest(root: Path):
+def test_a_flipped_bit_is_only_found_by_the_manifest(root: Path):
     config = data(root)
     train, val = open_tables(config)
     sound = epoch(train, config)
@@ -89,7 +89,7 @@ def test_a_flipped_bit_trains_unless_it_is_held_against_the_manifest(root: Path)
 
 
 @pytest.mark.parametrize("lack", ["differs", "is not listed"])
-def test_another_of_its_class_may_substitute_it(root: Path, lack: str, caplog):
+def test_another_image_of_its_class_may_substitute_it(root: Path, lack: str, caplog):
     config = data(root, bad_images="substitute")
     (name,) = {Path(open_splits(config)["train"].name(BAD))}
     if lack == "differs":
@@ -178,7 +178,7 @@ def test_a_run_writes_down_where_its_manifest_is(root: Path):
     assert with_places(config.replace(data={"manifest": "m"})).data.manifest == str(moved)
 
 
-def test_what_is_selected_of_a_table_keeps_its_digests(root: Path, caplog):
+def test_a_selection_of_a_table_keeps_its_digests(root: Path, caplog):
     train, unlabelled = labelled_and_unlabelled(*[open_tables(data(root))[0], data(root, unlabelled="train")])
     other = data(root, unlabelled=str(root / IMAGES / "train"), labels_per_class=2)
     few, others = labelled_and_unlabelled(train, other)
@@ -188,7 +188,7 @@ def test_what_is_selected_of_a_table_keeps_its_digests(root: Path, caplog):
     assert caplog.messages == ["data.verify=manifest: the images of data.unlabelled are compared with no manifest"]
 
 
-def test_arrays_are_held_against_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_arrays_are_compared_with_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     file = write_npz(tmp_path / "arrays")
     config = DataConfig(path=str(file), image_size=12, resize=12, crop="whole")

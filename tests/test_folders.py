@@ -100,7 +100,7 @@ def test_other_names_of_the_validation_folder(root: Path, name: str):
     assert rows(read_folders(root, "val")) == [("val/bee/first.png", "bee")]
 
 
-def test_what_is_no_image_is_left_out(root: Path):
+def test_files_that_are_no_images_are_ignored(root: Path):
     before = rows(read_folders(root, "train"))
     write(root, "train/.ipynb_checkpoints/a.png", "train/ant/.hidden/b.png", "train/ant/.c.png")
     for name in ("README.md", "Thumbs.db", ".DS_Store", "labels", "a.png.txt"):

@@ -133,7 +133,7 @@ def test_records_of_the_other_archive_are_refused(tmp_path):
         read_cifar(folder, "train")
 
 
-def test_neither_archive_and_both_are_told_apart(tmp_path):
+def test_neither_archive_and_both_are_different_errors(tmp_path):
     with pytest.raises(InputError, match=f"no CIFAR in its binary version; give the folder {TEN} or {HUNDRED}, or"):
         read_cifar(tmp_path, "train")
     write_ten(tmp_path), write_hundred(tmp_path)

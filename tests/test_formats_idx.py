@@ -91,7 +91,7 @@ def test_the_plain_file_comes_before_the_packed_one(tmp_path):
     assert len(read_idx(tmp_path, "train")) == 5
 
 
-def test_the_content_tells_what_is_packed(tmp_path):
+def test_the_content_decides_whether_a_file_is_compressed(tmp_path):
     write(tmp_path, train_images=gzip.compress(idx(pixels(5, 4, 6))), train_labels=None)
     (tmp_path / f"{TRAIN_LABELS}.gz").write_bytes(idx(np.zeros(5)))
     np.testing.assert_array_equal(read_idx(tmp_path, "train").images[..., 0], pixels(5, 4, 6))
@@ -196,7 +196,7 @@ def test_memory_follows_neither_a_forged_header_nor_a_bomb(tmp_path, content, me
 
 
 @given(st.integers(0, len(PACKED) - 1), st.integers(1, 255))
-def test_a_flipped_byte_is_told_or_changes_nothing(position, change):
+def test_a_flipped_byte_is_an_error_or_changes_nothing(position, change):
     damaged = bytearray(PACKED)
     damaged[position] ^= change
     with tempfile.TemporaryDirectory() as name:

@@ -60,7 +60,7 @@ def test_both_splits_are_read(tmp_path, kind, named):
         assert [type(name) for name in table.class_names] == [str] * 4
 
 
-def test_what_holds_no_arrays_is_passed_by(tmp_path):
+def test_places_without_arrays_do_not_match(tmp_path):
     np.save(tmp_path / "other.npy", IMAGES)
     assert not holds_numpy(tmp_path) and not holds_numpy(tmp_path / "other.npy") and not holds_numpy(tmp_path / "no")
 
@@ -160,7 +160,7 @@ def test_a_label_of_billions_makes_no_billions_of_names(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_missing_array_is_answered_with_those_that_are_there(tmp_path, kind):
+def test_the_error_for_a_missing_array_names_the_existing_ones(tmp_path, kind):
     path = save(tmp_path, kind, {"train_images": IMAGES, "train_label": np.zeros(5), "x": IMAGES})
     message = "no array 'train_labels'; did you mean 'train_label'[?] there are: train_images, train_label, x$"
     with pytest.raises(InputError, match=message) as error:
@@ -245,7 +245,7 @@ def test_an_archive_cut_short_or_encrypted_gets_one_line(tmp_path):
 
 
 @given(st.data())
-def test_a_flipped_byte_of_an_archive_is_told_or_changes_nothing(data):
+def test_a_flipped_byte_of_an_archive_is_an_error_or_changes_nothing(data):
     with tempfile.TemporaryDirectory() as name:
         path = save(Path(name), "packed npz", ARRAYS)
         damaged = bytearray(path.read_bytes())
@@ -260,7 +260,7 @@ def test_a_flipped_byte_of_an_archive_is_told_or_changes_nothing(data):
 
 
 @given(st.data())
-def test_a_damaged_header_is_told_or_makes_a_table(data):
+def test_a_damaged_header_is_an_error_or_gives_a_table(data):
     with tempfile.TemporaryDirectory() as name:
         path = save(Path(name), "folder", ARRAYS)
         damaged = bytearray(WHOLE)

@@ -106,7 +106,7 @@ def test_a_class_called_train_is_not_taken_for_all(tmp_path: Path):
     )
 
 
-def test_another_process_divides_alike(tmp_path: Path):
+def test_another_process_makes_the_same_division(tmp_path: Path):
     root = write(tmp_path / "set", *NAMES)
     code = (
         "from jaxddp.config import DataConfig\nfrom jaxddp.data.opening import open_splits\n"

@@ -132,7 +132,7 @@ def test_two_names_that_look_alike_are_refused_where_they_are_written(form, kind
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form is not solutions], ids=lambda form: form.__name__)
-def test_names_that_differ_to_the_eye_are_classes(form, tmp_path: Path, monkeypatch):
+def test_names_that_look_different_are_classes(form, tmp_path: Path, monkeypatch):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     found = form(tmp_path, "Ant", "ant")[0]()
     # datasets.toml has the entry of one name.
@@ -143,7 +143,7 @@ def test_names_that_differ_to_the_eye_are_classes(form, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("kind", ALIKE)
-def test_what_looks_alike(kind: str, tmp_path: Path):
+def test_these_names_look_alike(kind: str, tmp_path: Path):
     one, other, points = ALIKE[kind]
     assert appearance(one) == appearance(other)
     assert f"({points})" in refused(names_file(tmp_path, one, other)[0])
@@ -151,17 +151,17 @@ def test_what_looks_alike(kind: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("one", "other"), APART)
-def test_what_looks_different(one: str, other: str):
+def test_these_names_look_different(one: str, other: str):
     assert appearance(one) != appearance(other)
 
 
 @given(st.text())
-def test_what_is_seen_looks_like_itself(name: str):
+def test_an_appearance_looks_like_itself(name: str):
     assert appearance(appearance(name)) == appearance(name)
     assert appearance(f" {name}\u200b\n") == appearance(name)
 
 
-def test_a_class_that_validation_writes_in_another_way_is_told_by_its_code_points(tmp_path: Path):
+def test_a_class_in_another_spelling_in_validation_is_named_with_its_code_points(tmp_path: Path):
     (tmp_path / "train.csv").write_text("path,label\na.png,caf\u00e9\n")
     (tmp_path / "val.csv").write_text("path,label\nb.png,cafe\u0301\n")
     line = refused(lambda: read_csv(tmp_path / "train.csv", "val"))
@@ -172,47 +172,47 @@ def test_a_class_that_validation_writes_in_another_way_is_told_by_its_code_point
 @pytest.mark.parametrize(
     ("header", "fault"),
     [
-        ("path,label,label", "columns 2 and 3 have one name, 'label'"),
-        ("path,path,label", "columns 1 and 2 have one name, 'path'"),
+        ("path,label,label", "columns 2 and 3 have the same name, 'label'"),
+        ("path,path,label", "columns 1 and 2 have the same name, 'path'"),
         (
             "path,label, Label ",
-            "columns 2 and 3 have one name, 'label' (U+006C U+0061 U+0062 U+0065 U+006C) and 'Label'",
+            "columns 2 and 3 have the same name, 'label' (U+006C U+0061 U+0062 U+0065 U+006C) and 'Label'",
         ),
-        ("pa th,path,label", "columns 2 and 1 have one name, 'path' (U+0070 U+0061 U+0074 U+0068) and 'pa th'"),
-        ("path,label,la\u200bbel", "columns 2 and 3 have one name, 'label'"),
+        ("pa th,path,label", "columns 2 and 1 have the same name, 'path' (U+0070 U+0061 U+0074 U+0068) and 'pa th'"),
+        ("path,label,la\u200bbel", "columns 2 and 3 have the same name, 'label'"),
     ],
 )
-def test_a_column_is_there_once(header: str, fault: str, tmp_path: Path):
+def test_a_column_appears_once(header: str, fault: str, tmp_path: Path):
     (tmp_path / "train.csv").write_text(f"{header}\na.png,cat,dog\n")
     assert refused(lambda: read_csv(tmp_path / "train.csv")).startswith(f"{tmp_path}/train.csv:1: {fault}")
 
 
-def test_columns_that_are_not_read_may_be_there_twice(tmp_path: Path):
+def test_columns_that_are_not_read_may_appear_twice(tmp_path: Path):
     (tmp_path / "train.csv").write_text("note,path,note,label\n1,a.png,2,cat\n")
     assert read_csv(tmp_path / "train.csv").class_names == ("cat",)
 
 
-def test_a_column_of_parquet_is_there_once(tmp_path: Path):
+def test_a_column_of_parquet_appears_once(tmp_path: Path):
     label = pa.array([0])
     table = pa.Table.from_arrays([pa.array([{"bytes": b""}], CELL), label, label], ["image", "label", "label"])
     pq.write_table(table, tmp_path / "train.parquet")
-    fault = f"{tmp_path}/train.parquet: columns 2 and 3 have one name, 'label'"
+    fault = f"{tmp_path}/train.parquet: columns 2 and 3 have the same name, 'label'"
     assert refused(lambda: read_parquet(tmp_path, "train")).startswith(fault)
 
 
-def test_names_of_files_are_there_once(tmp_path: Path):
+def test_names_in_files_appear_once(tmp_path: Path):
     assert "classes.txt:3: 'ant' is also the name in " in refused(names_file(tmp_path, "ant", "bee", "ant")[0])
     read, _ = numpy_file(tmp_path, "ant", "bee", "ant")
     assert "a.npz: class_names[2]: 'ant' is also the name in " in refused(read)
 
 
-def test_an_array_is_there_once(tmp_path: Path):
+def test_an_array_appears_once(tmp_path: Path):
     read, _ = numpy_file(tmp_path, "ant", "bee")
     with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr("train_labels.npy", archive.read("train_labels.npy"))
     assert refused(read).startswith(f"{tmp_path}/a.npz: two arrays 'train_labels'; save it again")
 
 
-def test_a_name_that_shows_nothing_is_no_name(tmp_path: Path):
+def test_a_name_without_visible_characters_is_rejected(tmp_path: Path):
     fault = f"{tmp_path}/train.csv:3: the name '\\u200b' has no visible character; write one that can be read"
     assert refused(listing(tmp_path, "ant", "\u200b")[0]) == fault

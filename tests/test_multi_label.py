@@ -80,7 +80,7 @@ def test_a_table_of_arrays_keeps_rows_of_labels():
             np.zeros((50, 4), int),
             r"labels of shape \(50, 4\) for 50 images: give one label per image, or.* a row of 5",
         ),
-        (np.full((50, 5), 2), "label 2 of row 0, class 0: give 1 if it is of it, else 0"),
+        (np.full((50, 5), 2), "label 2 of row 0, class 0: give 1 if the image is of the class, else 0"),
         (np.full((50, 5), 0.5), "label 0.5 of row 0, class 0: give 1"),
     ],
 )

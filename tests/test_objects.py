@@ -375,7 +375,7 @@ def test_check_images_names_the_first_and_counts_the_rest(proxy, server, tree):
 @pytest.mark.parametrize(
     "fault", ["503", "429", "reset", "cut", *(pytest.param(each, marks=pytest.mark.ci) for each in ("500", "silence"))]
 )
-def test_what_passes_is_tried_again(proxy, tree, fault):
+def test_temporary_failures_are_retried(proxy, tree, fault):
     store = Objects.open(ROOT, dataclasses.replace(SHORT, silence=1 if fault == "silence" else 10))
     table = train_solutions(tree)
     path = bytes(table.path[0])
@@ -401,7 +401,7 @@ def test_what_passes_is_tried_again(proxy, tree, fault):
         ("drip", {"deadline": 1}, "1 try, the last: "),
     ],
 )
-def test_what_does_not_pass_ends_in_one_line(proxy, tree, fault, limits, reason):
+def test_permanent_failures_end_in_one_line(proxy, tree, fault, limits, reason):
     store = Objects.open(ROOT, dataclasses.replace(SHORT, **limits))
     path = bytes(train_solutions(tree).path[0])
     proxy.fault = lambda number: fault
@@ -413,7 +413,7 @@ def test_what_does_not_pass_ends_in_one_line(proxy, tree, fault, limits, reason)
     assert fault != "drip" or "bytes had come" in text
 
 
-def test_a_store_that_is_not_there(proxy, monkeypatch):
+def test_a_missing_store(proxy, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
@@ -448,7 +448,7 @@ def test_a_lost_store_ends_the_stream_in_one_line(proxy, store):
     assert text.startswith(ROOT) and "the last: 503 Service Unavailable" in text
 
 
-def test_a_store_that_comes_back_too_late_is_named_all_the_same(proxy, tree):
+def test_a_store_that_answers_too_late_is_named(proxy, tree):
     """Every image of the batch can be read by then, and TensorFlow reports only a traceback."""
 
     class Late(Objects):
@@ -476,7 +476,7 @@ def test_another_image_stands_in_for_one_that_is_gone(proxy, server, tree):
 # Faults that the user must mend
 
 
-def test_what_is_not_there(proxy, store):
+def test_missing_objects_and_buckets(proxy, store):
     assert message(InputError, store.read, b"no.JPEG") == f"{ROOT}/no.JPEG: missing image; upload it or leave it out"
     # Threads of a closed stream may still request images, at a port that this test now uses.
     assert sum(path.endswith("/no.JPEG") for path in proxy.requests) == 1
@@ -526,7 +526,7 @@ def fetching() -> set[threading.Thread]:
 
 
 @pytest.mark.slow
-def test_what_an_evaluation_fetches_with_ends_with_it(proxy, store, tree):
+def test_the_threads_of_an_evaluation_end_with_it(proxy, store, tree):
     table, before = with_store(train_solutions(tree), store), fetching()
     for _ in range(3):
         assert len(list(table.eval_batches(EvalOrder(len(table), 4), DATA))) == 3

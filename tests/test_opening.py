@@ -47,9 +47,9 @@ def test_solution_files_come_first(tmp_path: Path):
     [
         (
             {"image_size": 32},
-            "data.image_size=32: these images are 12x12 and, in memory, stay so; set data.image_size 12",
+            "data.image_size=32: these images are 12x12, and images in memory are not resized; set data.image_size 12",
         ),
-        ({"crop": "random_area"}, "data.crop=random_area: these images are in memory, whole; set data.crop whole"),
+        ({"crop": "random_area"}, "data.crop=random_area: images in memory are not cropped; set data.crop whole"),
     ],
 )
 def test_what_does_not_hold_of_images_in_memory_is_refused(tmp_path: Path, changes: dict, expected: str):
@@ -78,7 +78,7 @@ def test_a_limit_of_validation_keeps_the_balance_on_any_number_of_devices(tmp_pa
     assert counts == [40, 13, 13, 40]
 
 
-def test_a_folder_of_nothing_known_is_told_the_forms(tmp_path: Path):
+def test_a_folder_of_no_known_format_gets_a_list_of_formats(tmp_path: Path):
     with pytest.raises(InputError, match="holds no data set of a known format; give one of: ") as caught:
         open_tables(DataConfig(path=str(tmp_path)))
     for sign in ("LOC_train_solution.csv", "packed.json", "train/CLASS/IMAGE", "train-images-idx3-ubyte", "tfds:NAME"):
@@ -149,7 +149,7 @@ def test_an_address_that_no_format_reads_and_a_path_that_is_mistyped(tmp_path: P
         open_splits(DataConfig(path=str(tmp_path / "digit")))
 
 
-def test_what_may_not_be_looked_at_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_place_without_permission_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 

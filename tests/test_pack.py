@@ -39,7 +39,7 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_the_table_is_the_same_but_for_where_the_images_lie(tables, packed: Path, split):
+def test_the_table_is_the_same_but_for_the_place_of_the_images(tables, packed: Path, split):
     assert holds_packed(packed)
     copy, original = read_packed(packed, split), tables[split]
     np.testing.assert_array_equal(copy.id, original.id)
@@ -109,7 +109,7 @@ def test_broken_metadata_is_no_reason_to_refuse_an_image():
     assert packed_image(odd, PackOptions(short_side=24)) == packed_image(whole, PackOptions(short_side=24))
 
 
-def test_the_shorter_side_is_what_was_asked_for():
+def test_the_shorter_side_has_the_requested_size():
     for height, width, expected in ((300, 200, (100, 150)), (200, 301, (150, 100)), (1000, 333, (100, 300))):
         image = encoded(Image.new("RGB", (width, height)), "JPEG")
         assert size_of(packed_image(image, PackOptions(short_side=100))) == expected

@@ -81,7 +81,7 @@ def test_every_kind_of_file_gives_the_image_in_every_format(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
-def test_alpha_is_kept_where_it_is_asked_for(kind: str):
+def test_alpha_is_kept_where_the_format_has_it(kind: str):
     rgba = picture(SIZE, SIZE, 4)
     np.testing.assert_array_equal(whole(encode(rgba, kind), 4), rgba)
     np.testing.assert_array_equal(whole(encode(rgba, kind), 3), rgba[..., :3])
@@ -144,9 +144,9 @@ def test_sixteen_bits_are_resized_in_sixteen_bits():
     assert (center(encode(gray, "TIFF"), 1, 16, 8, 10) == 12345).all()
 
 
-def test_cutting_sixteen_bits_to_eight_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+def test_cutting_bits_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     # The warning is logged once a process, and another test may have caused it.
-    monkeypatch.setattr(decode, "_said", threading.Lock())
+    monkeypatch.setattr(decode, "_warned", threading.Lock())
     with caplog.at_level(logging.WARNING, "jaxddp.data"):
         for kind in ("PNG", "TIFF", "PNG"):
             whole(encode(picture(SIZE, SIZE, dtype=np.uint16), kind))
@@ -155,7 +155,7 @@ def test_cutting_sixteen_bits_to_eight_is_said_once(caplog: pytest.LogCaptureFix
         "data.bits=8: some images have 16 bits, of which the upper 8 are used"
     ]
     caplog.clear()
-    monkeypatch.setattr(decode, "_said", threading.Lock())
+    monkeypatch.setattr(decode, "_warned", threading.Lock())
     whole(encode(picture(SIZE, SIZE, dtype=np.uint16), "PNG"), 1, 16)
     center(encode(picture(SIZE, SIZE, dtype=np.uint16), "PNG"), 1, 16)
     assert not caplog.records
@@ -209,7 +209,7 @@ def test_damage_inside_of_a_compressed_file_is_refused():
         verify(bytes(data))
 
 
-def test_what_libtiff_finds_is_the_fault_and_is_not_written_to_the_screen(capfd):
+def test_errors_of_libtiff_are_faults_and_not_written_to_stderr(capfd):
     """Pillow decodes damaged fax codes without an error."""
     data = encode(picture(64, 64) > 128, "TIFF", compression="group4")
     verify(data)
@@ -241,7 +241,7 @@ def float_tiff() -> bytes:
         (lambda: b"BM" + bytes(60), "damaged: "),
         (lambda: b"II*\0" + bytes(60), "damaged: "),
         (lambda: b"RIFF\x10\0\0\0WEBPVP8 ", "damaged: "),
-        (lambda: b"GIF89a", "none of JPEG, PNG, WebP, TIFF and BMP but a GIF; convert it or leave it out"),
+        (lambda: b"GIF89a", "not a JPEG, PNG, WebP, TIFF or BMP but a GIF; convert it or leave it out"),
         (
             lambda: rgb16_tiff(np.zeros((1, 1, 3), np.uint16)).replace(*HUGE),
             "more pixels than the limit of 100,000,000",

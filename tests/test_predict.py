@@ -444,7 +444,7 @@ def test_other_images_are_refused(run, images, message):
         (["{run}", "{val}", "{val}", "--out", "a.csv"], "{val}/a/{first}: is given twice; give each image once"),
         (
             ["{run}", "{run}/checkpoints", "--out", "a.csv"],
-            "{run}/checkpoints: no image is below this folder",
+            "{run}/checkpoints: no image below this folder",
         ),
         (["{run}", "{val}", "--out", "."], ".: its name says no format"),
         (["{run}", "{val}", "--out", "{val}", "--format", "csv"], "{val}: is one of the images; give another"),

@@ -155,7 +155,7 @@ def test_a_file_that_ends_within_a_record_is_named(tmp_path: Path):
     whole = file.read_bytes()
     for length in (*range(67, 132), 1, 11, 12, 65):
         file.write_bytes(whole[:length])
-        with pytest.raises(InputError, match=f"some: no whole record at byte {66 * (length > 66)},"):
+        with pytest.raises(InputError, match=f"some: no whole record at byte {66 * (length > 66)} of "):
             record_offsets(file)
 
 
@@ -310,7 +310,7 @@ def test_where_nothing_may_be_written_the_index_goes_to_the_cache(folder: Path, 
     assert sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]
 
 
-def test_the_cache_is_where_the_desktop_has_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_cache_follows_xdg_cache_home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (folder / "train.jaxddp-index").mkdir()
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))

@@ -41,7 +41,7 @@ def line(capsys, *arguments) -> str:
 
 
 @pytest.mark.slow
-def test_what_is_there_stays(digits, tmp_path, capsys):
+def test_existing_files_are_not_changed(digits, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in digits.rglob("*")}
     assert jaxddp.write_sample("digits", digits) == digits
     assert {path: path.stat().st_mtime_ns for path in digits.rglob("*")} == before

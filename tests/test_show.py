@@ -127,7 +127,7 @@ def test_every_augmentation_is_seen(
 
 
 @pytest.mark.slow
-def test_a_run_is_shown_by_its_own_config(config: Config, tmp_path: Path, capfd):
+def test_a_run_is_shown_with_its_config(config: Config, tmp_path: Path, capfd):
     written = tmp_path / "config.json"
     written.write_text(json.dumps({**config.to_dict(), "fingerprint": {"train": "x", "val": "y"}}))
     out = tmp_path / "pictures" / "show.png"

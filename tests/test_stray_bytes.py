@@ -10,13 +10,13 @@ from support.images import encode, picture
 from jaxddp.config import DataConfig
 from jaxddp.curate.check import check
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.images.header import DHT, segments, without_stray_bytes
+from jaxddp.data.images.header import DHT, jpeg_segments, without_stray_bytes
 from jaxddp.data.images.verify import verify
 from jaxddp.data.order import EvalOrder
 
 WHOLE = encode(picture(48, 40), quality=90)
 PROGRESSIVE = encode(picture(48, 40), quality=90, progressive=True)
-TABLE = next(segment.start for segment in segments(WHOLE) if segment.marker == DHT)
+TABLE = next(segment.start for segment in jpeg_segments(WHOLE) if segment.marker == DHT)
 BEHIND = WHOLE[:-2] + bytes(7) + WHOLE[-2:]
 BETWEEN = WHOLE[:TABLE] + b"what" + WHOLE[TABLE:]
 BAD = 2

@@ -147,7 +147,7 @@ def test_examples_of_several_labels_have_a_row_of_them(table: ExampleTable):
     assert labels.tolist() == [*np.eye(3)[table.labels].tolist(), [0, 0, 0]]
 
 
-def test_what_lies_before_the_start_is_not_read(tmp_path: Path):
+def test_steps_before_the_start_are_not_read(tmp_path: Path):
     table = write_table(tmp_path, [encode(waves(row)) for row in range(12)])
     order = SampleOrder(12, 3, seed=0)
     for row in np.concatenate([order.rows(0), order.rows(1), order.rows(3)]):
@@ -272,7 +272,7 @@ def sample_weights(length: int, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
-def test_what_need_not_be_exact_is_off_by_a_few_levels(subsampling: int):
+def test_inexact_decoding_differs_by_a_few_levels(subsampling: int):
     image, rng = waves(2, 90, 110), np.random.default_rng(subsampling)
     data = encode(image, subsampling=subsampling)
     for _ in range(30):
@@ -348,10 +348,10 @@ BAD: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "png bomb": (lambda: png_header(60_000, 50_000), "60000x50000 pixels, more than the limit of 100,000,000"),
     "gif": (
         lambda: encode(waves(5), "GIF"),
-        "none of JPEG, PNG, WebP, TIFF and BMP but a GIF; convert it or leave it out",
+        "not a JPEG, PNG, WebP, TIFF or BMP but a GIF; convert it or leave it out",
     ),
-    "text": (lambda: b"<html>404</html>", "none of JPEG, PNG, WebP, TIFF and BMP but a file that starts with b'<htm'"),
-    "one byte": (lambda: b"\xff", "none of JPEG, PNG, WebP, TIFF and BMP but a file that starts with b'\\xff'"),
+    "text": (lambda: b"<html>404</html>", "not a JPEG, PNG, WebP, TIFF or BMP but a file that starts with b'<htm'"),
+    "one byte": (lambda: b"\xff", "not a JPEG, PNG, WebP, TIFF or BMP but a file that starts with b'\\xff'"),
     "png without pixels": (lambda: png_header(60, 50), "damaged"),
 }
 
@@ -408,7 +408,7 @@ def test_a_bad_image_ends_the_stream_after_the_batches_before_it(tmp_path: Path,
     assert str(caught.value).startswith(f"{tmp_path}/image 5 é.JPEG: {message}")
 
 
-def test_a_file_cut_short_never_trains_even_where_the_crop_lies_above_the_damage(tmp_path: Path):
+def test_a_file_cut_short_never_trains_even_where_the_crop_is_above_the_damage(tmp_path: Path):
     file = tmp_path / "image.JPEG"
     file.write_bytes(encode(waves(5))[:-2])
     top = np.array([0, 0, 8, 8], np.int32)
@@ -417,7 +417,7 @@ def test_a_file_cut_short_never_trains_even_where_the_crop_lies_above_the_damage
         part_of(str(file), top)
 
 
-def test_what_ends_the_producer_is_raised_itself_after_the_batches_before(table: ExampleTable, monkeypatch):
+def test_an_exception_of_the_producer_is_raised_after_the_batches_before(table: ExampleTable, monkeypatch):
     places, failure, calls = ExampleTable.places, RuntimeError("a mistake"), []
 
     def failing(of: ExampleTable, rows: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -118,7 +118,7 @@ def test_the_next_sound_row_of_the_class_is_substituted_and_counted(spoiled, who
 
 
 @pytest.mark.slow
-def test_a_stream_that_starts_later_chooses_alike(spoiled, whole):
+def test_a_stream_that_starts_later_makes_the_same_choice(spoiled, whole):
     for batch, other in zip(whole[4:], batches(table_of(*spoiled), range(4, 6)), strict=True):
         for leaf, other_leaf in zip(batch, other, strict=True):
             np.testing.assert_array_equal(leaf, other_leaf)
@@ -188,7 +188,7 @@ def test_a_crop_above_the_damage_decodes_and_would_train(damaged_below):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [0, 3])
-def test_a_crop_above_the_damage_is_refused_all_the_same(damaged_below, start: int, monkeypatch):
+def test_an_image_is_rejected_even_where_crops_are_above_the_damage(damaged_below, start: int, monkeypatch):
     root, names = damaged_below
     from jaxddp.data.stream import decode
     from jaxddp.data.stream.tensorflow_cpu import tf
@@ -205,7 +205,7 @@ def test_a_crop_above_the_damage_is_refused_all_the_same(damaged_below, start: i
         assert batch.substituted.tolist() == (batch.row == 4).tolist()
 
 
-# Earlier reads of this process do not matter; this includes the case `..._is_refused_all_the_same[3]`.
+# Earlier reads of this process do not matter; this includes the case `..._even_where_crops_are_above_the_damage[3]`.
 @pytest.mark.ci
 def test_a_new_process_that_resumes_refuses_it_too(damaged_below):
     root, names = damaged_below

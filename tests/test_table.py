@@ -80,7 +80,7 @@ def test_labels_come_from_the_order_of_the_mapping_and_not_of_the_names(files):
     assert train_solutions(files).class_names == ("second, of two", "n01")
 
 
-def test_val_and_test_images_lie_in_one_folder(tree):
+def test_val_and_test_images_are_in_one_folder(tree):
     val, listing = val_solutions(tree), ilsvrc.test_listing(tree)
     assert val.labels.tolist() == [0, 1, 2, 3, 0, 1]
     assert val.path[0].decode() == f"{IMAGES}/val/ILSVRC2012_val_00000001.JPEG"
@@ -236,7 +236,7 @@ def test_take_stays_the_same_over_releases_and_refuses_to_take_nothing():
 # The fingerprint
 
 
-def test_the_fingerprint_is_of_the_content_wherever_it_lies(tree, tmp_path):
+def test_the_fingerprint_depends_on_the_content_and_not_on_the_place(tree, tmp_path):
     here, there = train_solutions(tree), train_solutions(write_tree(tmp_path, classes=4, images=3, val=0))
     assert here.fingerprint == there.fingerprint
     golden = "6f70118b7c5368f13b9ef55c1c0b9bf4f8aafe2aeadcec732f802cd7b7c1ff57"
@@ -419,7 +419,7 @@ def test_a_folder_that_is_a_link_out_is_refused(linked, folder):
     assert f"{line(linked, first)}ImageId" in message(train_solutions, linked)
 
 
-def test_a_link_that_no_row_names_is_nobodys_business(linked):
+def test_a_link_that_no_row_names_is_ignored(linked):
     (linked / IMAGES / "val" / "other.JPEG").symlink_to("/etc/passwd")
     assert len(val_solutions(linked)) == 2
 

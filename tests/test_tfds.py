@@ -400,7 +400,7 @@ def test_a_shard_that_is_not_whole_is_named(copy: Path, how: str):
     assert not list(copy.rglob("*.jaxddp-index"))
 
 
-def test_each_shard_that_is_not_whole_is_told_and_the_others_are_read(copy: Path):
+def test_each_incomplete_shard_is_reported_and_the_others_are_read(copy: Path):
     rows, (first, second, third) = len(read_tfds("tiny_gray", "train", copy)), shards_of(copy)
     for index in copy.rglob("*.jaxddp-index"):
         index.unlink()

@@ -119,7 +119,7 @@ def test_another_seed_gives_both_sources_other_orders():
     assert (other.unlabelled.row != first.unlabelled.row).any() and (other.row != first.row).any()
 
 
-def test_what_a_batch_consists_of_is_known_without_reading_one():
+def test_the_fields_of_a_batch_are_known_without_reading_one():
     feed = feed_of(few_labels(TABLE, 2), TABLE.without_labels())
     abstract, batch = feed.abstract_batch(), next(feed.batches(0, 1))
     for shapes, arrays in ((abstract, batch), (abstract.unlabelled, batch.unlabelled)):
@@ -150,7 +150,7 @@ def test_the_training_images_themselves(arrays):
     assert train.fingerprint != other.fingerprint
 
 
-def test_a_folder_a_list_or_a_data_set_of_whatever_classes(arrays, tmp_path):
+def test_a_folder_a_list_or_a_data_set_of_any_classes(arrays, tmp_path):
     for row, name in enumerate(("a.png", "few/b.png", "few/more/c.png")):
         (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(TABLE.images[row]).save(tmp_path / "images" / name)
@@ -176,7 +176,7 @@ def test_a_folder_a_list_or_a_data_set_of_whatever_classes(arrays, tmp_path):
     ("given", "line"),
     [
         ({"unlabelled": "nowhere"}, "data.unlabelled: nowhere: no such file or folder; check the path"),
-        ({"unlabelled": "{tmp}"}, "data.unlabelled: {tmp}: no image is below this folder; check the path"),
+        ({"unlabelled": "{tmp}"}, "data.unlabelled: {tmp}: no image below this folder; check the path"),
         (
             {"unlabelled": "{tmp}/b.npz"},
             "data.unlabelled: data.image_size=6: these images are 8x8 and, in memory, stay",

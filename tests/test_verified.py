@@ -161,7 +161,7 @@ def test_a_damaged_record_is_ignored(root: Path, damage: str, caplog):
     assert len(visit(train_solutions(root))) == (N if damage == "a directory" else 0)
 
 
-def test_nowhere_to_keep_it_is_no_error(root: Path, tmp_path: Path, monkeypatch):
+def test_a_missing_cache_folder_is_no_error(root: Path, tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
     for _ in range(2):

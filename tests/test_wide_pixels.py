@@ -71,7 +71,7 @@ def trained(source: Source, data: DataConfig) -> list[float]:
 
 
 @pytest.mark.slow
-def test_files_of_sixteen_bits_train_alike_from_batches_and_from_the_devices(tmp_path: Path):
+def test_files_of_sixteen_bits_train_equally_from_batches_and_from_the_devices(tmp_path: Path):
     source = table(1)
     for row, label in enumerate(source.labels):
         (tmp_path / "abcde"[label]).mkdir(exist_ok=True)
@@ -86,7 +86,7 @@ def test_files_of_sixteen_bits_train_alike_from_batches_and_from_the_devices(tmp
 
 
 @pytest.mark.slow
-def test_arrays_of_sixteen_bits_train_alike_from_batches_and_from_the_devices(tmp_path: Path):
+def test_arrays_of_sixteen_bits_train_equally_from_batches_and_from_the_devices(tmp_path: Path):
     source = table(5)
     arrays = {"images": source.images, "labels": source.labels}
     splits = {f"{split}_{key}": each for split in ("train", "val") for key, each in arrays.items()}
@@ -123,15 +123,19 @@ def test_whitening_sees_the_same_patches_in_sixteen_bits():
 @pytest.mark.parametrize(
     ("source", "data", "fault"),
     [
-        (table(3), {"bits": 8, "channels": 4}, "data.channels=4: these images have 3 and, in memory, keep them; leave"),
+        (
+            table(3),
+            {"bits": 8, "channels": 4},
+            "data.channels=4: these images have 3, which is fixed for images in memory; leave",
+        ),
         (
             table(3, np.uint8),
             {"bits": 16},
-            "data.bits=16: these images have 8 and, in memory, keep them; leave data.bits out",
+            "data.bits=16: these images have 8, which is fixed for images in memory; leave data.bits out",
         ),
     ],
 )
-def test_what_arrays_keep_is_said(source: ArrayTable, data: dict, fault: str):
+def test_fixed_properties_of_arrays_are_named(source: ArrayTable, data: dict, fault: str):
     with pytest.raises(InputError, match=f"^{re.escape(fault)}"):
         source.check(DataConfig(**{**vars(PLAIN), **data}))
 

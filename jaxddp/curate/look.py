@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.core.errors import InputError
-from jaxddp.data.images.header import EOI, SOS, Segment, parse_header, segments, without_stray_bytes
+from jaxddp.data.images.header import EOI, SOS, Segment, jpeg_segments, parse_header, without_stray_bytes
 from jaxddp.data.images.verify import open_sound, verify
 from jaxddp.data.source import SourceTable, image_dtype
 
@@ -110,7 +110,7 @@ def _describe(data: bytes) -> tuple[str, list[str]]:
 def _stray_bytes(data: bytes) -> list[str]:
     """Returns notes on the bytes of a JPEG that belong to no segment."""
     notes, before = [], Segment(0, 0, 0, 2)
-    for segment in segments(data):
+    for segment in jpeg_segments(data):
         # Fill bytes may precede a marker.
         gap = data[before.end : segment.start].rstrip(b"\xff") if before.marker != SOS else b""
         if gap:

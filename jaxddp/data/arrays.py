@@ -120,7 +120,7 @@ class ArrayTable:
             if wanted not in (actual, getattr(DataConfig(), key)):
                 raise InputError(
                     Key(f"data.{key}", wanted),
-                    f": these images have {actual} and, in memory, keep them",
+                    f": these images have {actual}, which is fixed for images in memory",
                     advice=("leave ", Key(f"data.{key}"), " out"),
                 )
         if height != width:
@@ -128,13 +128,13 @@ class ArrayTable:
         if (height, width) != (data.image_size, data.image_size):
             raise InputError(
                 Key("data.image_size", data.image_size),
-                f": these images are {height}x{width} and, in memory, stay so",
+                f": these images are {height}x{width}, and images in memory are not resized",
                 advice=("set ", Key("data.image_size"), f" {height}"),
             )
         if data.crop != "whole":
             raise InputError(
                 Key.plain("data.crop", data.crop),
-                ": these images are in memory, whole",
+                ": images in memory are not cropped",
                 advice=("set ", Key("data.crop"), " whole"),
             )
 
@@ -143,7 +143,7 @@ class ArrayTable:
         if data.eval_size is not None and (height, width) != (data.eval_size, data.eval_size):
             raise InputError(
                 Key("data.eval_size", data.eval_size),
-                f": these images are {height}x{width} and, in memory, stay so",
+                f": these images are {height}x{width}, and images in memory are not resized",
                 advice=("leave ", Key("data.eval_size"), " out"),
             )
 
@@ -222,7 +222,7 @@ def _check_images(images: np.ndarray) -> None:
     if images.dtype not in (np.uint8, np.uint16):
         raise InputError(
             f"images of {images.dtype}: give uint8 from 0 to 255, uint16 from 0 to 65535 in this machine's byte "
-            "order, or floats from 0 to 1; normalizing happens on the device"
+            "order, or floats from 0 to 1; the device normalizes"
         )
     if 0 in images.shape:
         raise InputError(f"images of shape {images.shape}: a data set needs at least one example and one pixel")
@@ -243,7 +243,9 @@ def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> Non
         wrong = np.argwhere((labels != 0) & (labels != 1))
         if len(wrong):
             row, column = wrong[0]
-            raise InputError(f"label {labels[row, column]} of row {row}, class {column}: give 1 if it is of it, else 0")
+            raise InputError(
+                f"label {labels[row, column]} of row {row}, class {column}: give 1 if the image is of the class, else 0"
+            )
         return
     if labels.shape != (num_examples,):
         raise InputError(

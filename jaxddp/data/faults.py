@@ -65,8 +65,7 @@ def index_of_column(names: Sequence[str], wanted: str, where: str) -> int | None
             one, other = code_points(wanted, name)
             both = show(name) if name == wanted else f"{show(wanted)} ({one}) and {show(name)} ({other})"
             raise InputError(
-                f"{where}: columns {index + 1} and {place + 1} have one name, {both}; leave one, or give the other "
-                "another name"
+                f"{where}: columns {index + 1} and {place + 1} have the same name, {both}; remove one, or rename it"
             )
     return index
 

@@ -61,7 +61,7 @@ def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
     else:
         below = sorted(_below(path, "", ()))
         if not below:
-            raise InputError(f"{place}: no image is below this folder; check the path")
+            raise InputError(f"{place}: no image below this folder; check the path")
         for name in below:
             yield name if alone else os.path.join(place, name), os.path.realpath(path / name)
 

@@ -180,7 +180,7 @@ def check_labelled(source: Examples, what: str) -> None:
     if len(beyond):
         label, name = labels.values[beyond[0]], source.name(int(beyond[0]))
         raise InputError(
-            f"{what}: {name} has label {label} of {counted(source.num_classes, 'class')}; give 0 to the last"
+            f"{what}: {name} has label {label} of {counted(source.num_classes, 'class')}; number the classes from 0"
         )
     unknown = np.flatnonzero(labels.values < 0)
     if not len(unknown):

@@ -44,7 +44,7 @@ class ExampleTable(StoredTable):
                 Key("data.cache", "device", '"device"'),
                 " with ",
                 Key("data.crop", "random_area", '"random_area"'),
-                ": crops of random area are drawn while decoding, anew in every epoch",
+                ": random-area crops are made while decoding, and differ in every epoch",
                 advice=(
                     *("set ", Key("data.crop"), ' to "whole" (', Key("data.augment.pad"), " crops on the device), or "),
                     *(Key("data.cache"), ' to "none"'),

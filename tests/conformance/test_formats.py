@@ -93,12 +93,12 @@ def expected(written: Written, source: Source, truth: Pictures) -> tuple[np.ndar
     return truth.images[rows], truth.labels[rows]
 
 
-def test_every_format_has_a_form_here():
+def test_every_format_has_a_writer():
     assert {form.format for form in FORMS.values()} == {*FORMATS.names()}
 
 
 @every_form_once
-def test_every_form_is_told_by_what_lies_there(written: Written):
+def test_every_format_is_recognized_by_its_content(written: Written):
     for split, source in zip(("train", "val"), open_tables(written.data()), strict=True):
         assert source.class_names == CLASSES and len(source) == COUNTS[split]
         assert isinstance(source, ArrayTable) == written.form.in_memory
@@ -182,7 +182,7 @@ def fingerprints(written: Written) -> list[str]:
 
 
 @every_form_once
-def test_the_fingerprint_is_that_of_the_examples_wherever_they_lie(written: Written, tmp_path: Path):
+def test_the_fingerprint_does_not_depend_on_the_place(written: Written, tmp_path: Path):
     found = fingerprints(written)
     assert len({*found}) == 2
     moved = written.path.rename(tmp_path / written.path.name)
@@ -202,7 +202,7 @@ def test_other_examples_have_another_fingerprint(name: str, tmp_path: Path):
 
 
 @every_form_once
-def test_a_share_for_validation_is_refused_where_there_is_a_split(written: Written):
+def test_a_share_for_validation_is_an_error_where_there_is_a_split(written: Written):
     with pytest.raises(InputError, match=r"^data\.val_share=0\.3: .* has its own validation split"):
         open_splits(written.data(val_share=0.3))
 
@@ -211,7 +211,7 @@ UNDIVIDED = {"folders of png": "train", "CSV": "train.csv", "Parquet": "data/tra
 
 
 @pytest.mark.parametrize("name", UNDIVIDED)
-def test_what_has_no_split_is_divided_alike_everywhere(name: str, tmp_path: Path):
+def test_data_without_a_split_are_divided_equally_everywhere(name: str, tmp_path: Path):
     made = write(name, tmp_path / "data")
     path = made.path / UNDIVIDED[name]
     for file in (*made.path.glob("val.csv"), *made.path.glob("data/validation-*")):

@@ -52,7 +52,7 @@ class Growth:
         if data.grow_by > last - first:
             raise InputError(
                 Key("data.grow_by", data.grow_by),
-                f": from {first} pixels to {last} are only {last - first}",
+                f": the side grows by only {last - first} pixels, from {first} to {last}",
                 advice="give at most that",
             )
         sizes = {"num_examples": num_examples, "batch_size": batch_size, "total_steps": total_steps}

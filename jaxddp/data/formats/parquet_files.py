@@ -83,7 +83,7 @@ def read_parquet(path: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
     labels = [_labels(file, of_file, names, refuse) for file, of_file in cells.items()]
     in_root = np.array([os.fsencode(file.relative_to(root).as_posix()) for file in cells])
     example_id, of_row, offset = record_columns(in_root, [len(of_file) for of_file in labels])
-    _say_size(path, [*cells], columns.image)
+    _warn_of_size(path, [*cells], columns.image)
     label = np.concatenate(labels)
     table = ExampleTable(ParquetFiles(root, columns.image), example_id, of_row, label, names, offset=offset)
     return table.without(np.flatnonzero(label == _REFUSED).tolist())
@@ -103,7 +103,7 @@ def _check_parts(files: list[Path]) -> None:
     parts = [match for file in files if (match := _PART.search(file.name))]
     if parts and (len(parts) < len(files) or len({int(part[2]) for part in parts}) > 1):
         names = ", ".join(file.name for file in files[:4])
-        raise InputError(f"{files[0].parent}: {names}: parts of more than one division; leave those of one")
+        raise InputError(f"{files[0].parent}: {names}: parts of several divisions of the data; keep those of one")
     if parts:
         number, existing = int(parts[0][2]), {int(part[1]) for part in parts}
         if missing := sorted({*range(number)} - existing):
@@ -222,7 +222,7 @@ def _labels(file: Path, cells: _Cells, names: tuple[str, ...], refuse: Refuse) -
     return np.where(cells.sound & ~wrong, labels, _REFUSED).astype(np.int32)
 
 
-def _say_size(path: Path, files: list[Path], image: str) -> None:
+def _warn_of_size(path: Path, files: list[Path], image: str) -> None:
     held = sum(file.stat().st_size for file in files)
     if held > MOST_KEPT:
         _log.warning(

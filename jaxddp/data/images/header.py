@@ -41,7 +41,7 @@ _STARTS: tuple[tuple[bytes, PillowKind], ...] = (
 )
 
 
-def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> ImageHeader:
+def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> ImageHeader:
     """Returns the header of a complete JPEG or PNG file, or of a WebP, TIFF or BMP file.
 
     A JPEG is complete if the end-of-image marker (ITU-T T.81, B.1.1.3) follows its last scan. Bytes after that marker
@@ -49,7 +49,7 @@ def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> Image
     count. A PNG is complete if it holds its closing IEND chunk. Only `verify` reads the other kinds to their end.
 
     Args:
-        found: the segments of a JPEG, where they are known.
+        segments: the segments of a JPEG, where they are known.
 
     Raises:
         InputError: the file is empty, cut short, without pixels or with more than `MAX_PIXELS`, a JPEG without Huffman
@@ -58,7 +58,7 @@ def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> Image
     if not data:
         raise InputError(f"empty file; {AGAIN}")
     if data.startswith(JPEG_START):
-        header, end = _scan_jpeg(data, segments(data) if found is None else found)
+        header, end = _scan_jpeg(data, jpeg_segments(data) if segments is None else segments)
     elif data.startswith(PNG_START):
         size = {"height": int.from_bytes(data[20:24]), "width": int.from_bytes(data[16:20])}
         # The bit depth follows width and height; a damaged one is ignored.
@@ -71,8 +71,8 @@ def parse_header(data: bytes, found: Sequence["Segment"] | None = None) -> Image
 
         header, end = pillow_header(data, kind), None
     else:
-        what = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
-        raise InputError(f"none of JPEG, PNG, WebP, TIFF and BMP but {what}; convert it or leave it out")
+        description = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
+        raise InputError(f"not a JPEG, PNG, WebP, TIFF or BMP but {description}; convert it or leave it out")
     if header.height * header.width > MAX_PIXELS:
         size = f"{header.width}x{header.height} pixels"
         raise InputError(f"{size}, more than the limit of {MAX_PIXELS:,}; shrink it or leave it out")
@@ -87,11 +87,11 @@ def _pillow_kind(data: bytes) -> PillowKind | None:
     return next((kind for start, kind in _STARTS if re.match(start, data[:12], re.DOTALL)), None)
 
 
-def _scan_jpeg(data: bytes, found: Iterable["Segment"]) -> tuple[ImageHeader, str | None]:
+def _scan_jpeg(data: bytes, segments: Iterable["Segment"]) -> tuple[ImageHeader, str | None]:
     """Returns the size of the frame from the markers (T.81, B.1.1), 0x0 without one, and what is missing at the end."""
     height = width = 0
     scanned = False
-    for marker, _, body, _ in found:
+    for marker, _, body, _ in segments:
         if marker == EOI:
             return ImageHeader("jpeg", height, width), None if scanned else "image data"
         if marker in FRAMES:
@@ -114,7 +114,7 @@ class Segment(NamedTuple):
     end: int
 
 
-def segments(data: bytes) -> Iterator[Segment]:
+def jpeg_segments(data: bytes) -> Iterator[Segment]:
     """Yields the segments of a JPEG after its first marker, up to the end-of-image marker if there is one."""
     position = 0
     while (match := _MARKER.search(data, position)) is not None:
@@ -125,14 +125,14 @@ def segments(data: bytes) -> Iterator[Segment]:
             return
 
 
-def essence(data: bytes, found: Sequence[Segment], *, adobe: bool = False) -> tuple[bytes, list[Segment]]:
+def essence(data: bytes, segments: Sequence[Segment], *, adobe: bool = False) -> tuple[bytes, list[Segment]]:
     """Returns the same image and its segments without metadata and bytes between and after segments.
 
     No pixel depends on these. Adobe's marker, which holds the color space, stays only with `adobe`.
     """
     view = memoryview(data)
     parts, kept, start = [view[:2]], [], 2
-    for segment, following in zip(found, [*found[1:], None], strict=True):
+    for segment, following in zip(segments, [*segments[1:], None], strict=True):
         metadata = APP0 <= segment.marker < APP0 + 16 or segment.marker == COMMENT
         if metadata and not (adobe and segment.marker == APP14):
             continue
@@ -143,7 +143,7 @@ def essence(data: bytes, found: Sequence[Segment], *, adobe: bool = False) -> tu
     return b"".join(parts), kept
 
 
-def has_every_scan(data: bytes, found: Iterable[Segment]) -> bool:
+def has_every_scan(data: bytes, segments: Iterable[Segment]) -> bool:
     """Returns whether the scans contain every coefficient of every component to its last bit (T.81, G.1.1.1).
 
     A progressive file that was cut between two scans and closed with an end marker decodes without an error, to a
@@ -151,7 +151,7 @@ def has_every_scan(data: bytes, found: Iterable[Segment]) -> bool:
     """
     bits_left: dict[int, list[int | None]] = {}
     progressive = False
-    for marker, _, body, end in found:
+    for marker, _, body, end in segments:
         if marker in FRAMES:
             progressive = marker in PROGRESSIVE
             unsent = [None] * (_COEFFICIENTS if progressive else 1)
@@ -175,13 +175,13 @@ def without_stray_bytes(data: bytes, left_over: int) -> bytes:
     """
     if not data.startswith(JPEG_START):
         return data
-    found = [*segments(data)]
+    segments = [*jpeg_segments(data)]
     parts, strays, position = [data[:2]], left_over > 0, 2
-    for segment, following in pairwise(found):
+    for segment, following in pairwise(segments):
         strays |= not _is_fill(data[position : segment.start])
         position = following.start if segment.marker == SOS else segment.end
         parts.append(data[segment.start : position])
-    if not strays and _is_fill(data[position : found[-1].start]):
+    if not strays and _is_fill(data[position : segments[-1].start]):
         return data
     last = parts.pop()
     parts.append(last[: len(last.rstrip(b"\xff")) - left_over])

@@ -15,12 +15,12 @@ from itertools import pairwise
 import simplejpeg
 from PIL import Image
 
-from jaxddp.data.images.header import DHT, DRI, FRAMES, JPEG_END, PROGRESSIVE, SOS, Segment, segments
+from jaxddp.data.images.header import DHT, DRI, FRAMES, JPEG_END, PROGRESSIVE, SOS, Segment, jpeg_segments
 
 FORGIVEN = 7
 """The most bytes that may be left over after the last block, as after an encoder that writes words of 8 bytes.
 
-None of 60,200 real files has any. Without its last row of blocks, each of them would have 10 or more.
+None of 60,200 real files has any. With one row of blocks less in its header, each of them has 10 or more.
 """
 
 _AHEAD = bytes(16)
@@ -39,7 +39,7 @@ _LARGEST = 0xFFFF
 """The most blocks between two restarts. libjpeg allows a few rows less; no image of `MAX_PIXELS` needs so many."""
 
 
-def bytes_left_over(data: bytes, found: Sequence[Segment]) -> int:
+def bytes_left_over(data: bytes, segments: Sequence[Segment]) -> int:
     """Returns the number of bytes between the last block and the end of a JPEG without metadata.
 
     Above `FORGIVEN`, the number is a lower bound.
@@ -52,18 +52,18 @@ def bytes_left_over(data: bytes, found: Sequence[Segment]) -> int:
     while data[end - 1] == JPEG_END[0]:
         end -= 1
     if _RESTART.fullmatch(data, end - 2, end):
-        return 2 + bytes_left_over(shorter := data[: end - 2] + JPEG_END, [*segments(shorter)])
-    asked = _with_one_row_more(data, found, end)
+        return 2 + bytes_left_over(shorter := data[: end - 2] + JPEG_END, [*jpeg_segments(shorter)])
+    extended = _with_one_row_more(data, segments, end)
     data = data[:end]
     try:
-        return _by_cutting(data) if asked is None else _by_asking(asked)
+        return _by_cutting(data) if extended is None else _by_extending(extended)
     except ValueError as error:
         if _UNKNOWN_SAMPLING in str(error):
             return _by_altering(data)
         raise
 
 
-def check_holes(data: bytes, found: Sequence[Segment]) -> None:
+def check_holes(data: bytes, segments: Sequence[Segment]) -> None:
     """Checks that zeros do not replace data of a scan, as in a block of a disk that was never written.
 
     Zeros decode as a sequence of the shortest code. An encoder writes many of these only if that is the code of an
@@ -73,9 +73,9 @@ def check_holes(data: bytes, found: Sequence[Segment]) -> None:
     """
     if _HOLE not in data:
         return
-    progressive = any(segment.marker in PROGRESSIVE for segment in found)
+    progressive = any(segment.marker in PROGRESSIVE for segment in segments)
     first_symbols: dict[int, int] = {}
-    for segment, following in pairwise(found):
+    for segment, following in pairwise(segments):
         position = segment.body + 2
         while segment.marker == DHT and position < segment.end:
             first_symbols[data[position]] = data[position + 17]
@@ -98,14 +98,14 @@ def _decode(data: bytes) -> None:
     simplejpeg.decode_jpeg(data, "gray", fastdct=True, min_height=1, min_width=1, min_factor=8)
 
 
-def _with_one_row_more(data: bytes, found: Sequence[Segment], end: int) -> bytes | None:
+def _with_one_row_more(data: bytes, segments: Sequence[Segment], end: int) -> bytes | None:
     """Returns the file up to `end`, with one more row of blocks after a restart, and bytes to read ahead in its place.
 
     Returns None where no restart is possible: for several scans, and where the file's restarts do not end with the
     image.
     """
-    frames = [segment for segment in found if segment.marker in FRAMES]
-    scans = [segment for segment in found if segment.marker == SOS]
+    frames = [segment for segment in segments if segment.marker in FRAMES]
+    scans = [segment for segment in segments if segment.marker == SOS]
     if len(frames) != 1 or len(scans) != 1 or frames[0].marker in PROGRESSIVE:
         return None
     frame, scan = frames[0].body, scans[0]
@@ -119,7 +119,7 @@ def _with_one_row_more(data: bytes, found: Sequence[Segment], end: int) -> bytes
         return None
     height, width = int.from_bytes(data[frame + 3 : frame + 5]), int.from_bytes(data[frame + 5 : frame + 7])
     rows, columns = -(-height // block_height), -(-width // block_width)
-    restarts = [int.from_bytes(data[one.body + 2 : one.end]) for one in found if one.marker == DRI]
+    restarts = [int.from_bytes(data[one.body + 2 : one.end]) for one in segments if one.marker == DRI]
     interval = (restarts[-1] if restarts else 0) or rows * columns
     taller = rows * block_height + 1
     if max(interval, taller) > _LARGEST or rows * columns % interval:
@@ -133,10 +133,10 @@ def _with_one_row_more(data: bytes, found: Sequence[Segment], end: int) -> bytes
     return b"".join((*header, memoryview(data)[scan.start : end], _AHEAD, JPEG_END))
 
 
-def _by_asking(asked: bytes) -> int:
+def _by_extending(extended: bytes) -> int:
     """Returns the number of bytes that the decoder reports where it looks for the last restart."""
     try:
-        _decode(asked)
+        _decode(extended)
     except ValueError as error:
         reported = _LEFT_OVER.search(str(error))
         if reported is None and not _NO_RESTART.search(str(error)):

@@ -64,20 +64,20 @@ def _checked_bits(image: Image.Image) -> int:
     depths = {*tags.get(_BITS_PER_SAMPLE, (8,))}
     inverted = image.mode in _GRAY16 and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
     if image.mode not in _MODES | _GRAY16 or not depths <= _DEPTHS or inverted:
-        what = "16 bits with white as 0" if inverted else f"mode {image.mode} with {max(depths)} bits"
-        raise InputError(f"pixels of {what}, which are not read; convert it to 8 or 16 bits, gray or RGB")
+        description = "16 bits with white as 0" if inverted else f"mode {image.mode} with {max(depths)} bits"
+        raise InputError(f"pixels of {description}, which are not read; convert it to 8 or 16 bits, gray or RGB")
     return max(8, *depths)
 
 
 @contextmanager
 def _opened(data: bytes, kind: PillowKind) -> Iterator[Image.Image]:
     """Opens a Pillow image, which reads pixels on use. Turns any error of Pillow in the block into an `InputError`."""
-    _told.lines = []
+    _libtiff_errors.lines = []
     try:
         with Image.open(io.BytesIO(data), formats=(kind.upper(),)) as image:
             yield image
-        if _told.lines:
-            raise InputError(f"damaged: {_told.lines[0]}; {AGAIN}")
+        if _libtiff_errors.lines:
+            raise InputError(f"damaged: {_libtiff_errors.lines[0]}; {AGAIN}")
     except InputError:
         raise
     except Image.DecompressionBombError:
@@ -86,32 +86,32 @@ def _opened(data: bytes, kind: PillowKind) -> Iterator[Image.Image]:
         raise InputError(f"damaged: no header of a {kind.upper()} file; {AGAIN}") from None
     # A damaged header can cause any error.
     except Exception as error:
-        reason = next(iter(_told.lines), None) or error or type(error).__name__
+        reason = next(iter(_libtiff_errors.lines), None) or error or type(error).__name__
         raise InputError(f"damaged: {reason}; {AGAIN}") from None
 
 
-_told = threading.local()
+_libtiff_errors = threading.local()
 """`lines` are the errors of libtiff in the file that a thread reads; Pillow does not report all of them."""
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
-def _tell(module: bytes | None, form: bytes | None, values: int | None) -> None:
+def _keep_error(module: bytes | None, form: bytes | None, values: int | None) -> None:
     # The values are left out, since their type differs between machines.
     # The name is left out, since Pillow calls every file tempfile.tif.
     where = b"" if module is None or b"." in module else module
     words = [b"libtiff", where, (form or b"").partition(b"%")[0].strip()]
-    getattr(_told, "lines", []).append(": ".join(word.decode(errors="replace") for word in words if word))
+    getattr(_libtiff_errors, "lines", []).append(": ".join(word.decode(errors="replace") for word in words if word))
 
 
-def _hear_libtiff() -> None:
-    """Makes libtiff pass its errors to `_tell`; it would write them to stderr without the name of the file."""
+def _catch_libtiff_errors() -> None:
+    """Makes libtiff pass its errors to `_keep_error`; it would write them to stderr without the name of the file."""
     # The symbols of a linked library are found through the extension module.
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(Image.core.__file__)
-        for name, handler in (("TIFFSetErrorHandler", _tell), ("TIFFSetWarningHandler", None)):
+        for name, handler in (("TIFFSetErrorHandler", _keep_error), ("TIFFSetWarningHandler", None)):
             take = getattr(library, name)
             take.argtypes, take.restype = [ctypes.c_void_p], ctypes.c_void_p
             take(ctypes.cast(handler, ctypes.c_void_p) if handler else None)
 
 
-_hear_libtiff()
+_catch_libtiff_errors()

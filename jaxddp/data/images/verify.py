@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from jaxddp.core.errors import InputError
-from jaxddp.data.images.header import JPEG_START, Segment, essence, has_every_scan, parse_header, segments
+from jaxddp.data.images.header import JPEG_START, Segment, essence, has_every_scan, jpeg_segments, parse_header
 from jaxddp.data.images.image_types import AGAIN, ImageHeader, Kind
 from jaxddp.data.images.jpeg import FORGIVEN, bytes_left_over, check_holes
 from jaxddp.data.images.pillow import check_pillow
@@ -33,10 +33,10 @@ def verify(data: bytes) -> ImageHeader:
     Raises:
         InputError: `parse_header` rejects the file, or its data are damaged or do not end with the image.
     """
-    found = [*segments(data)] if data.startswith(JPEG_START) else []
-    header = parse_header(data, found)
+    segments = [*jpeg_segments(data)] if data.startswith(JPEG_START) else []
+    header = parse_header(data, segments)
     try:
-        left_over = _read_to_end(data, header.kind, found)
+        left_over = _read_to_end(data, header.kind, segments)
     except InputError:
         raise
     # A damaged header raises the last three.
@@ -50,23 +50,23 @@ def verify(data: bytes) -> ImageHeader:
     return dataclasses.replace(header, left_over=left_over)
 
 
-def _read_to_end(data: bytes, kind: Kind, found: Sequence[Segment]) -> int:
+def _read_to_end(data: bytes, kind: Kind, segments: Sequence[Segment]) -> int:
     """Returns the number of bytes left over. Raises: InputError; ValueError, or another error for a damaged header."""
     if kind == "jpeg":
-        return _read_jpeg(data, found)
+        return _read_jpeg(data, segments)
     if kind == "png":
         return png_bytes_left_over(data)
     check_pillow(data, kind)
     return 0
 
 
-def _read_jpeg(data: bytes, found: Sequence[Segment]) -> int:
+def _read_jpeg(data: bytes, segments: Sequence[Segment]) -> int:
     """Returns the number of bytes left over. Raises: InputError; as `bytes_left_over`, too."""
-    if not has_every_scan(data, found):
+    if not has_every_scan(data, segments):
         raise InputError(f"cut short: the scans of its finer detail are missing; {AGAIN}")
-    check_holes(data, found)
+    check_holes(data, segments)
     # The decoder reports only its first error, and one about metadata would hide one about the image.
-    return bytes_left_over(*essence(data, found))
+    return bytes_left_over(*essence(data, segments))
 
 
 def open_sound(data: bytes) -> Image.Image:
@@ -79,8 +79,8 @@ def open_sound(data: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data))
     except OSError:
-        found = [*segments(data)]
+        segments = [*jpeg_segments(data)]
     try:
-        return Image.open(io.BytesIO(essence(data, found, adobe=True)[0]))
+        return Image.open(io.BytesIO(essence(data, segments, adobe=True)[0]))
     except OSError:
-        return Image.open(io.BytesIO(essence(data, found)[0]))
+        return Image.open(io.BytesIO(essence(data, segments)[0]))

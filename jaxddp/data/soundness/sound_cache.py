@@ -32,7 +32,7 @@ _writing = threading.RLock()
 
 
 class Verified:
-    """The rows of a table whose images are known to be sound: verified by this process, or unchanged since another was.
+    """The rows of a table whose images are known to be sound: this process, or an earlier one, verified them.
 
     Attributes:
         sound: bool[N].

@@ -193,7 +193,7 @@ def _end(records: BinaryIO, offset: int, file: Path) -> int:
     length = struct.unpack("<Q", head[:8])[0] if len(head) == _HEAD else size
     end = offset + _HEAD + length + _TAIL
     if end > size:
-        raise InputError(f"{file}: no whole record at byte {offset}, where {size} bytes end; {AGAIN}")
+        raise InputError(f"{file}: no whole record at byte {offset} of {size}; {AGAIN}")
     return end
 
 

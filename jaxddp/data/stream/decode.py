@@ -21,7 +21,7 @@ Window = Callable[[Any], Any]
 RGB = PixelFormat()
 _JPEG, _PNG, _OTHER = range(3)
 _log = logging.getLogger("jaxddp.data")
-_said = threading.Lock()
+_warned = threading.Lock()
 
 # The weights of red, green and blue in gray, in 65536ths, as in Pillow (ITU-R BT.601).
 _LUMA = (19595, 38470, 7471)
@@ -137,16 +137,16 @@ def _plain(data: bytes | np.ndarray) -> bytes:
 def _parsed_kind(pixels: PixelFormat, data: bytes | np.ndarray) -> np.int32:
     header = parse_header(_plain(data))
     if header.bits > pixels.bits:
-        _say_cut()
+        _warn_of_lost_bits()
     if header.kind == "png" and header.bits < 8 and pixels.channels == 4:
         # Where such a file has no alpha, TensorFlow sets alpha to the largest value of its few bits.
         return np.int32(_OTHER)
     return np.int32({"jpeg": _JPEG, "png": _PNG}.get(header.kind, _OTHER))
 
 
-def _say_cut() -> None:
+def _warn_of_lost_bits() -> None:
     """Warns once, although many threads decode."""
-    if _said.acquire(blocking=False):
+    if _warned.acquire(blocking=False):
         _log.warning(
             "data.bits=8: some images have 16 bits, of which the upper 8 are used; set data.bits 16 to use all"
         )

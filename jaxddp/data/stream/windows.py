@@ -4,7 +4,7 @@ Training draws random windows by stateless ops from a key of (seed, epoch, row),
 and on every host. It resizes by area an image that shrinks much, and bilinearly any other. Up to a ratio of 1.6,
 bilinear sampling meets every pixel, and comes as near to a Lanczos filter as the triangle filter of Pillow does
 (TensorFlow's `antialias=True`, which took longer than decoding). Beyond that ratio it would alias: there an output
-pixel is the mean of the stretch that it covers, as in OpenCV's INTER_AREA. BUILD_NOTES.md has the measurements.
+pixel is the mean of the stretch that it covers, as in OpenCV's INTER_AREA. benchmarks/RESULTS.md has measurements.
 
 Evaluation resizes the short side and keeps the center, as torchvision's Resize and CenterCrop do. Published weights
 were made for those pixels: a triangle filter as wide as the scale (antialiased), at subpixel position. Both are one
