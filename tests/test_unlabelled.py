@@ -179,7 +179,7 @@ def test_a_folder_a_list_or_a_data_set_of_any_classes(arrays, tmp_path):
         ({"unlabelled": "{tmp}"}, "data.unlabelled: {tmp}: no image below this folder; check the path"),
         (
             {"unlabelled": "{tmp}/b.npz"},
-            "data.unlabelled: data.image_size=6: these images are 8x8 and, in memory, stay",
+            "data.unlabelled: data.image_size=6: these images are 8x8, and images in memory",
         ),
         ({"labels_per_class": 40}, "data.labels_per_class=40: there are 6 examples of class "),
     ],
