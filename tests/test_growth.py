@@ -84,7 +84,7 @@ def test_steps_are_cut_where_the_side_changes_wherever_one_begins(growth, start,
     assert growth.changes(steps.stop) == changes
 
 
-def test_it_is_ffcv_s_where_a_step_is_an_epoch():
+def test_sides_equal_those_of_ffcv():
     """Compare with `get_resolution` of FFCV's training script, which rounds with NumPy (halves to even numbers)."""
 
     def resolution(epoch: int, low: int, high: int, start: int, end: int) -> int:
@@ -114,14 +114,14 @@ def test_durations_are_of_the_run():
     ("keys", "message"),
     [
         ({"grow_from": 32}, r"data.grow_from=32: images grow to 32 pixels; give fewer, or leave data.grow_from out"),
-        ({"grow_from": 16}, r"data.grow_by=32: from 16 pixels to 32 are only 16; give at most that"),
+        ({"grow_from": 16}, r"data.grow_by=32: the side grows by only 16 pixels, from 16 to 32; give at most that"),
         (
             {"grow_from": 16, "grow_by": 8, "grow_start": "90%"},
             r'data.grow_start="90%" comes after data.grow_end="80%"; give an earlier one',
         ),
     ],
 )
-def test_what_cannot_grow_is_refused(keys, message):
+def test_impossible_growth_is_an_error(keys, message):
     with pytest.raises(InputError, match=f"^{message}$"):
         Growth.of(DataConfig(**keys), 32, num_examples=100, batch_size=10, total_steps=100)
 
@@ -150,7 +150,7 @@ def test_it_is_jax_s_resize_rounded(dtype, height, width, side):
 
 
 @pytest.mark.slow
-def test_what_lies_half_way_between_two_levels_goes_up_whatever_its_last_bits_are():
+def test_a_mean_half_way_between_two_levels_is_rounded_up():
     """From 24 pixels to 18 the weights are 1/2, 3/11 and 7/11, so float32 puts such a mean on either side of a half."""
     images = np.random.default_rng(0).integers(0, 256, (16, 24, 24, 3), np.uint8)
     with jax.enable_x64(True):
@@ -285,7 +285,7 @@ def test_a_run_reports_the_cost_of_each_size_and_the_mean_of_its_steps(grown):
 
 
 @pytest.mark.slow
-def test_what_lies_on_the_devices_is_trained_on_as_what_is_streamed(grown):
+def test_images_on_the_devices_train_like_streamed_ones(grown):
     """Both give the same bits, also if several steps are one dispatch."""
     records = {record.step: record.metrics for record in grown["none"].recorder.steps}
     several = run(again(grown["device"].setup), log="6 steps")
@@ -346,7 +346,7 @@ def test_a_run_that_does_not_grow_has_no_side_and_says_nothing():
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_once_it_has_grown_is_said_before_the_first_step(monkeypatch):
+def test_a_lack_of_memory_for_the_largest_side_is_an_error_before_the_first_step(monkeypatch):
     setup = setup_of(devices=1, net=SmallNet(width=16))
     program, chunks = setup.program()
     fed = next(chunks(0)).feed
@@ -406,7 +406,7 @@ def test_files_are_decoded_to_the_side_of_the_step_by_the_crops_of_that_step(tre
 
 
 @pytest.mark.slow
-def test_files_that_lie_on_the_devices_are_decoded_whole_and_resized_there(tree):
+def test_files_kept_on_the_devices_are_decoded_whole_and_resized_by_the_step(tree):
     data = {**FILES, "crop": "whole"}
     there = setup_of(table=train_solutions(tree), cache="device", **data)
     (first, *_) = there.batches(0, 1)
@@ -448,13 +448,15 @@ def test_evaluation_has_its_size_and_training_keeps_its_own(tree):
     assert Signature.of(setup.table, setup.data).image_shape == (20, 20, 3)
 
 
-def test_the_short_side_is_resized_to_no_less_than_what_is_cropped(tree):
+def test_a_resize_below_the_crop_is_an_error(tree):
     data = DataConfig(image_size=12, resize=16, eval_size=20)
     with pytest.raises(
         InputError, match=r"^data.resize=16: validation crops data.eval_size=20 .* set data.resize to 20"
     ):
         val_solutions(tree).check_evaluation(data.of_evaluation)
-    with pytest.raises(InputError, match=r"^data.eval_size=20: these images are 12x12 and, in memory, stay so"):
+    with pytest.raises(
+        InputError, match=r"^data.eval_size=20: these images are 12x12, and images in memory are not resized"
+    ):
         setup_of(eval_size=20, grow_from=None, net=SmallNet()).evaluator(VAL)
 
 
@@ -543,7 +545,7 @@ def test_a_recipe_grows_and_is_shown_and_refused_with_other_sizes(tmp_path, capf
     assert "--data.grow-by was 4 and is now 8" in message
 
 
-def test_what_no_network_takes_is_said_before_there_is_a_work_directory(tmp_path, capfd):
+def test_an_unsuitable_network_is_an_error_before_the_work_directory_exists(tmp_path, capfd):
     arrays = write_arrays(tmp_path / "images.npz", random_table(39, image=16), random_table(11, seed=1, image=16))
     recipe = tmp_path / "flat.py"
     recipe.write_text(FLAT)

@@ -4,17 +4,17 @@ import random
 import struct
 from collections.abc import Callable
 
-from jaxddp.data.images.header import DHT, DRI, FRAMES, SOS, Segment, segments
+from jaxddp.data.images.header import DHT, DRI, FRAMES, SOS, Segment, jpeg_segments
 
 Damage = Callable[[bytes, random.Random], bytes]
 
 
 def of(data: bytes, marker: int) -> Segment | None:
-    return next((segment for segment in segments(data) if segment.marker == marker), None)
+    return next((segment for segment in jpeg_segments(data) if segment.marker == marker), None)
 
 
 def frame_of(data: bytes) -> Segment:
-    return next(segment for segment in segments(data) if segment.marker in FRAMES)
+    return next(segment for segment in jpeg_segments(data) if segment.marker in FRAMES)
 
 
 def size_of(data: bytes) -> tuple[int, int]:
@@ -130,7 +130,7 @@ def sampling(data: bytes, chance: random.Random) -> bytes:
 
 def symbol(data: bytes, chance: random.Random) -> bytes:
     """Changes the coefficient size of one of the first, most frequent codes of a Huffman table."""
-    tables = [segment for segment in segments(data) if segment.marker == DHT]
+    tables = [segment for segment in jpeg_segments(data) if segment.marker == DHT]
     table = chance.choice(tables)
     place = table.body + 19 + chance.randrange(min(4, sum(data[table.body + 3 : table.body + 19])))
     return data[:place] + bytes([data[place] ^ 1 << chance.randrange(3)]) + data[place + 1 :]
@@ -153,7 +153,7 @@ def restarts(interval: int) -> Damage:
 def swapped_tables(data: bytes, _: random.Random) -> bytes:
     """Swaps the ids of the first and second Huffman tables."""
     new = bytearray(data)
-    for segment in segments(data):
+    for segment in jpeg_segments(data):
         position = segment.body + 2
         while segment.marker == DHT and position < segment.end:
             new[position] ^= 1
