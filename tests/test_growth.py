@@ -84,7 +84,7 @@ def test_steps_are_cut_where_the_side_changes_wherever_one_begins(growth, start,
 
 
 def test_sides_equal_those_of_ffcv():
-    """The reference is `get_resolution` of its training script, which rounds halves to even with NumPy."""
+    """Compare with `get_resolution` of FFCV's training script, which rounds with NumPy (halves to even numbers)."""
 
     def resolution(epoch: int, low: int, high: int, start: int, end: int) -> int:
         if epoch <= start:
@@ -150,7 +150,7 @@ def test_it_is_jax_s_resize_rounded(dtype, height, width, side):
 
 @pytest.mark.slow
 def test_a_mean_half_way_between_two_levels_is_rounded_up():
-    """From 24 pixels to 18 a weight is 1/2, 3/11 or 7/11, so float32 may round such a mean up or down."""
+    """From 24 pixels to 18 the weights are 1/2, 3/11 and 7/11, so float32 puts such a mean on either side of a half."""
     images = np.random.default_rng(0).integers(0, 256, (16, 24, 24, 3), np.uint8)
     with jax.enable_x64(True):
         means = np.asarray(jax.image.resize(images.astype(np.float64), (16, 18, 18, 3), "bilinear"))
@@ -285,7 +285,7 @@ def test_a_run_reports_the_cost_of_each_size_and_the_mean_of_its_steps(grown):
 
 @pytest.mark.slow
 def test_images_on_the_devices_train_like_streamed_ones(grown):
-    """Results are equal bit for bit, also where one dispatch runs several steps."""
+    """Both give the same bits, also if several steps are one dispatch."""
     records = {record.step: record.metrics for record in grown["none"].recorder.steps}
     several = run(again(grown["device"].setup), log="6 steps")
     for state, recorder in (grown["device"][1:3], several):

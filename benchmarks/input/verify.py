@@ -64,8 +64,8 @@ def sound_files(files: list[Path]) -> None:
         zeros = max([zeros, *map(len, re.findall(rb"\0+", data[scan.end :]))])
         if (shorter := other_size(-1, 0)(data, random.Random())) != data:
             rows.append(bytes_left_over(*essence(shorter, [*jpeg_segments(shorter)])))
-    print(f"{len(files)} files accepted; bytes left over, and in how many: {dict(left)}; longest run of zeros {zeros}")
-    print(f"least left over with one row of blocks less, in {len(rows)} files: {sorted(rows)[:3]}")
+    print(f"{len(files)} files accepted; files by bytes left over: {dict(left)}; longest run of zeros {zeros}")
+    print(f"fewest bytes left over with one row of blocks less, in {len(rows)} files: {sorted(rows)[:3]}")
 
 
 def damages(data: list[bytes], times: int) -> None:

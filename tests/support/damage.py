@@ -129,7 +129,7 @@ def sampling(data: bytes, chance: random.Random) -> bytes:
 
 
 def symbol(data: bytes, chance: random.Random) -> bytes:
-    """Changes the size of a coefficient in one of the first, common codes of a Huffman table."""
+    """Changes the coefficient size of one of the first, most frequent codes of a Huffman table."""
     tables = [segment for segment in jpeg_segments(data) if segment.marker == DHT]
     table = chance.choice(tables)
     place = table.body + 19 + chance.randrange(min(4, sum(data[table.body + 3 : table.body + 19])))
