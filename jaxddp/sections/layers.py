@@ -1,4 +1,4 @@
-"""Layers of a network by how their names begin: what a config freezes, thaws later, or gives a rate of its own."""
+"""Selections of layers by the beginning of their names, for freezing, unfreezing and settings of single layers."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,10 +18,15 @@ _SEPARATOR = re.compile("[/._]")
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers whose names begin so; or, with `others`, all others. And those that begin as `also` says.
+    """A selection of layers by the beginning of their names.
 
-    A name is compared word by word, and "/", "." and "_" separate words: "layer1" begins "layer1_0/conv1/kernel" and
-    does not begin "layer10/kernel"; "layer1.0" begins it, too.
+    Names are compared word by word, and "/", "." and "_" separate words: "layer1" and "layer1.0" select
+    "layer1_0/conv1/kernel", and "layer1" does not select "layer10/kernel".
+
+    Attributes:
+        prefixes: the beginnings of the names.
+        others: whether all layers but those of `prefixes` are selected.
+        also: beginnings of further layers that are selected.
     """
 
     prefixes: tuple[str, ...] = ()
@@ -30,7 +35,7 @@ class Layers:
 
     @classmethod
     def parse(cls, text: str, key: str) -> "Layers":
-        """Read "conv1,layer1" or "all but layer4,fc"; of an empty text none. Raises: InputError; names the key."""
+        """Parse "conv1,layer1" or "all but layer4,fc". Empty text selects none. Raises: InputError; names the key."""
         others = text.startswith(_OTHERS)
         names = tuple(name.strip() for name in text.removeprefix(_OTHERS).split(",")) if text.strip() else ()
         if not all(names):
@@ -42,16 +47,16 @@ class Layers:
         return bool(self.prefixes or self.also)
 
     def __contains__(self, name: str) -> bool:
-        """Whether a variable's path within its collection, such as "layer1_0/conv1/kernel", is one of theirs."""
+        """Whether a variable is selected, by its path within its collection, such as "layer1_0/conv1/kernel"."""
         return self.holds(name)
 
     def holds(self, *names: str) -> bool:
-        """Whether something that has several names is one of theirs, by whichever name."""
+        """Whether a variable with several names is selected by any of them."""
         named, also = (any(begins(p, name) for p in each for name in names) for each in (self.prefixes, self.also))
         return also or (bool(self.prefixes) and named != self.others)
 
     def check(self, names: Iterable[str], key: str) -> None:
-        """Raises `InputError` where a prefix begins none of the parameters' names."""
+        """Raise `InputError` if a prefix selects none of the parameters."""
         known = list(names)
         for prefix in self.prefixes:
             if not any(begins(prefix, name) for name in known):
@@ -65,11 +70,11 @@ NO_LAYERS = Layers()
 
 @dataclass(frozen=True)
 class Groups:
-    """What layers have of their own in an optimizer, by how their names begin.
+    """Optimizer settings of single layers, by the beginning of their names.
 
     Attributes:
-        rates: multiples of the learning rate.
-        decays: weight decays, in place of the config's.
+        rates: factors of the learning rate.
+        decays: weight decays, instead of the config's.
         frozen: layers that are not trained.
     """
 
@@ -79,7 +84,10 @@ class Groups:
 
     @classmethod
     def parse(cls, words: Iterable[str], key: str) -> "Groups":
-        """Read "fc:rate=10", "fc:decay=0", "conv1:frozen=true". Raises: InputError; another form, or a value twice."""
+        """Parse "fc:rate=10", "fc:decay=0" and "conv1:frozen=true".
+
+        Raises: InputError; a word has another form, or a value is set twice.
+        """
         found: dict[str, list[str]] = {"rate": [], "decay": [], "frozen": []}
         for word in words:
             layer, _, assigned = (part.strip() for part in word.partition(":"))
@@ -102,7 +110,7 @@ class Groups:
             )
 
     def check_apart(self, rates: Mapping[str, float], their_key: str, key: str) -> None:
-        """Raises `InputError` where a layer has a rate elsewhere, too."""
+        """Raise `InputError` if another key sets the rate of the same layer."""
         for layer, rate in self.rates.items():
             for other, its in rates.items():
                 if _words(other) == _words(layer):
@@ -111,20 +119,26 @@ class Groups:
 
 
 def longest(values: Mapping[str, T], name: str, default: T) -> T:
-    """The value of the longest layer that begins a name."""
+    """Return the value of the longest matching layer."""
     fitting = [layer for layer in values if begins(layer, name)]
     return values[max(fitting, key=len)] if fitting else default
 
 
 def begins(prefix: str, name: str) -> bool:
-    """Whether a name begins with these words."""
+    """Whether a name begins with the words of a prefix."""
     words = _words(prefix)
     return _words(name)[: len(words)] == words
 
 
 def assignments(pairs: Iterable[str], key: str, of: str = "LAYER") -> dict[str, str]:
-    """Of "layer4=0.1" and its like, the value by layer, or `of` something else. Raises: InputError; another form, or a
-    layer twice."""
+    """Parse "layer4=0.1" and the like to a dict of values by layer.
+
+    Args:
+        key: names the values in messages.
+        of: what the values belong to, for messages.
+
+    Raises: InputError; a pair has another form, or a layer has two values.
+    """
     found: dict[str, str] = {}
     for pair in pairs:
         layer, equals, value = (part.strip() for part in pair.partition("="))
