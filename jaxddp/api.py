@@ -157,34 +157,28 @@ def prepare_training(
 ) -> RunSetup:
     """Prepare a training: distribute a model, its data and its optimizer over the devices.
 
-    In a script that a launcher started, this also joins the job. Call it before anything else uses JAX's devices.
-    Programs that are compiled from then on are cached on disk for later starts, unless `JAX_ENABLE_COMPILATION_CACHE`
-    is false.
+    In a script that a launcher started, this also joins the job: call it before anything else uses JAX's devices. From
+    then on compiled programs are cached on disk, unless `JAX_ENABLE_COMPILATION_CACHE` is false.
 
     Args:
         model: a Flax Linen or NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`.
-        table: the training data: from `open_data`, an `ArrayTable` of images in memory, or any other
-            `jaxddp.data.source.Source`.
+        table: the training data: from `open_data`, an `ArrayTable` of images, or any `jaxddp.data.source.Source`.
         devices: the number of this job's devices to use, or a list of devices; None for all.
         optimizer: any optax optimizer.
-        batch_size_per_device: batch size on each device. The global batch size is this times the number of devices.
+        batch_size_per_device: each device's part of the global batch.
         epochs: length of the training.
-        data: how images become the network's input (size, crops, augmentation, normalization, cache). By default,
-            arrays are only normalized, and files get random-area crops of 224 pixels and horizontal flips.
+        data: how images become the network's input. By default, arrays are only normalized, and files get random-area
+            crops of 224 pixels and horizontal flips.
         seed: seed of the initial parameters, the order of examples, augmentation and dropout.
-        metrics: metrics beside the loss, top-1 and top-5, by name: functions (logits float[B, K], labels int32[B]) ->
-            float[B].
-        augmentation: a function (key, image float32[H, W, C]) -> image that runs on the device, after the augmentation
-            of `data`.
-        initialize: a function of the initial (params, model_state) that returns new ones, before any weights are
-            loaded; see `jaxddp.engine.initial_state.make_init`.
+        metrics: metrics beside the loss, top-1 and top-5: functions (logits float[B, K], labels int32[B]) -> float[B].
+        augmentation: a function (key, image float32[H, W, C]) -> image on the device, after that of `data`.
+        initialize: a function of the initial (params, model_state) that returns new ones, before weights are loaded.
         parts: optional parts of the training step, see `jaxddp.engine.parts.part.Part`.
         objective: "supervised", "fixmatch", "distillation", or a function of the supervised objective, such as
             `distillation(run)`; see `jaxddp.engine.step_objective`.
         unlabelled: a second data source for objectives that use one. Its labels are ignored.
-        options: further keys of a config, without their section, such as `accumulate=4`. docs/extending.md lists them;
-            `jaxddp.config` describes them. `precision` is the dtype of the network's input; the network's own dtype is
-            its own argument. With "float16" the loss is scaled.
+        options: further keys of a config, without their section, such as `accumulate=4`; see docs/extending.md.
+            `precision` is that of the network's input; with "float16" the loss is scaled.
 
     Returns:
         A `RunSetup`. Printing it shows which slice of a batch each device gets. Its method `with_seed` returns the
@@ -241,38 +235,25 @@ def train(
     The setup is not changed. Training it again, or its `with_seed`, does not compile again.
 
     Args:
-        loss: a function (logits float[B, K], labels) that returns the loss of each example, their mean, or a pair (sum,
-            weight); see `jaxddp.engine.example_loss`.
-        setup: what `prepare_training` returned.
+        loss: a function (logits, labels) that returns the loss of each example, their mean, or (sum, weight); see
+            `jaxddp.engine.example_loss`.
         val: validation data, measured every `eval_every` and at the end.
         schedule: a function of the step (0 first) that multiplies the optimizer's updates.
-        epochs: length of the training, counted from step 0. Default: that of the setup. If the setup's state is
-            trained, training continues from its step.
-        listeners: objects with any of the methods of `jaxddp.training.events.Listener`. Default: a live progress
-            display; () shows nothing.
-        evaluators: functions of the state that return a dict of numbers, which are added to the metrics of each
-            validation. With averaged parameters they are called a second time, for a state with the average as `params`
-            and `eval_params`.
+        epochs: length of the training from step 0. Default: the setup's. A trained state continues from its step.
+        listeners: see `jaxddp.training.events.Listener`. Default: a live progress display; () shows nothing.
+        evaluators: functions of the state that return a dict of further metrics, for averaged parameters, too.
         workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there. A run that has ended is
-            returned, and validated if it was not. A folder of a run with another model, loss, optimizer or other data
-            is an error. With a workdir, SIGTERM makes the run save a checkpoint and stop.
+            returned, and validated if it was not. A run with another model, loss, optimizer or data is an error. With
+            a workdir, SIGTERM makes the run save a checkpoint and stop.
         log_to: names of loggers beside metrics.jsonl, as in a config's `log.to`. They need a workdir.
-        log_project: project for "wandb", experiment for "mlflow".
-        log_name: name of the run for "wandb" and "mlflow".
-        log_config: further values that "wandb" and "mlflow" record, as a dict of names to text or numbers.
-        log_every: how often to log: "50 steps", "1 epoch" or "10%" of the run.
-        eval_every: how often to validate.
-        save_every: how often to save a checkpoint.
-        check_every: how often to compare the states of all devices. They are also compared before each checkpoint.
-            "0 steps" disables the check.
-        self_test: before the first step, compare the averaged gradient with that of one device: "auto", "always" or
-            "never".
-        profile: length of a trace for TensorBoard's profiler, such as "10 steps". It starts soon after the first step
-            and is written to profile/ in the workdir.
+        log_project, log_name, log_config: project, name and further values (a dict) for "wandb" and "mlflow".
+        log_every, eval_every, save_every: how often to log, validate and save: "50 steps", "1 epoch" or "10%".
+        check_every: how often to compare the states of all devices, besides each checkpoint; "0 steps" for never.
+        self_test: whether to compare the averaged gradient with one device's first: "auto", "always" or "never".
+        profile: length of a trace for TensorBoard's profiler, such as "10 steps", written to profile/ in the workdir.
 
     Returns:
-        The trained state, and the history of metrics, which a notebook shows as a figure. Both are the same on every
-        process.
+        The trained state and the history of metrics, a figure in a notebook; both are the same on every process.
 
     Raises:
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.
@@ -293,8 +274,8 @@ def train(
     history, measures = History(), check_evaluators(evaluators, setup)
     watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
     directory = None if workdir is None else Path(check_path(workdir, "workdir")).absolute()
-    given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
-    setup.topology.peers.agree({name: str(value) for name, value in (told(setup.recipe, val) | given).items()})
+    used = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
+    setup.topology.peers.agree({name: str(value) for name, value in (told(setup.recipe, val) | used).items()})
     state = train_setup(setup, directory, watching, measures)
     history.share(setup.topology)
     return state, history

@@ -62,7 +62,7 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
         if name in HOOKS:
             found[name] = Hook(path, _checked(path, name, value))
         elif name.startswith("get_") and name != "get_config" and getattr(value, "__module__", "") == module.__name__:
-            raise InputError(f"{path}: {name} is no hook of a recipe; {choices(name, [*HOOKS, 'get_config'])}")
+            raise InputError(f"{path}: {name} is not a hook; {choices(name, [*HOOKS, 'get_config'])}")
     return found
 
 

@@ -241,7 +241,7 @@ def _of_run(path: Path) -> RecipeFile:
 def _of_file(path: Path) -> RecipeFile:
     reading, outer = _Reading(path.absolute()), _readings.get()
     if any(other.path == reading.path for other in outer):
-        raise InputError(f"{reading.path}: loads itself; load the recipe that it begins with")
+        raise InputError(f"{reading.path}: loads itself; load the recipe that it is based on")
     token = _readings.set((*outer, reading))
     try:
         with one_line(path, ""), as_written():

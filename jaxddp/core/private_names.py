@@ -1,6 +1,6 @@
 """Access to private names of libraries. Each is checked before use, and a warning says what is lost without it.
 
-BUILD_NOTES.md lists them all, and tests/test_private_names.py holds that list.
+docs/design.md lists all of them, and tests/test_private_names.py checks the list.
 """
 
 import functools

@@ -133,10 +133,11 @@ def check_length(before: Config, after: Config) -> None:
     """Raise `InputError` if a key depends on the length of a run and the length was changed."""
     if before.train.duration == after.train.duration:
         return
+    changed = f"but the length is now {after.train.duration}"
     if before.train.lookahead is not None:
         raise InputError(
             Key("train.lookahead"),
-            f": a run of {before.train.duration} ends on the slow weights, and this one is of {after.train.duration}",
+            f": a run of {before.train.duration} ends with the slow weights, {changed}",
             advice="give prepare_training its length",
         )
     thawed = before.model.thawed.items()
@@ -147,6 +148,6 @@ def check_length(before: Config, after: Config) -> None:
         if duration.unit == "%":
             raise InputError(
                 key,
-                f"{duration} is of a run of {before.train.duration}, and this one is of {after.train.duration}",
-                advice="give prepare_training its length, or say epochs or steps",
+                f"{duration} is a fraction of a run of {before.train.duration}, {changed}",
+                advice="give prepare_training its length, or use epochs or steps",
             )

@@ -83,7 +83,7 @@ def check_wanted(listeners: Iterable[Any], labels: LabelKind) -> None:
 def _check_takes(name: str, where: Words, advice: str, labels: LabelKind) -> None:
     if not _takes(METRICS.get(name), labels):
         there, wanted = ("several", "one label") if labels.several else ("one", "several labels")
-        raise InputError(where, f": {name} takes {wanted} an image, and the data have {there}", advice=advice)
+        raise InputError(where, f": {name} takes {wanted} per image, and the data have {there}", advice=advice)
 
 
 def _takes(metric: Any, labels: LabelKind) -> bool:

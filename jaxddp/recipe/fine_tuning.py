@@ -38,7 +38,8 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Reci
     starts = {layer: duration.steps(**plan.sizes) for layer, duration in thawed.items()}
     for layer, start in starts.items():
         if start >= plan.total_steps and peers.is_first:
-            _log.warning(f"model.unfreeze: {layer!r} begins at step {start}, and the run ends at {plan.total_steps}")
+            end = f"the run ends at step {plan.total_steps}"
+            _log.warning(f"model.unfreeze: {layer!r} is trained from step {start} on, but {end}")
     by_name = {name: longest(config.optimizer.rates, name, 1.0) for name in trained}
     if config.optimizer.layer_decay != 1:
         decay = _decay(recipe.model, trained, config.optimizer.layer_decay)
@@ -76,7 +77,7 @@ def _trained(config: Config, shapes: Shapes) -> list[str]:
         for layer in layers:
             if not any(begins(layer, name) for name in trained):
                 frozen = [name for name in names if begins(layer, name) and name in config.model.frozen]
-                for_good = f": {layer!r} is frozen for good by "
+                for_good = f": {layer!r} is frozen by "
                 raise InputError(Key(key), for_good, by if frozen else Key("optimizer.groups"))
     for layer, decay in groups.decays.items():
         its = [name for name in trained if begins(layer, name)]
@@ -95,7 +96,7 @@ def _decay(model: Model, names: Iterable[str], decay: float) -> dict[str, float]
     if not hasattr(module, "depth_of"):
         raise InputError(
             Key("optimizer.layer_decay", decay),
-            f": {name_of(module)} does not say how deep its layers lie",
+            f": {name_of(module)} does not define the depth of its layers",
             advice=("give it depth and depth_of(path), or leave this out and set ", Key("optimizer.rate_factors")),
         )
     return {name: decay ** (module.depth - 1 - module.depth_of(PARAMS + name)) for name in names}

@@ -30,7 +30,7 @@ def check_sizes(data: DataConfig, model: Model, layout: Layout, peers: Peers) ->
     """
     whole, largest = layout.training_data.image_shape, layout.shapes[-1]
     if largest != whole and peers.is_first:
-        _log.warning(f'data.grow_end="{data.grow_end}": the run ends before, at {largest[0]} pixels of {whole[0]}')
+        _log.warning(f'data.grow_end="{data.grow_end}": the run ends earlier, at {largest[0]} of {whole[0]} pixels')
     for shape in layout.shapes:
         _check_takes(model, whole, shape, "grow_from", data)
     check_eval_size(data, model, layout.training_data)

@@ -29,8 +29,8 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
     if not losses.all():
         return f"The loss is not finite for {_listed(rows[~losses])} of the training data"
     if not images.all():
-        return f"As they are augmented, images are not finite: {_listed(rows[~images])} of the training data"
-    return f"Each image of its batch has a finite loss by itself; the batch is {_listed(rows)} of the training data"
+        return f"Images are not finite after augmentation: {_listed(rows[~images])} of the training data"
+    return f"Each image of the batch has a finite loss alone; the batch is {_listed(rows)} of the training data"
 
 
 def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax.Array, jax.Array]]:

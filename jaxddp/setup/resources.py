@@ -82,7 +82,7 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
             )
     if labels_of(source).several != labels_of(trained).several:
         there, here = ("several", "one") if labels_of(source).several else ("one", "several")
-        raise InputError(f"validation data: {there} label an image, and {here} in the training data; give both alike")
+        raise InputError(f"validation data: {there} label per image, and {here} in the training data; give both alike")
     data = data.of_evaluation
     check_pixels(source, trained, data, "validation data")
     source.check_evaluation(data)

@@ -58,6 +58,6 @@ def _check_arrays(state: Any, setup: RunSetup, part: Callable[[TrainState], Any]
     step, own = state.step, set(setup.topology.mesh.devices.flat)
     if isinstance(step, jax.Array) and step.committed and step.sharding.device_set != own:
         raise InputError(
-            f"state: it lies on {len(step.sharding.device_set)} devices which are not the {len(own)} of this setup; "
+            f"state: it is on {len(step.sharding.device_set)} devices, which are not the {len(own)} of this setup; "
             "give setup.topology.replicate(jax.device_get(state))"
         )
