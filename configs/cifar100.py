@@ -1,13 +1,14 @@
-"""ResNet-18 with the small stem on CIFAR-100 (the binary version), 200 epochs, here on two processes.
+"""ResNet-18 with the small stem on CIFAR-100 (the binary version), 200 epochs.
 
     jaxddp launch --processes 2 --gpus 0 -- train cifar100 --data.path DIR
     jaxddp train cifar100 --data.path DIR
 
-The first command is Lamp's example: two processes that share each batch. Network, rate and schedule are those of
-github.com/weiaicunzai/pytorch-cifar100, which also rotates images by up to 15 degrees. It normalizes its 128 images
-together, as `local` does on one device, and `--model.batch-norm sync` on two.
+The first command divides each batch between two processes. Network, learning rate and schedule are those of
+github.com/weiaicunzai/pytorch-cifar100, which also rotates images by up to 15 degrees. The source normalizes its 128
+images together, as `local` does on one device and `--model.batch-norm sync` on two.
 
-Published there: 75.61% top-1. Not run here: the set is not at hand; the command was tried on a file of its form.
+The source published 75.61% top-1. This recipe has not been run on CIFAR-100; the command was tried on a file of the
+same format.
 """
 
 from jaxddp.config import Config, load

@@ -1,13 +1,12 @@
-"""CIFAR-10 in 8 epochs of a small network with Muon and test-time augmentation: 0.28 PFLOP in all.
+"""A small network on CIFAR-10 in 8 epochs, with Muon and test-time augmentation: 0.28 PFLOP in total.
 
     jaxddp train cifar10_fast --data.path DIR
 
 Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), in its later variant with Muon
-(github.com/KellerJordan/cifar10-airbench), whose settings these are; `cifar10_fast_sgd` is the paper's own recipe. The
-source runs on one GPU and normalizes its whole batch together, as `local` does on one device, and `sync` on any number.
-Here the first convolution's bias begins at 0, and Muon is Optax's, whose momentum is corrected for the zeros that it
-begins with and whose iterations are in float32. It has not been run to its end; what an epoch reaches is in
-benchmarks/RESULTS.md.
+(github.com/KellerJordan/cifar10-airbench). The settings are those of the source; `cifar10_fast_sgd` is the paper's own
+recipe. The source runs on one GPU and normalizes the whole batch together, as `local` does on one device and `sync` on
+any number. Here the first convolution's bias starts at 0, and Muon is that of Optax, with bias-corrected momentum and
+iterations in float32. The recipe has not been run to its end; benchmarks/RESULTS.md has its first epochs.
 """
 
 from collections.abc import Callable
@@ -26,11 +25,11 @@ from jaxddp.models.ops.whitening import initialize_whitening
 from jaxddp.optimizers.momentum import MomentumSettings
 
 IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
-"""CIFAR-10's training images, and after how many epochs of so many the first convolution's bias is left alone."""
+"""The training images of CIFAR-10, and the epochs of that size for which the first convolution's bias is trained."""
 IMAGES_TO_WHITEN = 5_000
-"""How many of them the first convolution is initialized from."""
+"""Number of images that initialize the first convolution."""
 MUON_RATE, BIAS_RATE, HEAD_RATE = 0.24, 0.053, 0.67
-"""Peak rates. SGD trains biases and the head; its rates are for the sum of a batch's losses, not for their mean."""
+"""Peak learning rates. SGD trains biases and the head; its rates are for the sum of a batch's losses."""
 SGD_MOMENTUM = 0.85
 
 
@@ -77,9 +76,9 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
 
 
 def sgd(config: Config, rate: float, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """With Nesterov's momentum; `learning_rate` is Muon's, and this one a multiple of it.
+    """SGD with Nesterov momentum. Its learning rate is a multiple of Muon's `learning_rate`.
 
-    The config's decay is that of a step at the peak, for each image of the batch, whatever the rate.
+    The config's weight decay is that of a step at the peak, for each image of the batch, at any rate.
     """
     batch_size = config.train.batch_size
     return optax.chain(
@@ -89,13 +88,13 @@ def sgd(config: Config, rate: float, learning_rate: optax.Schedule) -> optax.Gra
 
 
 def muon(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """Momentum that is made orthogonal by three Newton-Schulz iterations, of kernels that keep their norm."""
+    """Muon with three Newton-Schulz iterations, for kernels whose norm stays constant."""
 
     def matrices(params: Any) -> Any:
         return jax.tree.map(lambda kernel: contrib.MuonDimensionNumbers((0, 1, 2), 3), params)
 
     def renormalized(update: jax.Array, kernel: jax.Array) -> jax.Array:
-        """The root of the mean squared norm of a feature is 1 before the update."""
+        """Scale the kernel to a root mean square norm of 1 per feature before the update."""
         return update + kernel * (kernel.shape[-1] ** 0.5 / jnp.linalg.norm(kernel) - 1)
 
     momentum = settings_of(config.optimizer, MomentumSettings).momentum

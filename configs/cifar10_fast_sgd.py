@@ -1,10 +1,10 @@
-"""CIFAR-10 in 9.9 epochs of a small network with SGD and Lookahead: 0.35 PFLOP in all.
+"""A small network on CIFAR-10 in 9.9 epochs, with SGD and Lookahead: 0.35 PFLOP in total.
 
     jaxddp train cifar10_fast_sgd --data.path DIR
 
-The recipe of Jordan 2024 (arXiv:2404.00498), section 3; `cifar10_fast` trains the same network with Muon. Here the rate
-rises from nearly 0, where the paper begins at a fifth of the peak, and an epoch is 48.8 steps, as no image is left out,
-where the paper has 48. Batch norm is `local`, as in `cifar10_fast`. It has not been run to its end; see
+This is the recipe of Jordan 2024 (arXiv:2404.00498), section 3; `cifar10_fast` trains the same network with Muon. Here
+the learning rate starts near 0, in the paper at a fifth of the peak. An epoch is 48.8 steps, because no image is left
+out; in the paper it is 48. Batch norm is `local`, as in `cifar10_fast`. The recipe has not been run to its end; see
 benchmarks/RESULTS.md.
 """
 
@@ -21,13 +21,13 @@ from jaxddp.models.airbench import AirbenchSettings, parameter_groups
 from jaxddp.optimizers.momentum import MomentumSettings
 
 IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
-"""CIFAR-10's training images, and after how many epochs the first convolution's bias is left alone."""
+"""The training images of CIFAR-10, and the epochs for which the first convolution's bias is trained."""
 BIAS_FACTOR = 64
-"""The rate of batch norm's biases over that of all others."""
+"""Ratio of the learning rate of batch norm's biases to that of all other parameters."""
 PAPERS_DIVISOR = 9
-"""Of the logits."""
+"""The paper divides the logits by this."""
 LOOKAHEAD_STEPS, LOOKAHEAD_DECAY = 5, 0.95
-"""The slow weights' decay, for each step of a period; it is reached at the end of the run."""
+"""Period, and decay of the slow weights per step at the end of the run."""
 
 
 def get_config() -> Config:
@@ -48,8 +48,9 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
         steps = EPOCHS_OF_WHITENING_BIAS * IMAGES / config.train.batch_size
         return jnp.where(step < steps, learning_rate(step), 0)
 
-    # The network's head has values of variance 1 and divides by its inputs, the paper's divides smaller ones by 9. The
-    # logits are alike; for the same steps of theirs, this head's rate is higher by the square of the divisors' ratio.
+    # The network's head has weights of variance 1 and divides by its number of inputs; the paper's has smaller weights
+    # and divides by 9. The logits are the same; for the same change of logits, the learning rate here is higher by the
+    # square of the ratio of the divisors.
     width = settings_of(config.model, AirbenchSettings).width
     head_factor = (4 * width / PAPERS_DIVISOR) ** 2
     return optax.partition(
@@ -65,7 +66,7 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
 
 
 def sgd(config: Config, learning_rate: optax.Schedule, factor: float = 1) -> optax.GradientTransformation:
-    """A rate `factor` times as high, with the same decay: the decay is decoupled from the rate."""
+    """SGD with a learning rate that is higher by `factor`, and with weight decay that does not depend on it."""
     settings, own = config.optimizer, settings_of(config.optimizer, MomentumSettings)
     return optax.chain(
         optax.add_decayed_weights(settings.weight_decay / factor),

@@ -2,14 +2,14 @@
 
     jaxddp train fashion_mnist --data.path DIR
 
-All of it is that of "Dive into Deep Learning", "Concise Implementation for Multiple GPUs" (d2l.djl.ai): weights drawn
-from a normal distribution of deviation 0.01, 1x1 shortcuts without batch norm, pixels from 0 to 1, no augmentation, a
-constant rate of 0.1 for a batch of 256. The source's other convolutions have biases too, which the batch norm behind
-them takes away. It normalizes the 256 images of a GPU together, as `local` does on one device.
+The recipe is that of "Dive into Deep Learning", "Concise Implementation for Multiple GPUs" (d2l.djl.ai): weights from a
+normal distribution with standard deviation 0.01, 1x1 shortcuts without batch norm, pixels from 0 to 1, no augmentation,
+and a constant learning rate of 0.1 for a batch of 256. The source's other convolutions have biases, which have no
+effect before batch norm. The source normalizes the 256 images of a GPU together, as `local` does on one device.
 
-The chapter prints a test accuracy of 0.91 on one GPU (batch 256, rate 0.1) and of 0.87 on two (batch 512, rate 0.2). On
-a part of the set, 4,699 images, this config reached 83.4% top-1 after 8 epochs and 50.7% after 10
-(benchmarks/RESULTS.md): the rate never falls. DIR may hold the names of the classes in classes.txt.
+The chapter reports a test accuracy of 0.91 on one GPU (batch 256, rate 0.1) and 0.87 on two (batch 512, rate 0.2). On
+4,699 images of the set, this config reached 83.4% top-1 after 8 epochs and 50.7% after 10 (benchmarks/RESULTS.md): the
+learning rate does not decay. DIR can contain the names of the classes in classes.txt.
 """
 
 from jaxddp.config import Config, load

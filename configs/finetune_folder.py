@@ -1,14 +1,14 @@
-"""A folder of pictures on a ResNet-50 that begins with published weights, 10 epochs.
+"""Fine-tuning of a ResNet-50 with published weights on a folder of images, 10 epochs.
 
     jaxddp train finetune_folder --data.path PICTURES --model.weights resnet50.safetensors
 
-PICTURES has a folder a class, below train/ and val/, or without them and with `--data.val-share 0.1`. The weights are
-torchvision's or timm's of a ResNet-50, or a run's work directory; `--model.name` names another network. The head is new
-and learns ten times as fast as the rest; that of a ViT or a ConvNeXt is called "head", and so `--model.new-layers head
---optimizer.rate-factors head=10`. A linear probe is `--model.freeze "all but fc"`.
+PICTURES has one folder per class in train/ and val/, or directly, with `--data.val-share 0.1`. The weights are those of
+a ResNet-50 of torchvision or timm, or the work directory of a run. `--model.name` selects another network. The head is
+new and has ten times the learning rate of the other layers. The head of a ViT or a ConvNeXt is called "head": use
+`--model.new-layers head --optimizer.rate-factors head=10`. For a linear probe, use `--model.freeze "all but fc"`.
 
-Batch norm is `local`, 32 images together on one device; `--model.freeze "all but layer4,fc"` and its like keep the
-statistics of what they freeze. No source is followed in this, and it has not been run at full scale.
+Batch norm is `local`: one device normalizes 32 images together. With `--model.freeze "all but layer4,fc"`, frozen
+layers keep their statistics. The recipe has no source, and it has not been run at full scale.
 """
 
 from jaxddp.config import Config, load

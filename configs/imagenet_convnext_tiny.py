@@ -2,11 +2,11 @@
 
     jaxddp train imagenet_convnext_tiny --data.path /data/imagenet
 
-Its warm-up is 20 epochs. On few devices `--train.accumulate` divides the batch of 4,096. What the source has and this
-recipe has not: noise in RandAugment's magnitudes, crops resized by a bicubic filter, a final learning rate of 1e-6 in
-place of 0, and a moving average of the weights.
+The warmup takes 20 epochs. On few devices, `--train.accumulate` divides the batch of 4,096. Unlike this recipe, the
+source has noise in RandAugment's magnitudes, bicubic resizing of crops, a final learning rate of 1e-6 instead of 0, and
+a moving average of the weights.
 
-Published for the source's recipe: 82.1% top-1. This one has not been run at full scale.
+The source published 82.1% top-1. This recipe has not been run at full scale.
 """
 
 from jaxddp.config import Config

@@ -2,10 +2,10 @@
 
     jaxddp train imagenet_resnet18_ffcv_16 --data.path /data/imagenet
 
-As `imagenet_resnet50_ffcv_16`, whose docstring has the source and what differs, with a batch of 1,024 that is
-normalized together, as `local` does on one device.
+See `imagenet_resnet50_ffcv_16` for the source and the differences. The batch of 1,024 is normalized together, as
+`local` does on one device.
 
-Published: 66.9% top-1 (86.8% top-5). Not run here.
+The source published 66.9% top-1 (86.8% top-5). This recipe has not been run.
 """
 
 from jaxddp.config import Config, load

@@ -2,8 +2,7 @@
 
     jaxddp train imagenet_resnet34 --data.path /data/imagenet
 
-Batch norm is `local`, as there. It has not been run at full scale. benchmarks/RESULTS.md has an epoch over a sample of
-200 photographs.
+Batch norm is `local`. The recipe has not been run at full scale.
 """
 
 from jaxddp.config import Config, load

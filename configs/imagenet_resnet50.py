@@ -2,10 +2,10 @@
 
     jaxddp train imagenet_resnet50 --data.path /data/imagenet
 
-The source normalizes the 32 images of a GPU together. `local` does so on 8 devices, `--model.batch-norm ghost:32` on
-1, 2 and 4 too; as compiled for a GPU it moves 2.6% more bytes, and none has timed it.
+The source normalizes the 32 images of each GPU together. `local` does so on 8 devices, and `--model.batch-norm
+ghost:32` on any number; compiled for a GPU, the latter moves 2.6% more bytes, and its speed was not measured.
 
-Published for this recipe: about 76.5% top-1. Here it has not been run at full scale; only single steps have been.
+The published accuracy of this recipe is about 76.5% top-1. It has not been run at full scale, only for single steps.
 """
 
 from jaxddp.config import Config

@@ -2,11 +2,11 @@
 
     jaxddp train imagenet_resnet50_a3 --data.path /data/imagenet
 
-Binary cross entropy, LAMB, RandAugment, mixup and cutmix; evaluated at 224 pixels out of 236 (crop ratio 0.95). What
-the source has and this recipe has not: noise in RandAugment's magnitudes, crops resized by a bicubic filter, and mixed
-labels that count as whole ones from a threshold on.
+It uses binary cross-entropy, LAMB, RandAugment, mixup and CutMix, and evaluates crops of 224 out of 236 pixels (crop
+ratio 0.95). Unlike this recipe, the source has noise in RandAugment's magnitudes, bicubic resizing of crops, and a
+threshold above which mixed labels count as 1.
 
-Published for the source's recipe: 78.1% top-1. Not run here.
+The source published 78.1% top-1. This recipe has not been run.
 """
 
 from jaxddp.config import Config, load

@@ -1,13 +1,14 @@
-"""ResNet-50 on ImageNet in 16 epochs that grow from 160 to 192 pixels: FFCV's recipe.
+"""ResNet-50 on ImageNet in 16 epochs with images that grow from 160 to 192 pixels: FFCV's recipe.
 
     jaxddp train imagenet_resnet50_ffcv_16 --data.path /data/imagenet
 
-From github.com/libffcv/ffcv-imagenet, rn50_configs/rn50_16_epochs.yaml (Leclerc et al. 2023, arXiv:2306.12517):
-BlurPool, label smoothing, a rate that rises over two epochs and falls in a straight line to 0; evaluated at 256 pixels
-and mirrored. The source decays the head's bias too, and normalizes the 512 images of a GPU together, as `local` does on
-8 devices. Its images were resized to 500 pixels at most (`jaxddp data pack` does so).
+The source is github.com/libffcv/ffcv-imagenet, rn50_configs/rn50_16_epochs.yaml (Leclerc et al. 2023,
+arXiv:2306.12517): BlurPool, label smoothing, a linear warmup of two epochs and a linear decay to 0, and evaluation at
+256 pixels with mirrored copies. The source also applies weight decay to the head's bias, and normalizes the 512 images
+of each GPU together, as `local` does on 8 devices. Its images were resized to at most 500 pixels, as by
+`jaxddp data pack`.
 
-Published: 73.8% top-1 (90.8% top-5). Not run here.
+The source published 73.8% top-1 (90.8% top-5). This recipe has not been run.
 """
 
 from jaxddp.config import Config, load

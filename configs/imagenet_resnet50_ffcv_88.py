@@ -1,10 +1,10 @@
-"""ResNet-50 on ImageNet in 88 epochs that grow from 160 to 192 pixels: FFCV's longest recipe (rn50_88_epochs.yaml).
+"""ResNet-50 on ImageNet in 88 epochs with images from 160 to 192 pixels: FFCV's longest recipe (rn50_88_epochs.yaml).
 
     jaxddp train imagenet_resnet50_ffcv_88 --data.path /data/imagenet
 
-As `imagenet_resnet50_ffcv_16`, whose docstring has the source and what differs.
+See `imagenet_resnet50_ffcv_16` for the source and the differences.
 
-Published: 78.4% top-1 (94.1% top-5). Not run here.
+The source published 78.4% top-1 (94.1% top-5). This recipe has not been run.
 """
 
 from jaxddp.config import Config, load

@@ -2,11 +2,11 @@
 
     jaxddp train imagenet_resnet50_goyal --data.path /data/imagenet
 
-The rate of 0.1 is that of a batch of 256, and is scaled with the batch: `--train.batch-size 1024` trains with 0.4.
-Each 32 images are normalized together, as on each GPU of the source, whatever the number of devices.
-`imagenet_resnet50` is the variant with a batch of 256, a cosine schedule and label smoothing.
+The learning rate of 0.1 is for a batch of 256 and scales with the batch: `--train.batch-size 1024` trains with 0.4.
+Every 32 images are normalized together, as on each GPU of the source, on any number of devices. `imagenet_resnet50` is
+a variant with a batch of 256, a cosine schedule and label smoothing.
 
-Published: 76.26% top-1 (23.74 +- 0.09% error, table 1). Not run here: single steps have been.
+The source published 76.26% top-1 (23.74 +- 0.09% error, table 1). This recipe has been run for single steps only.
 """
 
 from jaxddp.config import Config, load

@@ -2,12 +2,12 @@
 
     jaxddp train imagenet_resnet50_lars --data.path /data/imagenet
 
-Rate, warm-up and schedule, a polynomial of the second power, are those of the reference for TPUs
-(github.com/tensorflow/tpu, models/official/resnet, lars_util.py), to which the method's authors contributed. On few
-devices `--train.accumulate` divides the batch. Batch norm is `ghost:64`: each 64 images are normalized together on any
-number of devices, of which the source says nothing.
+The learning rate, the warmup and the quadratic schedule are those of the reference implementation for TPUs
+(github.com/tensorflow/tpu, models/official/resnet, lars_util.py), to which the authors of LARS contributed. On few
+devices, `--train.accumulate` divides the batch. Batch norm is `ghost:64`: every 64 images are normalized together on
+any number of devices. The source does not say how it normalizes.
 
-Published: 76.3% top-1 for that reference, by the commit that added LARS to TensorFlow. Not run here.
+The commit that added LARS to TensorFlow reports 76.3% top-1 for the reference. This recipe has not been run.
 """
 
 from jaxddp.config import Config, load

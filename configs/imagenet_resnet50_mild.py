@@ -1,13 +1,14 @@
-"""ResNet-50 on ImageNet in 32.4 epochs: the mild recipe of Mosaic's ResNet (2022), at its scale of 0.36.
+"""ResNet-50 on ImageNet in 32.4 epochs: the mild recipe of Mosaic's ResNet (2022), at a scale of 0.36.
 
     jaxddp train imagenet_resnet50_mild --data.path /data/imagenet
 
-From github.com/mosaicml/examples, blogs/resnet/recipes/resnet50_mild.yaml: binary cross entropy with a head that begins
-at the logits of equal classes, BlurPool, an average of the weights, images that grow from 88 to 176 pixels and are
-evaluated at 224, decay apart from the rate and of all parameters. Its schedule is that of 90 epochs, shortened to the
-duration. The source blurs at the max-pool too, and resizes crops of 176 pixels, where this one crops at the size.
+The source is github.com/mosaicml/examples, blogs/resnet/recipes/resnet50_mild.yaml: binary cross-entropy with a head
+that starts at equal probabilities, BlurPool, averaged weights, images that grow from 88 to 176 pixels and are evaluated
+at 224, and decoupled weight decay of all parameters. Its schedule for 90 epochs is shortened to the duration. Unlike
+this recipe, the source also blurs at the max-pool, and resizes crops of 176 pixels.
 
-Published for 16 to 60 epochs: 75 to 78.1% top-1 (mosaicml.com/blog/mosaic-resnet-deep-dive). Not run here.
+The source published 75 to 78.1% top-1 for 16 to 60 epochs (mosaicml.com/blog/mosaic-resnet-deep-dive). This recipe has
+not been run.
 """
 
 import zlib
@@ -24,7 +25,7 @@ from jaxddp.config import Config, load
 from jaxddp.optimizers.momentum import MomentumSettings
 
 HALF_LIFE = 100
-"""Of the average, in steps."""
+"""Half-life of the average, in steps."""
 
 
 def get_config() -> Config:
@@ -59,7 +60,7 @@ def get_config() -> Config:
 
 
 def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """SGD whose decay follows the schedule and not the peak of the rate."""
+    """SGD whose weight decay follows the schedule, but not the peak of the learning rate."""
     settings, own = config.optimizer, settings_of(config.optimizer, MomentumSettings)
     return optax.chain(
         optax.trace(own.momentum),
@@ -70,7 +71,7 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
 
 def get_initialize(config: Config, images: Callable[[int], np.ndarray]) -> Any:
     def initialized(params: Any, model_state: Any) -> tuple[Any, Any]:
-        """Scales of batch norm between 0 and 1; a head that gives each class its share."""
+        """Draw the scales of batch norm from 0 to 1, and set the head's bias to equal probabilities of all classes."""
         key = jax.random.key(config.seed)
 
         def drawn(path: Any, leaf: jax.Array) -> jax.Array:

@@ -2,12 +2,13 @@
 
     jaxddp train imagenet_vit_s16 --data.path /data/imagenet
 
-Crops, augmentation, batch and schedule are the source's, whose warm-up is 10,000 of 112,600 steps. Its weight decay of
-0.0001 is not multiplied by the learning rate; ours is, so it is 0.1. The network differs: the source takes the mean
-over all tokens and fixed positions, this one a class token and learned positions, as published weights have them.
-Gradients are not clipped (the source: at norm 1), and Adam's first moments are float32 (bfloat16).
+Crops, augmentation, batch and schedule are those of the source, whose warmup takes 10,000 of 112,600 steps. The
+source's weight decay of 0.0001 is not multiplied by the learning rate; here it is, so it is 0.1. The network differs:
+the source averages all tokens and has fixed position embeddings; this one has a class token and learned position
+embeddings, like published weights. The source clips gradients at norm 1 and keeps Adam's first moments in bfloat16;
+this recipe does not.
 
-Published for the source's recipe: 76.5% top-1. This one has not been run at full scale.
+The source published 76.5% top-1. This recipe has not been run at full scale.
 """
 
 from jaxddp.config import Config

@@ -1,4 +1,4 @@
-"""The notebook's door: make a run ready, look at it, train it, and look at what came out.
+"""Public Python API: prepare a training, inspect it, run it, and look at the results.
 
 setup = prepare_training(model, train_table, None, optax.sgd(0.1, momentum=0.9), 32, epochs=5)
 state, history = train(softmax_cross_entropy, setup, val=val_table)
@@ -109,18 +109,23 @@ __all__ = [
 def resnet(
     name: str, num_classes: int, *, dtype: Any = "float32", param_dtype: Any = "float32", **options: Any
 ) -> ResNet:
-    """A ResNet by name: "resnet10", "resnet18", "resnet34", "resnet50", "resnet101" or "resnet152".
+    """Return a ResNet by name: "resnet10", "resnet18", "resnet34", "resnet50", "resnet101" or "resnet152".
 
     Args:
+        name: the name of the network.
         num_classes: number of logits.
-        dtype: of the computation; "bfloat16" is the faster one on a GPU. Parameters stay in `param_dtype`.
-        options: the other keys of a config's `model`, see `jaxddp.config.ModelConfig`: `width`, `stem` ("imagenet" or
-            "small", for images of about 32 pixels), `batch_norm` ("local", "sync", or "ghost:32", for which each
+        dtype: dtype of the computation. "bfloat16" is faster on a GPU.
+        param_dtype: dtype of the parameters.
+        options: other keys of a config's `model`, see `jaxddp.config.ModelConfig`: `width`, `stem` ("imagenet", or
+            "small" for images of about 32 pixels), `batch_norm` ("local", "sync", or "ghost:32", for which each
             device's batch must be a multiple of 32), `zero_init_last_scale`, `shortcut_norm`, `weight_init`,
             `blur_pool`.
 
+    Returns:
+        A Flax module that maps images [B, H, W, C] to logits [B, num_classes].
+
     Raises:
-        InputError: an unknown name, option or dtype; says the nearest right one.
+        InputError: the name, an option or a dtype is unknown; the message suggests the nearest one.
     """
     own = [field.name for field in dataclasses.fields(ResNetSettings)]
     for key in options.keys() - {*own}:
@@ -150,36 +155,37 @@ def prepare_training(
     unlabelled: Source | None = None,
     **options: Any,
 ) -> RunSetup:
-    """Lay a model, its data and its optimizer out over the devices.
+    """Prepare a training: distribute a model, its data and its optimizer over the devices.
 
-    In a script that a launcher started, this also joins the job: call it before anything else asks JAX for its devices.
-    What is compiled from here on is kept for the next start, unless `JAX_ENABLE_COMPILATION_CACHE` is false.
+    In a script that a launcher started, this also joins the job: call it before anything else uses JAX's devices. From
+    then on compiled programs are cached on disk, unless `JAX_ENABLE_COMPILATION_CACHE` is false.
 
     Args:
-        model: a Linen or an NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`.
-        table: from `open_data`, an `ArrayTable` of images in memory, or any other `jaxddp.data.source.Source`.
-        devices: how many of this job's devices, or which; None for all.
+        model: a Flax Linen or NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`.
+        table: the training data: from `open_data`, an `ArrayTable` of images, or any `jaxddp.data.source.Source`.
+        devices: the number of this job's devices to use, or a list of devices; None for all.
         optimizer: any optax optimizer.
-        batch_size_per_device: of the global batch, each device's share.
-        epochs: how long `train` trains.
-        data: how images become input (sizes, crops, augmentation, normalization, cache). The default normalizes arrays
-            as they are, and takes files through random-area crops and flips to 224 pixels.
-        metrics: measured beside loss, top-1 and top-5: functions of (logits float[B, K], labels int32[B]) -> float[B].
-        augmentation: a function of (key, image float32[H, W, C]) on the device, after those of `data`.
-        initialize: a transform of the fresh (params, model_state), before any weights; see `make_init`.
-        parts: optional pieces of the step, see `jaxddp.engine.parts.part.Part`.
-        objective: "fixmatch", "distillation", or a function of the supervised objective, such as `distillation(run)`;
-            see `jaxddp.engine.step_objective`.
-        unlabelled: a second source, whose labels are not looked at, for objectives that take one.
-        options: further keys of a config by their names alone, such as `accumulate=4`: those of `train`, `checkpoint`,
-            `parallel`, `model` and `optimizer` that docs/extending.md lists; see `jaxddp.config`. `precision` is that
-            of the input; the network has its own, and "float16" scales the loss.
+        batch_size_per_device: each device's part of the global batch.
+        epochs: length of the training.
+        data: how images become the network's input. By default, arrays are only normalized, and files get random-area
+            crops of 224 pixels and horizontal flips.
+        seed: seed of the initial parameters, the order of examples, augmentation and dropout.
+        metrics: metrics beside the loss, top-1 and top-5: functions (logits float[B, K], labels int32[B]) -> float[B].
+        augmentation: a function (key, image float32[H, W, C]) -> image on the device, after that of `data`.
+        initialize: a function of the initial (params, model_state) that returns new ones, before weights are loaded.
+        parts: optional parts of the training step, see `jaxddp.engine.parts.part.Part`.
+        objective: "supervised", "fixmatch", "distillation", or a function of the supervised objective, such as
+            `distillation(run)`; see `jaxddp.engine.step_objective`.
+        unlabelled: a second data source for objectives that use one. Its labels are ignored.
+        options: further keys of a config, without their section, such as `accumulate=4`; see docs/extending.md.
+            `precision` is that of the network's input; with "float16" the loss is scaled.
 
     Returns:
-        A `RunSetup`; printed, it shows which slice of a batch each device gets. Its `with_seed` has another seed.
+        A `RunSetup`. Printing it shows which slice of a batch each device gets. Its method `with_seed` returns the
+        setup with another seed.
 
     Raises:
-        InputError: names the argument, its value, and what would do.
+        InputError: names the argument, its value, and what to do.
     """
     check_labelled(check_source(table, "table"), "training data")
     per_device = checked(batch_size_per_device, BatchSize, "batch_size_per_device")
@@ -193,7 +199,7 @@ def prepare_training(
     objects |= {"metrics": metrics, "parts": parts}
     if not isinstance(objective, str):
         objects["objective"] = objective
-    # Until `train` is given another.
+    # `train` may replace it.
     objects["loss"] = softmax_cross_entropy
     if labels_of(table).several:
         config, objects["loss"] = config.replace(eval={"metrics": ("map",)}), sigmoid_cross_entropy
@@ -224,29 +230,30 @@ def train(
     self_test: str = "auto",
     profile: str | None = None,
 ) -> tuple[TrainState, History]:
-    """Train a setup for its epochs. The setup stays as it was: training it, or its `with_seed`, compiles nothing anew.
+    """Train a setup, and return the trained state and its history.
+
+    The setup is not changed. Training it again, or its `with_seed`, does not compile again.
 
     Args:
-        loss: of (logits, labels), the loss of each example, their mean, or (sum, weight); see
+        loss: a function (logits, labels) that returns the loss of each example, their mean, or (sum, weight); see
             `jaxddp.engine.example_loss`.
-        val: measured each `eval_every` and at the end.
-        schedule: multiplies the optimizer's updates, as a function of the step (0 first).
-        epochs: how long, from step 0 on; the setup's where absent. A setup with a trained state goes on from its step.
-        listeners: each a `jaxddp.training.events.Listener`. A live progress display where absent; () is silent.
-        evaluators: functions of the state to a dict of numbers, which join each evaluation's. With an average they are
-            called for it, too: `params` and `eval_params` of their state are what is measured.
-        workdir: where checkpoints and metrics.jsonl go; a run that was interrupted there is resumed, one that is done
-            returned as it is (and measured, if it was not). A run with another model, loss, optimizer or data is
-            refused there. With it, SIGTERM makes the run save and stop.
-        log_to: loggers beside metrics.jsonl, by their names in a config's `log.to`; there must be a workdir for them.
-        log_project, log_name, log_config: what "wandb" and "mlflow" are told, as a config's `log` has it; a dict.
-        log_every, eval_every, save_every: durations: "50 steps", "1 epoch", "10%".
-        check_every: as well as before each save, see that all devices hold the same state; "0 steps" never does.
-        self_test: "auto", "always" or "never": compare the averaged gradient with one device's before the first step.
-        profile: a duration, soon after the first step, of which a trace for TensorBoard goes into workdir/profile/.
+        val: validation data, measured every `eval_every` and at the end.
+        schedule: a function of the step (0 first) that multiplies the optimizer's updates.
+        epochs: length of the training from step 0. Default: the setup's. A trained state continues from its step.
+        listeners: see `jaxddp.training.events.Listener`. Default: a live progress display; () shows nothing.
+        evaluators: functions of the state that return a dict of further metrics, for averaged parameters, too.
+        workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there. A run that has ended is
+            returned, and validated if it was not. A run with another model, loss, optimizer or data is an error. With
+            a workdir, SIGTERM makes the run save a checkpoint and stop.
+        log_to: names of loggers beside metrics.jsonl, as in a config's `log.to`. They need a workdir.
+        log_project, log_name, log_config: project, name and further values (a dict) for "wandb" and "mlflow".
+        log_every, eval_every, save_every: how often to log, validate and save: "50 steps", "1 epoch" or "10%".
+        check_every: how often to compare the states of all devices, besides each checkpoint; "0 steps" for never.
+        self_test: whether to compare the averaged gradient with one device's first: "auto", "always" or "never".
+        profile: length of a trace for TensorBoard's profiler, such as "10 steps", written to profile/ in the workdir.
 
     Returns:
-        The trained state, and a history that draws itself in a notebook: the same on every process.
+        The trained state and the history of metrics, a figure in a notebook; both are the same on every process.
 
     Raises:
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.
@@ -267,8 +274,8 @@ def train(
     history, measures = History(), check_evaluators(evaluators, setup)
     watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
     directory = None if workdir is None else Path(check_path(workdir, "workdir")).absolute()
-    given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
-    setup.topology.peers.agree({name: str(value) for name, value in (told(setup.recipe, val) | given).items()})
+    used = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
+    setup.topology.peers.agree({name: str(value) for name, value in (told(setup.recipe, val) | used).items()})
     state = train_setup(setup, directory, watching, measures)
     history.share(setup.topology)
     return state, history

@@ -1,9 +1,9 @@
-"""What a config chooses by name, and which keys of its section each choice reads.
+"""Choices by name, such as an optimizer, and the keys of a config that only some choices read.
 
-A choice has a dataclass of settings beside its code, which names these keys and has its own defaults; see
-`jaxddp.registry`. In a config a key that only some choices read is None until a file or a command says it. One that is
-said and not read is an error. What was inherited gives way: where a file or a command names a choice, the keys that it
-does not read, and that are not said with it, are None again.
+Beside its code, a choice has a dataclass of settings, which lists the keys that it reads and their defaults; see
+`jaxddp.registry`. In a config, such a key is None until a file or a command sets it. A key that is set and has no
+effect is an error. Inherited keys are reset instead: if a file or a command names a choice, the keys that it does not
+read are None again, unless they are set with it.
 """
 
 import dataclasses
@@ -22,39 +22,36 @@ Settings = TypeVar("Settings")
 
 
 CHOICES = (MODELS, LOSSES, OBJECTIVES, OPTIMIZERS, SCHEDULES)
-"""The registries whose entries may have settings."""
+"""The registries whose entries can have settings."""
 NAMES = tuple(registry.key for registry in CHOICES)
 """The keys that name a choice."""
 DECIDING = frozenset((*NAMES, *(need.key for need in NEEDS.values())))
-"""The keys that decide whether others are read."""
+"""The keys that decide whether other keys have an effect."""
 
 
 def keys_of_choices() -> set[str]:
-    """The keys that only some choices read, by dots."""
+    """The keys that only some choices read, such as "optimizer.beta2"."""
     return {key for registry in CHOICES for key in registry.readers()}
 
 
 def settings_of(section: Any, own: Callable[..., Settings]) -> Settings:
-    """What a section of a config says to a choice: its settings, with its own defaults where nothing is said."""
+    """Return the settings of a choice: its section's values, and its own defaults for the keys that are None."""
     given = {field.name: getattr(section, field.name) for field in dataclasses.fields(own)}  # pyright: ignore
     return own(**{key: value for key, value in given.items() if value is not None})
 
 
 def given_way(config: Any, said: Collection[str], hooks: Collection[str] = ()) -> Any:
-    """A config in which inherited keys give way to the keys that were set.
-
-    Where a set key, such as `optimizer.name` or `train.ema`, leaves others without effect, these have their defaults
-    again, unless they were set with it.
+    """Reset the inherited keys that have no effect because of the keys that were set, such as `optimizer.name`.
 
     Args:
-        said: the keys that one file, one call or one command sets, "optimizer.name".
-        hooks: of the recipe file, which stand for what they bring.
+        said: the keys that one file, call or command sets. These are not reset.
+        hooks: names of the recipe's hooks, each of which replaces a choice.
     """
     return _given_way(config, said, said, hooks)
 
 
 def of_release(config: Any, hooks: Collection[str] = ()) -> Any:
-    """The config of a run of any release, without the keys that nothing reads: older releases wrote them, too."""
+    """Return the config of a run of any release, without keys that have no effect. Older releases stored them."""
     return _given_way(config, DECIDING, (), hooks)
 
 
@@ -67,7 +64,7 @@ def _given_way(config: Any, deciding: Collection[str], kept: Collection[str], ho
 
 
 def unread(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
-    """The keys that the choices of a config do not read, and by whom each is."""
+    """Return the keys that the choices of a config do not read, each with the rest of a message about it."""
     found: dict[str, Words] = {}
     for registry in CHOICES:
         name = attrgetter(registry.key)(config)
@@ -77,7 +74,7 @@ def unread(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
 
 
 def without_effect(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
-    """The keys of a config that are set and have no effect for want of another key, and why each has none."""
+    """Return the keys that are set and have no effect without another key, each with the rest of a message about it."""
     default = type(config)()
     of_hooks = {key for registry in CHOICES if registry.hook in hooks for key in registry.readers()}
     found: dict[str, Words] = {}
@@ -97,14 +94,14 @@ def _leave_out(keys: Sequence[str]) -> str:
 
 
 def check_read(config: Any, hooks: Collection[str] = (), mend: Callable[[Sequence[str]], str] = _leave_out) -> None:
-    """See that every key that is set has an effect: its choice reads it, and a key that it needs has a value.
+    """Check that every key that is set has an effect: its choice reads it, and the key that it needs is set.
 
     Args:
-        hooks: of the recipe file, which stand for what they bring.
-        mend: what to do about these keys.
+        hooks: names of the recipe's hooks, each of which replaces a choice and may read any key.
+        mend: returns the advice of the message for the keys without effect.
 
     Raises:
-        InputError: names all keys that have no effect, with their values and the keys that decide it.
+        InputError: names all keys that have no effect, their values, and the keys that decide it.
     """
     values = {key: (attrgetter(key)(config), why) for key, why in unread(config, hooks).items()}
     said = {key: (Key(key, value), why) for key, (value, why) in values.items() if value is not None}
@@ -115,9 +112,13 @@ def check_read(config: Any, hooks: Collection[str] = (), mend: Callable[[Sequenc
 
 
 def resolved(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
-    """The settings of a config, by dotted keys, with the values of the choices where it leaves them these.
+    """Return the settings of a config with the defaults of its choices in place of None.
 
-    What a choice does not read is None. The choices are imported.
+    Keys that a choice does not read are None. The modules of the choices are imported.
+
+    Args:
+        settings: by dotted keys, as `flatten` returns them.
+        hooks: names of the recipe's hooks, each of which replaces a choice.
     """
     found = dict(settings)
     for registry in CHOICES:
@@ -134,25 +135,25 @@ def resolved(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[s
 
 
 def compared(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
-    """As `resolved`, and without the keys that need another one and have no effect without it."""
+    """Like `resolved`, without the keys that have no effect because they need another key."""
     found = resolved(settings, hooks)
     idle = {key for key, need in NEEDS.items() if need.key in found and not need.is_met(found[need.key])}
     return {key: value for key, value in found.items() if key not in idle}
 
 
 def _defaults(registry: Registry, name: str) -> dict[str, Any]:
-    """The defaults of a choice's settings, by dotted keys."""
+    """Return the defaults of a choice's settings, by dotted keys."""
     own, section = registry.settings(name), registry.key.partition(".")[0]
     return {} if own is None else {f"{section}.{field.name}": field.default for field in dataclasses.fields(own)}
 
 
 def with_usual(config: Any) -> Any:
-    """The config as hooks are given it: one that stands for a choice has no defaults of its own there."""
+    """Return the config that hooks receive: a hook has no settings with defaults, so None becomes the usual value."""
     return _with(config, {key: value for key, value in USUAL.items() if attrgetter(key)(config) is None})
 
 
 def _with(config: Any, values: Mapping[str, Any]) -> Any:
-    """With other values, by dotted keys, of its sections."""
+    """Return a copy with other values, by dotted keys."""
     for key, value in values.items():
         section, _, name = key.partition(".")
         part = getattr(config, section)

@@ -1,12 +1,12 @@
-"""What a config or a recipe file is written with; its `get_config()` returns a `Config`.
+"""The classes of a config. The `get_config()` of a recipe file returns a `Config`.
 
-A child config begins with another and says only what differs:
+A recipe can load another one and change only some keys:
 
     def get_config():
         return load("imagenet_resnet50").replace(model={"name": "resnet34"})
 
-The settings are the recipe, never the machine: batch sizes are global, and the number of devices changes nothing but,
-where `model.batch_norm` is local, which slice of the batch is normalized together.
+A config describes the recipe and not the machine. Batch sizes are global, and the result does not depend on the number
+of devices, except with local batch norm (`model.batch_norm`), which normalizes each device's part of a batch by itself.
 """
 
 from pathlib import Path
@@ -45,12 +45,15 @@ __all__ = [
 
 
 def load(name_or_path: str | Path) -> Config:
-    """The config of a recipe: its `get_config()`, or what a run wrote into its config.json.
+    """Load the config of a recipe or of a run.
 
     Args:
-        name_or_path: a name in the project's configs/ (`"imagenet_resnet50"`), the path of a Python file, or that of a
-            run's work directory or of the config.json in it. Within a recipe file a relative path begins beside that
-            file, and the hooks of the recipe that is loaded are inherited.
+        name_or_path: the name of a built-in config (`"imagenet_resnet50"`), the path of a recipe file, or the work
+            directory of a run or its config.json. In a recipe file, a relative path starts in the folder of that file,
+            and the hooks of the loaded recipe are inherited.
+
+    Returns:
+        What the recipe's `get_config()` returned, or the config that the run stored.
 
     Raises:
         InputError: see `jaxddp.recipe_file.read_recipe`.

@@ -1,4 +1,4 @@
-"""The functions by which a recipe file brings objects of its own, and how they are called."""
+"""Hooks: the functions of a recipe file that return its own objects, such as a model or a loss."""
 
 import contextlib
 import inspect
@@ -26,14 +26,14 @@ HOOKS = {
     "get_parts": "config, steps",
     "get_listeners": "config, workdir",
 }
-"""What a recipe may define beside `get_config()`, and what each is given."""
+"""The hooks that a recipe file can define beside `get_config()`, and their arguments."""
 
 
 @dataclass(frozen=True)
 class Hook:
-    """One function of a recipe file. What it raises becomes an InputError that names the line.
+    """A hook of a recipe file. An error in it becomes an `InputError` that names the file and the line.
 
-    The keys of its config that are left to a choice have their usual values.
+    In the config that it receives, keys that are None have their values of `jaxddp.sections.fallback_values`.
     """
 
     path: Path
@@ -43,23 +43,26 @@ class Hook:
         return self.guarded(self.function)(with_usual(config), *arguments)
 
     def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that this one returned, which is called later: its errors name the line, too."""
+        """Wrap a function that the hook returned, so that its errors name the file and the line, too."""
         return one_line(self.path, f"{self.function.__name__}: ")(function)
 
     @property
     def name(self) -> str:
-        """The file and the function, for messages."""
+        """The file and the name of the function, for messages."""
         return f"{self.path}: {self.function.__name__}"
 
 
 def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
-    """The hooks that a recipe file defines or imports. Raises: InputError; another signature, or no such hook."""
+    """Return the hooks that a recipe file defines or imports.
+
+    Raises: InputError; a hook has the wrong signature, or a `get_…` function is no hook.
+    """
     found = {}
     for name, value in vars(module).items():
         if name in HOOKS:
             found[name] = Hook(path, _checked(path, name, value))
         elif name.startswith("get_") and name != "get_config" and getattr(value, "__module__", "") == module.__name__:
-            raise InputError(f"{path}: {name} is no hook of a recipe; {choices(name, [*HOOKS, 'get_config'])}")
+            raise InputError(f"{path}: {name} is not a hook; {choices(name, [*HOOKS, 'get_config'])}")
     return found
 
 
@@ -71,19 +74,22 @@ def _checked(path: Path, name: str, value: Any) -> Callable[..., Any]:
 
 
 def check_called(function: Callable[..., Any], where: str, name: str, arguments: str, *, more: bool = False) -> None:
-    """See that a function can be called with these arguments, by position, as in "config, num_classes".
+    """Check that a function can be called with positional arguments, such as "config, num_classes".
 
-    Where it may be given `more` by keyword, it may ask for them.
+    Args:
+        where: how a message begins.
+        name: of the function.
+        more: whether the function may have further parameters without a default, which are passed by keyword.
 
     Raises:
-        InputError: it takes others, or is an async function; begins with `where`.
+        InputError: the function has other parameters, or is an async function.
     """
     if inspect.iscoroutinefunction(function):
         raise InputError(f"{where}: {name} is an async function; define a plain one, def {name}({arguments})")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # Some built-in ones show none.
+        return  # Some built-in functions have no signature.
     try:
         (signature.bind_partial if more else signature.bind)(*arguments.split(", "))
     except TypeError as error:
@@ -92,9 +98,13 @@ def check_called(function: Callable[..., Any], where: str, name: str, arguments:
 
 @contextlib.contextmanager
 def one_line(path: Path, what: str) -> Iterator[None]:
-    """Turns what a recipe file raises into one line with the line of the file where it happened.
+    """Turn an error of a recipe file into an `InputError` that names the file and the line.
 
-    Where it changes the working directory, that is undone: relative paths of the command line begin where it began.
+    A change of the working directory is undone, so that relative paths of the command line stay valid.
+
+    Args:
+        path: of the recipe file.
+        what: follows the line in the message, such as "get_model: ".
     """
     try:
         with _same_directory():
@@ -110,7 +120,7 @@ def one_line(path: Path, what: str) -> Iterator[None]:
         if isinstance(error, InputError):
             raise error.within(f"{where}: {what}".removesuffix(": ")) from error
         inside = place_of(error)
-        # Of what a module beside it raises, both say something.
+        # If another module raised the error, name its line, too.
         further = f" (in {str(inside).removesuffix(': ')})" if inside and inside.file != path.absolute() else ""
         raise InputError(f"{where}: {what}{type(error).__name__}: {error}{further}") from error
 
@@ -119,7 +129,7 @@ def one_line(path: Path, what: str) -> Iterator[None]:
 def _same_directory() -> Iterator[None]:
     try:
         before = os.open(".", os.O_RDONLY)
-    except OSError:  # It was removed, or may not be read.
+    except OSError:  # The directory was removed, or is not readable.
         yield
         return
     try:

@@ -1,4 +1,4 @@
-"""The names of a config's keys as people write them: short forms, and which key a mistyped name is near to."""
+"""Short forms of keys for the command line, and suggestions for mistyped keys."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -11,21 +11,21 @@ SHORT = {
     "model": "model.name",
     "data": "data.path",
 }
-"""Short forms that the terminal takes for a key; `--seed` is the key itself."""
+"""Short forms that the command line accepts; `--seed` is a key already."""
 _ELSEWHERE = {
     **{"num_epochs": "train.duration", "max_epochs": "train.duration", "bs": "train.batch_size"},
     **{"wd": "optimizer.weight_decay", "arch": "model.name", "output_dir": "workdir"},
 }
-"""What other trainers call a key."""
+"""Names that other trainers use."""
 _MOST, _LONGEST, _LIKENESS = 3, 80, 0.78
 _SHORTEST = 2
-"""Anything of three letters is like an end of two."""
+"""Length above which the last part of a key is compared: every word of three letters is similar to a short one."""
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """The known keys that somebody may have meant by a name, the nearest alone where there is one.
+    """Return the known keys that a mistyped name may mean; only the nearest one if there is one.
 
-    A key is found by its short form, by its end, or by one letter or two: "train.lr", "weight_decay", "train.duratoin".
+    A key is found by its short form, its last part, or despite a typo: "train.lr", "weight_decay", "train.duratoin".
     """
     keys, name = list(known), name.replace("-", "_")
     last = name.rpartition(".")[2]
@@ -35,7 +35,7 @@ def near(name: str, known: Iterable[str]) -> list[str]:
         return [f"{name}.name"]
     if alike := [key for key in keys if f".{key}".endswith(f".{name}")] or [key for key in keys if _last(key) == last]:
         return alike[:_MOST]
-    # Matching takes quadratic time, and no name that anybody meant to write is this long.
+    # Matching takes quadratic time, and no key is this long.
     if len(name) > _LONGEST:
         return []
     if close := get_close_matches(name, keys, n=1, cutoff=_LIKENESS):

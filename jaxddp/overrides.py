@@ -1,4 +1,4 @@
-"""Trees of frozen dataclasses, such as a config: copies with keys changed, and their plain values."""
+"""Nested dataclasses such as a config: changing keys, checking values, and converting to plain values."""
 
 import contextlib
 import dataclasses
@@ -17,18 +17,18 @@ from jaxddp.core.wording import choices, nearest
 from jaxddp.keys import near
 
 _LONGEST_TEXT = 4096
-"""A path can be no longer."""
+"""Length limit of a path."""
 _WORDS = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
     str: ("text", "texts"),
     bool: ("True or False", "truth values"),
 }
-"""What one value of a type is called, and what several."""
+"""For each type, what a message calls one value and several values."""
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as dicts, tuples as lists, durations as they are written: what JSON holds."""
+    """Convert to what JSON holds: dataclasses to dicts, tuples to lists, durations to text."""
     if isinstance(value, Duration):
         return str(value)
     if dataclasses.is_dataclass(value):
@@ -37,10 +37,15 @@ def plain(value: Any) -> Any:
 
 
 def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = None) -> Any:
-    """A copy of a tree, or of a part of `root`, with keys changed, each value checked against its field's type.
+    """Return a copy of nested dataclasses with some keys changed. Each value is checked against its field's type.
+
+    Args:
+        prefix: begins the names of the node's keys, such as "train.".
+        root: the whole tree, if the node is a part of it; keys elsewhere in it are suggested for unknown ones.
 
     Raises:
-        InputError: an unknown key (the nearest right one is named), or a value of another type or out of range.
+        InputError: a key is unknown (the message suggests the nearest one), or a value has the wrong type or is out of
+            range.
     """
     hints, root = _hints(type(node)), node if root is None else root
     values = {}
@@ -60,12 +65,12 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
 
 
 def check_values(node: Any, prefix: str = "") -> None:
-    """Check every value of a tree against its field's type and range; `prefix` begins the names of its keys.
+    """Check every value of nested dataclasses against its field's type and range, and convert it to that type.
 
-    What says a value in another form, such as "1 epoch", becomes that value: the tree may be frozen.
+    Text such as "1 epoch" becomes a `Duration`, in frozen dataclasses, too. `prefix` begins the names of the keys.
 
     Raises:
-        InputError: names the first key that holds something else, its value, and what is expected.
+        InputError: names the first key with a wrong value, the value, and what is expected.
     """
     for key, hint in _hints(type(node)).items():
         value = getattr(node, key)
@@ -76,7 +81,7 @@ def check_values(node: Any, prefix: str = "") -> None:
 
 
 def keys_of(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key of a tree of dataclasses, "train.batch_size", and the type of its values."""
+    """Yield every key of nested dataclasses, such as "train.batch_size", with its type."""
     for name, hint in _hints(tree).items():
         node = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
         if is_tree(node):
@@ -86,7 +91,7 @@ def keys_of(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def is_tree(hint: Any) -> bool:
-    """Whether a type is that of a part of a tree, and of no single value."""
+    """Whether a type is a dataclass with keys of its own, and not a single value."""
     return dataclasses.is_dataclass(hint) and hint is not Duration
 
 
@@ -96,9 +101,11 @@ def _hints(node: type) -> dict[str, Any]:
 
 
 def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
-    """`value` as the type that `hint` asks for, converted only where nothing can be lost, and within its range.
+    """Return a value as the type of `hint`. It is converted only if nothing is lost, and checked against its range.
 
-    What is expected is told as `named`, the whole of a type whose part `hint` is.
+    Args:
+        key: names the value in messages.
+        named: the whole type, if `hint` is a part of it; messages describe the whole type.
 
     Raises:
         InputError: names the key, the value, and what is expected.
@@ -123,7 +130,7 @@ def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
     if hint is Duration and isinstance(value, str):
         with about(Key(key)):
             return Duration.parse(value)
-    # NumPy's numbers too.
+    # Numbers of NumPy, too.
     if hint is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     if hint is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
@@ -137,7 +144,7 @@ def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
 
 
 def read_number(text: str, kind: Any, key: str) -> float:
-    """A number of a type with its range, such as a `Share`, as it is written in a longer text. Raises: InputError."""
+    """Parse a number of a type with a range, such as `Share`. Raises: InputError; the text is no such number."""
     try:
         value: Any = real_number(text)
     except ValueError:
@@ -146,7 +153,7 @@ def read_number(text: str, kind: Any, key: str) -> float:
 
 
 def _named(hint: Any, *, several: bool = False) -> str:
-    """A type as an error message names it, with its range: `a whole number, 1 to 4,096`."""
+    """Describe a type with its range for a message: `a whole number, 1 to 4,096`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         bounds = [f", {each}" for each in args[1:] if isinstance(each, Range)]
@@ -162,12 +169,12 @@ def _named(hint: Any, *, several: bool = False) -> str:
 
 
 def names_of(words: tuple[str, ...]) -> tuple[str, ...]:
-    """A terminal's `--log.to jsonl,tensorboard` is one word."""
+    """Split words at commas: the command line passes `--log.to jsonl,tensorboard` as one word."""
     return tuple(name.strip() for word in words for name in word.split(",") if name.strip())
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"train": {"batch_size": 8}}` as `{"train.batch_size": 8}`."""
+    """Return nested dicts as one dict: `{"train": {"batch_size": 8}}` becomes `{"train.batch_size": 8}`."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

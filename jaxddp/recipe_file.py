@@ -1,4 +1,4 @@
-"""Recipe files: a Python file with `get_config()`, and beside it any of the hooks that bring objects of its own.
+"""Recipe files: Python files that define `get_config()`, and optionally hooks that return objects of their own.
 
     def get_config():
         return load("cifar10").replace(train={"duration": "10 epochs"})
@@ -6,9 +6,9 @@
     def get_model(config, num_classes):
         return MyNetwork(num_classes)
 
-A recipe that loads another (`load("base.py")`) finds it beside itself and inherits its hooks. Modules that lie beside a
-recipe can be imported. A run keeps a copy of all these files, so that its config.json alone brings the recipe back.
-What a recipe loads by name (`load("cifar10")`) is the installed package's.
+A recipe that loads another one (`load("base.py")`) looks for it in its own folder and inherits its hooks. A recipe can
+import modules from its folder. A run keeps a copy of all these files, so that its work directory is enough to restore
+the recipe. A recipe that is loaded by name (`load("cifar10")`) comes from the installed package and is not copied.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ from jaxddp.recipe_sources import RecipeSources, modules_in, run_as_module
 from jaxddp.sections.config_tree import Config
 
 CONFIG_FILE = "config.json"
-"""What a run writes into its work directory: its config, and what it was compared by."""
+"""The file in a work directory that stores the run's config, and the fingerprints that a resumed run must match."""
 COPY_FOLDER = "recipe"
-"""Where a work directory keeps the recipe's files."""
+"""The folder in a work directory that holds a copy of the recipe's files."""
 RUN_ID = "run_id"
-"""The key of config.json that names the run."""
+"""The key of config.json that holds the random id of the run."""
 BESIDE_CONFIG = (RUN_ID, "fingerprint", "recipe", "objects")
-"""The keys of config.json that are not the config's."""
+"""The keys of config.json that are not keys of the config."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class RecipeFile:
 
 @dataclass
 class _Reading:
-    """A recipe file while it runs: what it loads is noted here."""
+    """A recipe file while it runs, and what it has loaded so far."""
 
     path: Path
     hooks: dict[str, Hook] = field(default_factory=dict)
@@ -120,26 +120,29 @@ class _Reading:
     modules: set[Path] = field(default_factory=set)
 
     def look(self) -> None:
-        """Note the modules beside the file that were imported so far."""
+        """Record the modules from the file's folder that are imported so far."""
         self.modules |= {file for _, file in modules_in(self.path.parent)}
 
 
 _readings: ContextVar[tuple[_Reading, ...]] = ContextVar("readings", default=())
-"""The recipe file that runs, as the last, and before it those that load it."""
+"""The recipe files that are running: each one is loaded by the one before it."""
 
 
 def read_recipe(name_or_path: str | Path) -> RecipeFile:
-    """Run a recipe file, or read what a run was; the argument is that of `jaxddp.config.load`.
+    """Run a recipe file, or read the recipe that a run stored.
+
+    Args:
+        name_or_path: as for `jaxddp.config.load`.
 
     Raises:
-        InputError: no such file, one that does not run, a `get_config()` that returns something else, a hook with
-            another signature, or a `get_…` function that is no hook.
+        InputError: the file does not exist or raises an error, `get_config()` returns no `Config`, a hook has the wrong
+            signature, or a `get_…` function is no hook.
     """
     within = next(reversed(_readings.get()), None)
     path = recipe_path(name_or_path, Path() if within is None else within.path.parent)
     by_name = _is_name(name_or_path) and path.suffix == ".py"
     if within is not None:
-        # What the other recipe imports may take the place of modules of the same name.
+        # The other recipe may import modules of the same names.
         within.look()
     recipe = _of_run(path) if path.suffix == ".json" else _of_file(path)
     if within is not None:
@@ -151,9 +154,10 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
 
 
 def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
-    """The file of a config's name, or of a path, relative to a folder; of a run's work directory its config.json.
+    """Return the file of a built-in config, a recipe file, or the config.json of a work directory.
 
-    Where a directory has the name of a config, it is the config. Raises: InputError; there is no such file.
+    A relative path starts in `folder`. A built-in name takes precedence over a directory of the same name. Raises:
+    InputError; there is no such file.
     """
     name, path = str(name_or_path), Path(os.path.normpath(folder / os.path.expanduser(name_or_path)))
     named = configs_folder() / f"{name}.py"
@@ -174,12 +178,12 @@ def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
 
 
 def config_names() -> list[str]:
-    """The names that `read_recipe` finds in the project's configs/."""
+    """Return the names of the built-in configs."""
     return sorted(path.stem for path in configs_folder().glob("*.py"))
 
 
 def configs_folder() -> Path:
-    """In an installed wheel configs/ lies inside the package, in a checkout beside it."""
+    """Return the folder of the built-in configs: in a wheel it is inside the package, in a checkout beside it."""
     inside = Path(__file__).parent / "configs"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
 
@@ -189,7 +193,7 @@ def _is_name(name_or_path: str | Path) -> bool:
 
 
 def is_built_in(path: Path) -> bool:
-    """Whether a recipe file is one of the project's configs/."""
+    """Whether a recipe file is a built-in config."""
     return path.absolute().parent == configs_folder().absolute()
 
 
@@ -200,9 +204,9 @@ def _nearest(name: str, folder: Path) -> str:
 
 
 def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
-    """The config that a run wrote down, and all that its file holds; the run's copy of its recipe is not looked at.
+    """Return the config in a config.json, and the whole content of the file. The copy of the recipe is not read.
 
-    Raises: InputError; it cannot be read.
+    Raises: InputError; the file cannot be read or is no config.
     """
     with about(path), as_written():
         try:
@@ -216,10 +220,7 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
 
 
 def _of_run(path: Path) -> RecipeFile:
-    """The config that a run wrote down, and the hooks of its copy of the recipe.
-
-    Of older releases it names keys that its choices do not read.
-    """
+    """Return the recipe of a run: the config in its config.json, and the hooks in its copy of the recipe."""
     config, content = read_config(path)
     kept, has_network = content.get("recipe") or {}, "model" in content
     file, digest = (kept.get("file"), kept.get("digest")) if isinstance(kept, dict) else (kept, None)
@@ -240,7 +241,7 @@ def _of_run(path: Path) -> RecipeFile:
 def _of_file(path: Path) -> RecipeFile:
     reading, outer = _Reading(path.absolute()), _readings.get()
     if any(other.path == reading.path for other in outer):
-        raise InputError(f"{reading.path}: loads itself; load the recipe that it begins with")
+        raise InputError(f"{reading.path}: loads itself; load the recipe that it is based on")
     token = _readings.set((*outer, reading))
     try:
         with one_line(path, ""), as_written():

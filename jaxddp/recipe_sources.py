@@ -1,4 +1,4 @@
-"""The Python files of a recipe: they are run as modules, and a run keeps a copy of them."""
+"""The Python files of a recipe: runs them as modules, and reads them for the copy that a run keeps."""
 
 import importlib.util
 import os

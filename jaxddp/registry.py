@@ -1,13 +1,16 @@
-"""What is built in, by kind and name: a module of the kind's folder adds its own, and no list names it.
+"""Registries of the built-in models, losses, optimizers and so on, by name.
+
+A module in the folder of a kind registers its entries; there is no list of them:
 
     @LOSSES.add("cross_entropy")
     def cross_entropy_of(config: Config) -> Loss: ...
 
-A file that lies in the folder is found. It must be quick to import: what is heavy is imported where it is used. What an
-entry is, its protocol, is said beside each registry below; a recipe file's hooks have the same signatures.
+Each file in the folder is found. It must be quick to import: import heavy libraries where they are used. The signature
+of the entries is documented at each registry below; the hooks of a recipe file have the same signatures.
 
-An entry that reads keys which others of its kind do not has a dataclass of settings, its second argument: the keys of
-their section, with its own defaults. In a config such a key is None until somebody says it; see `jaxddp.choices`.
+An entry that reads keys which other entries of its kind do not read has a dataclass of settings as the decorator's
+second argument: these keys of the section, with the entry's defaults. In a config such a key is None until it is set;
+see `jaxddp.choices`.
 
     @OPTIMIZERS.add("lars", LarsSettings)
     def lars(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation: ...
@@ -30,12 +33,12 @@ Entry = TypeVar("Entry")
 
 
 class Registry:
-    """The entries of one kind, which the modules of `package` add.
+    """The entries of one kind, which the modules of `package` register.
 
     Attributes:
         key: the config key that names an entry.
-        hook: the hook of a recipe file that stands for an entry, and may read any setting of the kind.
-        has_settings: whether entries may have settings; then the kind is one of `jaxddp.choices.CHOICES`.
+        hook: the hook of a recipe file that replaces an entry, and may read any setting of the kind.
+        has_settings: whether entries can have settings; then the registry is in `jaxddp.choices.CHOICES`.
     """
 
     def __init__(self, key: str, package: str, hook: str = "", *, has_settings: bool = False):
@@ -45,7 +48,7 @@ class Registry:
         self._complete = False
 
     def add(self, name: str, settings: type | None = None) -> Callable[[Entry], Entry]:
-        """A decorator that keeps what it decorates under a name, with the dataclass of its settings.
+        """Return a decorator that registers an entry under a name, with the dataclass of its settings.
 
         Raises: ValueError; the name is taken, or entries of this kind have no settings.
         """
@@ -62,7 +65,7 @@ class Registry:
         return keep
 
     def get(self, name: str) -> Any:
-        """The entry of a name. Raises: InputError; there is none, says the nearest name and all of them."""
+        """Return the entry of a name. Raises: InputError; the name is unknown, with the nearest one as advice."""
         if name not in self._entries:
             self._look(f'"{name}"')
         if name not in self._entries:
@@ -72,18 +75,18 @@ class Registry:
         return self._entries[name]
 
     def settings(self, name: str) -> type | None:
-        """The dataclass of an entry's settings; None where it has none. Raises: as `get`."""
+        """Return the dataclass of an entry's settings, or None. Raises: as `get`."""
         self.get(name)
         return self._settings[name]
 
     def keys_read(self) -> dict[str, frozenset[str]]:
-        """The keys that each entry has settings for, by its name, and nothing is imported for it."""
+        """Return the keys that each entry has settings for, by its name, without importing the entries."""
         told = {name: keys for folder in self._folders() for name, keys in _added_in(folder) if name is not None}
         of_entries = {name: kind and [field.name for field in fields(kind)] for name, kind in self._settings.items()}
         return told | {name: frozenset(keys or ()) for name, keys in of_entries.items()}
 
     def readers(self) -> dict[str, list[str]]:
-        """The keys that only some entries read, such as "optimizer.beta2", and the names of these entries."""
+        """Return the keys that only some entries read, such as "optimizer.beta2", with the names of these entries."""
         found: dict[str, list[str]] = {}
         for name, keys in sorted(self.keys_read().items()):
             for key in sorted(keys):
@@ -91,12 +94,12 @@ class Registry:
         return found
 
     def unread(self, name: Any) -> dict[str, list[str]]:
-        """Those of `readers` that an entry does not read; empty for an unknown name."""
+        """Return those of `readers` that an entry does not read. The result is empty for an unknown name."""
         known = name in self.keys_read()
         return {key: names for key, names in self.readers().items() if known and name not in names}
 
     def check(self, name: str) -> None:
-        """See that there may be such a name, and import nothing. Raises: as `get`; no module's source has the name."""
+        """Check a name without importing anything. Raises: as `get`; no module's source contains the name."""
         sources = [source for folder in self._folders() for source in _sources(folder).values()]
         if name in self._entries or any(f'"{name}"' in source for source in sources):
             return
@@ -111,12 +114,12 @@ class Registry:
         return importlib.import_module(self._package).__path__
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """Return all names, sorted. All modules are imported."""
         self._look()
         return sorted(self._entries)
 
     def _look(self, written: str = "") -> None:
-        """Import the modules in whose source something is written, or all."""
+        """Import the modules whose source contains a text, or all."""
         if self._complete:
             return
         sources = [each for folder in self._folders() for each in _sources(folder).items()]
@@ -127,20 +130,23 @@ class Registry:
 
 @functools.cache
 def _sources(folder: str) -> dict[str, str]:
-    """By module."""
+    """Return the source of each module of a folder, by its name."""
     files = (file for file in sorted(Path(folder).glob("*.py")) if file.stem != "__init__")
     return {file.stem: file.read_text("utf-8") for file in files}
 
 
 @functools.cache
 def _added_in(folder: str) -> list[tuple[str | None, frozenset[str]]]:
-    """As `_added`, of the modules of a folder."""
+    """Return what `_added` finds in the modules of a folder."""
     return [each for source in _sources(folder).values() if ".add(" in source for each in _added(ast.parse(source))]
 
 
 def _added(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]:
-    """The names that a module adds to a registry, as its source says them: written out, or keys of a dict that a loop
-    goes over; None for a name of another form. With each the fields of its settings, a class of the module."""
+    """Find the names that a module registers, with the fields of their settings, in its source.
+
+    A name is a literal, or a key of a dict that a loop iterates over; it is None for other expressions. The settings
+    are a class of the same module.
+    """
     imports = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.module == __name__]
     registries = {alias.name for node in imports for alias in node.names}
     dicts, loops, classes = {}, {}, {}
@@ -189,18 +195,17 @@ FORMATS = Registry("data.path", "jaxddp.data.formats")
 
 
 def check_names(config: Any, hooks: Collection[str] = ()) -> None:
-    """See that what a config names is there, how weights begin and what its loggers are told, before anything is
-    imported that takes seconds.
+    """Check the names in a config, its initialization and its loggers before any slow import.
 
     Args:
-        hooks: the hooks of its recipe file, which stand for what they bring.
+        hooks: names of the recipe's hooks, each of which replaces a named entry.
 
     Raises:
-        InputError: as `Registry.get`, or as these.
+        InputError: a name is unknown, or a value of `model.weight_init` or `log` is invalid.
     """
     for registry in (MODELS, LOSSES, OPTIMIZERS, OBJECTIVES, SCHEDULES, METRICS, AUGMENTATIONS, LOGGERS):
         names = attrgetter(registry.key)(config)
-        # A get_optimizer is given the learning rate of the schedule.
+        # A get_optimizer hook receives the learning rate of the schedule.
         if registry.hook not in hooks or registry is SCHEDULES:
             for name in (names,) if isinstance(names, str) else names:
                 registry.check(name)

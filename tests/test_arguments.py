@@ -350,7 +350,7 @@ def test_what_is_measured_is_a_state_of_this_setup(setup, trained):
         assert line(call) == "setup: an object of type TrainState was given; give what prepare_training returned"
     for call in measured_by(elsewhere, trained):
         assert line(call) == (
-            "state: it lies on 2 devices which are not the 4 of this setup; give "
+            "state: it is on 2 devices, which are not the 4 of this setup; give "
             "setup.topology.replicate(jax.device_get(state))"
         )
     moved = elsewhere.topology.replicate(jax.device_get(trained))

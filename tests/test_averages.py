@@ -206,7 +206,7 @@ def test_lookahead_by_a_key_is_the_part():
     assert largest_difference(*jax.device_get((states[0].params, states[0].parts["lookahead"]["params"]))) == 0
     setup = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=2, lookahead=3)
     with pytest.raises(
-        InputError, match="^lookahead: a run of 2 epochs ends on the slow weights, and this one is of 3"
+        InputError, match="^lookahead: a run of 2 epochs ends with the slow weights, but the length is now 3"
     ):
         jaxddp.train(softmax_cross_entropy, setup, epochs=3, listeners=())
 

@@ -332,7 +332,8 @@ def test_the_page_of_a_config_has_the_keys_that_its_choices_read_with_their_valu
     shown = {key for key in keys_of_choices() if re.search(rf"{typed(key)}\b(?!-)", said)}
     flat = flatten(load("digits").to_dict())
     assert shown == {key for kind in CHOICES for key, names in kind.readers().items() if flat[kind.key] in names}
-    assert "beta 1 of Adam and its kin. (default: 0.9)" in said and "one by zero. (default: 1e-08)" in said
+    assert "beta 1 of Adam and similar optimizers. (default: 0.9)" in said
+    assert "prevents division by zero. (default: 1e-08)" in said
     assert said.index("data options") < said.index("model options") < said.index("train options")
 
 

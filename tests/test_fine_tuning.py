@@ -294,13 +294,13 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
         ({"unfreeze": ["layer2"]}, "unfreeze: 'layer2': expected LAYER=VALUE"),
         ({"unfreeze": ["layer2=soon"]}, "unfreeze: 'soon' is not a duration"),
         ({"unfreeze": ["layer5=1 step"]}, "unfreeze: no layer's name begins with 'layer5'"),
-        ({"unfreeze": ["fc=1 step"], "freeze": "fc"}, "unfreeze: 'fc' is frozen for good by freeze=fc"),
+        ({"unfreeze": ["fc=1 step"], "freeze": "fc"}, "unfreeze: 'fc' is frozen by freeze=fc"),
         ({"rate_factors": ["fc=-1"]}, "rate_factors: fc=-1.0: expected 0 to 1,000,000"),
         ({"rate_factors": ["fc=1", "fc=2"]}, "rate_factors: 'fc' has two values, 1 and 2; give one"),
         ({"rate_factors": ["layer1.0=1", "layer1_0=2"]}, "rate_factors: 'layer1_0' has two values, 1 and 2"),
         (
             {"rate_factors": "fc=2", "freeze": "fc"},
-            "rate_factors: 'fc' is frozen for good by",
+            "rate_factors: 'fc' is frozen by",
         ),
         ({"rate_factors": ["head=2"]}, "rate_factors: no layer's name begins with 'head'"),
         ({"groups": "fc"}, "groups: 'fc': expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"),
@@ -318,9 +318,9 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
         ({"groups": "fc:decay=0"}, "groups: fc:decay=0: optimizer gives an object, which has its own decay; leave it"),
         ({"groups": "head:rate=2"}, "groups: no layer's name begins with 'head'"),
         ({"groups": "head:frozen=true"}, "groups: no layer's name begins with 'head'"),
-        ({"groups": "fc:rate=2,fc:frozen=true"}, "groups: 'fc' is frozen for good by groups"),
-        ({"groups": "fc:rate=2", "freeze": "fc"}, "groups: 'fc' is frozen for good by freeze=fc"),
-        ({"groups": "fc:frozen=true", "unfreeze": "fc=1 step"}, "unfreeze: 'fc' is frozen for good by groups"),
+        ({"groups": "fc:rate=2,fc:frozen=true"}, "groups: 'fc' is frozen by groups"),
+        ({"groups": "fc:rate=2", "freeze": "fc"}, "groups: 'fc' is frozen by freeze=fc"),
+        ({"groups": "fc:frozen=true", "unfreeze": "fc=1 step"}, "unfreeze: 'fc' is frozen by groups"),
         (
             {"groups": [f"{layer}:frozen=true" for layer in ("conv1", "bn1", "layer1", "layer2")]} | {"freeze": "fc"},
             "freeze=fc: no layer is left to train",
@@ -344,15 +344,17 @@ def test_a_network_without_parameters_is_told_so():
 
 def test_a_share_of_a_run_of_another_length_is_one_line():
     setup = prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze="conv=50%")
-    with pytest.raises(InputError, match="conv=50% is of a run of 1 epoch, and this one is of 3 epochs; give prepare_"):
+    with pytest.raises(
+        InputError, match="conv=50% is a fraction of a run of 1 epoch, but the length is now 3 epochs; give prepare_"
+    ):
         fit(softmax_cross_entropy, setup, epochs=3, listeners=())
 
 
 def test_unfreezing_after_the_end_of_the_run_is_logged(caplog):
     prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze=["conv=9 steps"])
-    assert caplog.messages == ["model.unfreeze: 'conv' begins at step 9, and the run ends at 5"]
+    assert caplog.messages == ["model.unfreeze: 'conv' is trained from step 9 on, but the run ends at step 5"]
 
 
 def test_a_network_that_does_not_say_its_depths():
-    with pytest.raises(InputError, match="^layer_decay=0.5: LinenNet does not say how deep its layers lie"):
+    with pytest.raises(InputError, match="^layer_decay=0.5: LinenNet does not define the depth of its layers"):
         prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, layer_decay=0.5)

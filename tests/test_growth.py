@@ -492,7 +492,7 @@ def test_images_that_are_not_square_do_not_grow():
 
 def test_a_run_that_ends_before_its_images_have_grown_says_so(caplog):
     setup_of(grow_end="100 steps")
-    assert 'data.grow_end="100 steps": the run ends before, at 6 pixels of 12' in caplog.text
+    assert 'data.grow_end="100 steps": the run ends earlier, at 6 of 12 pixels' in caplog.text
 
 
 # --- Python API and command line ---
@@ -517,7 +517,7 @@ def get_model(config, num_classes):
 def test_a_share_of_a_run_whose_length_was_changed_since_is_refused():
     data = DataConfig(**{**GROWING, "grow_end": "80%"})
     setup = jaxddp.prepare_training(statistics_model(), TABLE, 2, sgd(0.05), 4, epochs=2, data=data)
-    told = r"^data.grow_end=80% is of a run of 2 epochs, and this one is of 3 epochs; give prepare_training its"
+    told = r"^data.grow_end=80% is a fraction of a run of 2 epochs, but the length is now 3 epochs; give"
     with pytest.raises(InputError, match=told):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, epochs=3, listeners=())
     _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_every="1 step")

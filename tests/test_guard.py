@@ -130,7 +130,7 @@ def test_a_gradient_that_alone_is_not_finite_is_no_row_s_fault():
         train(setup, {"train": {"duration": "10 steps", "max_bad_steps": 4}})
     first, last = setup.order.rows(3)[0], setup.order.rows(3)[7]
     assert str(raised.value).startswith("step 4: 4 steps in a row, from step 1, had no finite gradient")
-    assert f"finite loss by itself; the batch is rows {first}, " in str(raised.value)
+    assert f"finite loss alone; the batch is rows {first}, " in str(raised.value)
     assert str(raised.value).endswith(f", {last} and 2 more of the training data")
 
 
@@ -144,7 +144,7 @@ def test_an_image_whose_nan_the_network_hides_is_named():
     rows = made(TABLE).order.rows(0)
     setup = setup_of(model, sgd(0.1), poisoned(int(rows[3])), devices=2, parts=(GUARD,), augmentation=spoil, seed=5)
     named = describe_non_finite(setup.state, 1, setup.objective, setup.feed, setup.key)
-    assert named == f"As they are augmented, images are not finite: row {rows[3]} of the training data"
+    assert named == f"Images are not finite after augmentation: row {rows[3]} of the training data"
 
 
 def test_an_interrupted_row_of_bad_steps_goes_on_counting(tmp_path):

@@ -154,9 +154,9 @@ def test_from_python_what_takes_one_label_is_one_line():
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=())
     with pytest.raises(InputError, match=r"metrics: mine: fails for .*several of an image"):
         prepared(metrics={"mine": METRICS.get("top1")})
-    with pytest.raises(InputError, match="validation data: one label an image, and several in the training data"):
+    with pytest.raises(InputError, match="validation data: one label per image, and several in the training data"):
         jaxddp.train(jaxddp.sigmoid_cross_entropy, setup, val=random_table(9), listeners=())
-    with pytest.raises(InputError, match="data.sampling=balanced takes one label an image"):
+    with pytest.raises(InputError, match="data.sampling=balanced takes one label per image"):
         prepared(data=DataConfig(sampling="balanced", image_size=6, crop="whole"))
     for ask in (jaxddp.topk_accuracy, jaxddp.show_predictions):
         with pytest.raises(InputError, match="table: its images may have several labels, and this takes one"):
@@ -170,13 +170,13 @@ def test_by_name_what_takes_one_label_is_one_line():
         configured_losses(config, SEVERAL, np.ones(5))
     assert configured_losses(config.replace(loss={"name": "bce"}), SEVERAL, np.ones(5))[0].labels.several
     with pytest.raises(
-        InputError, match="eval.metrics: top1 takes one label an image, and the data have several; name "
+        InputError, match="eval.metrics: top1 takes one label per image, and the data have several; name "
     ):
         configured_metrics(config, SEVERAL)
     own = config.replace(eval={"metrics": METRIC_NAMES})
     assert tuple(configured_metrics(own, SEVERAL)) == METRIC_NAMES
     with pytest.raises(
-        InputError, match="eval.metrics: exact_match takes several labels an image, and the data have one"
+        InputError, match="eval.metrics: exact_match takes several labels per image, and the data have one"
     ):
         configured_metrics(own, LabelKind(5))
 
@@ -235,7 +235,7 @@ def test_a_listing_is_trained_on_and_its_run_predicts(tmp_path, capfd):
     assert "--loss.name nll does not take several labels of an image" in capfd.readouterr().err.splitlines()[-1]
     assert main([*common, *bad, "--log.to", "jsonl", "confusion"]) == 2
     wanted = (
-        "log.to: confusion: its metric: confusion takes one label an image, and the data have several; leave it out"
+        "log.to: confusion: its metric: confusion takes one label per image, and the data have several; leave it out"
     )
     assert wanted in capfd.readouterr().err.splitlines()[-1] and not run.exists()
     assert main([*common, *bad]) == 0

@@ -291,7 +291,7 @@ def test_recipes_that_load_each_other_are_one_line(folder):
     for name, other in ("ab", "ba"):
         source = f"from jaxddp.config import load\ndef get_config():\n    return load('{other}.py')\n"
         (folder / f"{name}.py").write_text(source)
-    with pytest.raises(InputError, match=f"{folder}/a.py: loads itself; load the recipe that it begins with"):
+    with pytest.raises(InputError, match=f"{folder}/a.py: loads itself; load the recipe that it is based on"):
         read_recipe("a.py")
 
 

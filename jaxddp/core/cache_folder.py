@@ -1,17 +1,17 @@
-"""Where this user's machine keeps what can always be made again: indexes of record files, compiled programs."""
+"""The folder that caches compiled programs and indexes of record files."""
 
 import os
 from pathlib import Path
 
 CACHE_VARIABLE = "JAXDDP_CACHE"
-"""Names the cache folder, by default `jaxddp` in XDG_CACHE_HOME or in ~/.cache."""
+"""Environment variable with the cache folder; the default is `jaxddp` in XDG_CACHE_HOME or in ~/.cache."""
 
 
 def cache_folder() -> Path:
-    """The folder, which need not be there yet.
+    """Return the cache folder, which may not exist yet.
 
     Raises:
-        RuntimeError: the default's place is not known, for this user has no home directory.
+        RuntimeError: the user has no home directory.
     """
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named).expanduser().absolute()

@@ -1,4 +1,4 @@
-"""How long and how often: one type for every duration and cadence of a config."""
+"""Durations and cadences of a config."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from jaxddp.core.ranges import in_ascii
 from jaxddp.core.wording import show
 
 Unit = Literal["steps", "epochs", "examples", "%"]
-# An amount is exact, so 1e999999999 would be written out digit by digit.
+# Amounts are exact, so 1e999999999 would be expanded to all of its digits.
 _TOO_LONG = re.compile(r".{100}|e[+-]?\d{3}", re.IGNORECASE)
 _MOST = 10**18
 _FORMS = '"90 epochs", "5000 steps", "1_000_000 examples" or "5%" (of the run)'
@@ -19,9 +19,9 @@ _FORMS = '"90 epochs", "5000 steps", "1_000_000 examples" or "5%" (of the run)'
 
 @dataclass(frozen=True)
 class Duration:
-    """An amount of training, exact as a fraction: `Duration.parse("0.5 epochs")`.
+    """A length of training, as an exact fraction of a unit: `Duration.parse("0.5 epochs")`.
 
-    Measured in examples, an epoch is N, a step is the global batch B, and a percent is a hundredth of the run.
+    In examples, an epoch is N, a step is the global batch size B, and a percent is a hundredth of the run.
     """
 
     amount: Fraction
@@ -29,10 +29,10 @@ class Duration:
 
     @classmethod
     def parse(cls, text: str) -> "Duration":
-        """Read `"90 epochs"`, `"1 step"`, `"1_000_000 examples"` or `"5%"`.
+        """Parse `"90 epochs"`, `"1 step"`, `"1_000_000 examples"` or `"5%"`.
 
         Raises:
-            InputError: not of this form, negative, or beyond 10**18.
+            InputError: the text has another form, is negative, or is above 10**18.
         """
         number, unit = text.strip(), ""
         if number.endswith("%"):
@@ -54,17 +54,17 @@ class Duration:
 
     def __str__(self) -> str:
         decimal = str(self.amount if self.amount.denominator == 1 else float(self.amount))
-        # A third has no decimals that come back as a third: it stays a fraction.
+        # Fractions such as a third have no exact decimals.
         amount = decimal if Fraction(decimal) == self.amount else str(self.amount)
         if self.unit == "%":
             return f"{amount}%"
         return f"{amount} {self.unit[:-1] if self.amount == 1 else self.unit}"
 
     def examples(self, *, num_examples: int, batch_size: int, total_steps: int | None = None) -> Fraction:
-        """This duration counted in examples; `total_steps` is the run's length, which only a percentage needs.
+        """Return the duration in examples. Only a percentage needs `total_steps`, the length of the run.
 
         Raises:
-            InputError: a percentage where the run's length is what is being asked for.
+            InputError: the duration is a percentage, and `total_steps` is None.
         """
         if self.unit == "%":
             if total_steps is None:
@@ -73,26 +73,26 @@ class Duration:
         return self.amount * {"steps": batch_size, "epochs": num_examples, "examples": 1}[self.unit]
 
     def steps(self, *, num_examples: int, batch_size: int, total_steps: int | None = None) -> int:
-        """The first step by which this duration has passed: E epochs end at step ceil(E * N / B)."""
+        """Return the first step at which the duration has passed: E epochs end at step ceil(E * N / B)."""
         examples = self.examples(num_examples=num_examples, batch_size=batch_size, total_steps=total_steps)
         return math.ceil(examples / batch_size)
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """Something that happens each time another `examples` examples have been seen; never, if `examples` is 0."""
+    """An event that happens every `examples` examples; never if `examples` is 0."""
 
     examples: Fraction
     batch_size: int
 
     def count(self, step: int) -> int:
-        """How often it has happened by the end of step number `step` (1 is the first)."""
+        """Return how often the event has happened by the end of step number `step` (1 is the first)."""
         return math.floor(step * self.batch_size / self.examples) if self.examples else 0
 
     def following(self, step: int) -> int | None:
-        """The first step after `step` at whose end it happens; None if it never does."""
+        """Return the first step after `step` at whose end the event happens; None if there is none."""
         return math.ceil((self.count(step) + 1) * self.examples / self.batch_size) if self.examples else None
 
     def due(self, step: int) -> bool:
-        """Whether it happens at the end of step number `step`."""
+        """Whether the event happens at the end of step number `step`."""
         return self.count(step) > self.count(step - 1)

@@ -1,4 +1,4 @@
-"""Errors that a user can act on: one line that says where, what value, and what was expected."""
+"""Errors that a user can act on: one line with the place, the value and what to do."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,19 +10,19 @@ from jaxddp.core.message import Key, Words, flat, parts_of, plain, text_of
 from jaxddp.core.wording import in_short, kind_of, on_screen
 
 THEN = "then"
-"""How the notes begin that the terminal shows behind an error: what else went wrong because of it."""
+"""Prefix of notes on an error about further errors that it caused. The command line shows them."""
 
 
 class JaxddpError(Exception):
-    """Base of the errors that the terminal shows as one line; the process ends with `exit_code`.
+    """Base class of the errors that the command line shows as one line. The process ends with `exit_code`.
 
-    A message may hold what files, variables and other machines say: it is kept as `on_screen` shows it. It is pickled
-    as the line that it is, without its fields.
+    The message can contain text from files, variables and other machines, so it is escaped by `on_screen`. Pickling
+    keeps the message, but not the fields.
 
     Attributes:
-        about: what it is about, the outermost first: a file, an object, a key.
-        problem: what is wrong, in parts.
-        advice: what to do, in parts.
+        about: what the error is about, the outermost first: a file, an object, a key.
+        problem: what is wrong, as parts of a message.
+        advice: what to do, as parts of a message.
     """
 
     exit_code = 1
@@ -34,31 +34,31 @@ class JaxddpError(Exception):
 
     @property
     def key(self) -> str | None:
-        """The key that it is about, which is the first; None where it names none."""
+        """The first key in the message; None if there is none."""
         return self._first.name if self._first else None
 
     @property
     def value(self) -> Any:
-        """What that key is given; None where the message says no value."""
+        """The value of that key; None if the message has none."""
         return self._first.value if self._first and self._first.has_value else None
 
     def within(self, where: Words | object) -> "JaxddpError":
-        """The same error, of something that is about `where`."""
+        """Return the same error with `where` before its message."""
         error = type(self)(*self.problem, advice=self.advice)
         error.about = (flat(where), *self.about)
         error.args = (error._line(),)
         return error
 
     def tell(self, words: Callable[[Key], str]) -> None:
-        """Say its keys in the `words` of a door; those that a door within has told stay as they are."""
+        """Rename the keys in the message, for example to options. Keys that are renamed already stay."""
         self.change_keys(lambda key: replace(key, told=words(key)))
 
     def to_json(self) -> str:
-        """What other processes are told of it; see `error_from`."""
+        """Return the error as JSON for other processes; see `error_from`."""
         return json.dumps([[*map(plain, self.about)], plain(self.problem), plain(self.advice)])
 
     def change_keys(self, change: Callable[[Key], Key]) -> None:
-        """Put others in the place of its keys, but for those that a door has told."""
+        """Replace the keys in the message, except those that are renamed already."""
 
         def changed(parts: tuple[str | Key, ...]) -> tuple[str | Key, ...]:
             return tuple(change(part) if isinstance(part, Key) and part.told is None else part for part in parts)
@@ -68,7 +68,7 @@ class JaxddpError(Exception):
         self.args = (self._line(),)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The values of keys may be anything.
+        # Values of keys may not be picklable.
         return type(self), self.args, {"__notes__": self.__notes__} if hasattr(self, "__notes__") else None
 
     @property
@@ -89,35 +89,33 @@ class InputError(JaxddpError, ValueError):
 
 
 class Unreachable(JaxddpError):
-    """A store, a disk or a process gave no answer, or none in time: nothing is wrong that the user wrote, and trying
-    again may help.
-    """
+    """A store, a disk or a process did not answer in time. The user made no mistake, and trying again may help."""
 
 
 class NonFiniteError(JaxddpError, ArithmeticError):
-    """The loss or the state stopped being finite; the state that holds it is never saved."""
+    """The loss or the state is no longer finite. Such a state is never saved."""
 
 
 class ReplicaError(JaxddpError):
-    """The devices hold different states, of which at most one is right; nothing of them is saved."""
+    """The devices have different states. None of them is saved."""
 
 
 class GradientError(JaxddpError, ArithmeticError):
-    """The gradient that the devices average is not the one that a device computes by itself."""
+    """The averaged gradient differs from the gradient that one device computes."""
 
 
 class Preempted(JaxddpError):
-    """The scheduler asked the run to end; its state was saved, and a later start resumes it."""
+    """The scheduler ended the run. Its state was saved, and a later start resumes it."""
 
     exit_code = 75
 
 
 class Answered(SystemExit):
-    """A command line only asked for help, which was given."""
+    """The command line requested help, which was printed."""
 
 
 def refused(name: str, value: object, advice: str) -> InputError:
-    """That an argument is of another kind: `k='5': give …`, or `model: an object of type int was given; give …`."""
+    """Return the error for a wrong argument: `k='5': give …`, or `model: an object of type int was given; give …`."""
     shown = in_short(value)
     if shown is None:
         return InputError(Key(name), f": {kind_of(value)} was given", advice=advice)
@@ -125,12 +123,12 @@ def refused(name: str, value: object, advice: str) -> InputError:
 
 
 def error_of(code: int, line: str) -> JaxddpError:
-    """What another process raised, by the exit code that it told: another start may help, unless it was a mistake."""
+    """Return the error that another process raised, by its exit code: `InputError` for 2, otherwise `Unreachable`."""
     return (InputError if code == InputError.exit_code else Unreachable)(line)
 
 
 def error_from(code: int, told: str) -> JaxddpError:
-    """As `error_of`, of what `JaxddpError.to_json` says of it: its keys are known as such here, too."""
+    """Like `error_of`, from the JSON of `JaxddpError.to_json`, which keeps the keys."""
     about, problem, advice = json.loads(told)
     error = error_of(code, "")
     error.about, error.problem, error.advice = tuple(map(parts_of, about)), parts_of(problem), parts_of(advice)
@@ -139,14 +137,14 @@ def error_from(code: int, told: str) -> JaxddpError:
 
 
 def with_notes(line: str, error: BaseException) -> str:
-    """What is said of an error, and what else went wrong because of it."""
-    # Such as a checkpoint that could not be written, which ended nothing; JAX adds notes too, of many lines.
+    """Return an error's line together with its notes about further errors."""
+    # Only our notes: those of JAX have many lines.
     return "; ".join([line, *(note for note in getattr(error, "__notes__", ()) if note.startswith(THEN))])
 
 
 @contextmanager
 def about(*where: Words | object) -> Iterator[None]:
-    """An InputError or Unreachable of the block is about `where`, with which it begins."""
+    """Put `where` before the message of an InputError or Unreachable in the block."""
     try:
         yield
     except (InputError, Unreachable) as error:
@@ -155,7 +153,7 @@ def about(*where: Words | object) -> Iterator[None]:
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """The keys of an error of the block are a file's: no door calls them what an option or an argument is called."""
+    """Keep the keys of an error in the block as they are: they are keys of a file, not options or arguments."""
     try:
         yield
     except JaxddpError as error:
@@ -165,15 +163,12 @@ def as_written() -> Iterator[None]:
 
 @contextmanager
 def noted_on(error: BaseException | None) -> Iterator[None]:
-    """An error of a file in the block becomes a note on the error that ended what came before, which it must not hide.
-
-    Where nothing went wrong before, which is None, it is raised.
-    """
+    """Add an error of a file in the block as a note to an earlier error; raise it if the earlier error is None."""
     try:
         yield
     except (InputError, Unreachable) as another:
         if error is None:
             raise
-        # What ended it may be raised once more as it is closed.
+        # Closing may raise the same error again.
         if str(another) != str(error):
             error.add_note(f"{THEN}: {another}")

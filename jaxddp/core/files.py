@@ -1,4 +1,4 @@
-"""Files, opened without waiting, and written so that a reader finds each of them whole; failures are for the user."""
+"""Reading and writing of files: without blocking, atomically, and with errors that a user can act on."""
 
 import contextlib
 import errno
@@ -19,24 +19,24 @@ _AWAY = frozenset(
         *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN, errno.ESHUTDOWN),
     }
 )
-"""Of a server of files that does not answer: of a file there it says nothing, and the user wrote nothing wrong."""
+"""Errors of a file server that does not answer. They say nothing about the file."""
 _LONGEST_NAME = 255
-"""Bytes of a name in nearly every file system."""
+"""Longest file name in bytes, in nearly every file system."""
 _WELL = "see that the disk or its server is well, and start again"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket"}
 
 
 @contextlib.contextmanager
 def readable_errors(path: Path) -> Iterator[None]:
-    """Turns an OSError in the block (disk full, read-only, a file where a directory should be) into an InputError.
+    """Turn an OSError in the block (disk full, read-only, a file instead of a directory) into an InputError.
 
-    One of a disk or a server that fails becomes an `Unreachable`.
+    An error of a failing disk or server becomes an `Unreachable`.
     """
     try:
         yield
     except OSError as error:
         if isinstance(error, TimeoutError) and error.errno is None:
-            raise  # Of a wait for another process, not of a file.
+            raise  # A time limit for another process, not an error of a file.
         if error.errno in _AWAY or error.errno == errno.EIO:
             raise Unreachable(f"{path}: cannot be written ({error.strerror}); {_WELL}") from error
         reason = error.strerror or type(error).__name__
@@ -46,7 +46,7 @@ def readable_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(where: Path | str, advice: Words, *, missing: Words | None = None) -> Iterator[None]:
-    """Turns an OSError in the block into an InputError about `where`, in the words of `missing` where that is why."""
+    """Turn an OSError in the block into an InputError about `where`. `missing` is the message for a missing file."""
     try:
         yield
     except OSError as error:
@@ -56,7 +56,7 @@ def reading(where: Path | str, advice: Words, *, missing: Words | None = None) -
 
 
 def check_server(where: Path, error: OSError) -> None:
-    """Raises `Unreachable` where an error of reading is of the server, and thus says nothing of the file."""
+    """Raise `Unreachable` if a reading error comes from the server and says nothing about the file."""
     if error.errno in _AWAY:
         raise Unreachable(f"{where}: cannot be read ({error.strerror}); {_WELL}") from error
 

@@ -1,4 +1,4 @@
-"""The parts of a message to a user: text, and keys, which each door calls what its user wrote."""
+"""The parts of a message: text, and keys, which each entry point shows as its user wrote them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,13 +11,12 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a config, "train.batch_size", or the name of what is given, in a message: each door calls it in its own
-    words.
+    """A key of a config, such as "train.batch_size", or another name in a message.
 
     Attributes:
-        value: that it has, or might be given; none where the message says none.
-        shown: the value as the message shows it, where that is not its `repr`.
-        told: what a door calls it.
+        value: the value that the message shows, if any.
+        shown: the text of the value, if it is not its `repr`.
+        told: the name and value in the words of an entry point, such as an option; None until it is renamed.
     """
 
     name: str
@@ -27,16 +26,16 @@ class Key:
 
     @classmethod
     def plain(cls, name: str, value: Any) -> "Key":
-        """With a value that is shown without quotes."""
+        """Return a key whose value is shown without quotes."""
         return cls(name, value, str(value))
 
     @classmethod
     def of(cls, kind: str, name: str, *value: Any) -> "Key":
-        """The inverse of `to_plain`."""
+        """Return the inverse of `to_plain`."""
         return (Option if kind == "option" else Key)(name, *value)
 
     def to_plain(self) -> list[Any]:
-        """As JSON holds it; a value that it does not hold is the text that is shown."""
+        """Return the key as JSON holds it. A value that JSON cannot hold becomes the shown text."""
         kind = "option" if isinstance(self, Option) else "key"
         if not self.has_value:
             return [kind, self.name]
@@ -45,12 +44,12 @@ class Key:
 
     @property
     def has_value(self) -> bool:
-        """Whether the message says a value of it."""
+        """Whether the message shows a value."""
         return self.value is not _ABSENT
 
     @property
     def shown_value(self) -> str:
-        """The value as the message shows it."""
+        """The text of the value in the message."""
         return show(self.value) if self.shown is None else self.shown
 
     def __str__(self) -> str:
@@ -60,7 +59,7 @@ class Key:
 
 
 class Option(Key):
-    """A key in the words of the terminal, for advice: `--train.accumulate 4`."""
+    """A key that is shown as an option of the command line, for advice: `--train.accumulate 4`."""
 
     def __str__(self) -> str:
         if self.told is not None:
@@ -69,41 +68,41 @@ class Option(Key):
 
 
 Words = str | Key | tuple["Words", ...]
-"""A part of a message: text, a key, or several parts."""
+"""A part of a message: text, a key, or a tuple of parts."""
 
 
 def joined(between: str, words: Iterable[Words]) -> tuple[Words, ...]:
-    """Several parts, with a text between them."""
+    """Join parts with a text between them."""
     return tuple(part for each in words for part in (between, each))[1:]
 
 
 def typed(key: str) -> str:
-    """A key as it is typed: "--train.batch-size"."""
+    """Return the option of a key: "--train.batch-size"."""
     return "--" + key.replace("_", "-")
 
 
 def untyped(word: str) -> str:
-    """The key of an option as it is typed, "--train.batch-size=8"; empty of another word."""
+    """Return the key of an option such as "--train.batch-size=8"; empty for another word."""
     return word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
 
 
 def flat(words: Any) -> tuple[str | Key, ...]:
-    """The parts in a row; what is neither text nor a key is the text that it is as one."""
+    """Flatten nested parts to a tuple. Other objects are converted to text."""
     if isinstance(words, tuple):
         return tuple(part for each in words for part in flat(each))
     return (words if isinstance(words, Key) else str(words),)
 
 
 def plain(parts: tuple[str | Key, ...]) -> list[Any]:
-    """As JSON holds them; a key that a door has told is text."""
+    """Return parts as JSON holds them. A key that is renamed becomes text."""
     return [part.to_plain() if isinstance(part, Key) and part.told is None else str(part) for part in parts]
 
 
 def parts_of(plain: list[Any]) -> tuple[str | Key, ...]:
-    """The inverse of `plain`."""
+    """Return the inverse of `plain`."""
     return tuple(part if isinstance(part, str) else Key.of(*part) for part in plain)
 
 
 def text_of(words: Words) -> str:
-    """What they say."""
+    """Return the text of a message."""
     return "".join(map(str, flat(words)))

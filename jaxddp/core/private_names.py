@@ -1,6 +1,6 @@
-"""Names that a library promises to nobody: each is probed before it is used, and one line says what is lost without it.
+"""Access to private names of libraries. Each is checked before use, and a warning says what is lost without it.
 
-docs/design.md lists them all, and tests/test_private_names.py holds that list.
+docs/design.md lists all of them, and tests/test_private_names.py checks the list.
 """
 
 import functools
@@ -17,9 +17,9 @@ _log = logging.getLogger("jaxddp.libraries")
 def function(
     module: Any, name: str, needed: Collection[str], optional: Collection[str] = ()
 ) -> Callable[..., Any] | None:
-    """A module's function, if it has all parameters that are needed and no others than these and the optional ones.
+    """Return a function of a module, if it has all `needed` parameters and no others but the `optional` ones.
 
-    None where it is another, or is not there; what an unknown parameter asks for cannot be done for it.
+    Otherwise, or if there is no such function, return None.
     """
     found = getattr(module, name, None)
     if not callable(found):
@@ -30,7 +30,7 @@ def function(
 
 @functools.cache
 def say_lost(package: str, name: str, lost: str) -> None:
-    """Say once that the installed version of a package has no such name as is used here, and what that costs."""
-    # TensorFlow's has several.
+    """Warn once that the installed version of a package does not have a name, and what is lost without it."""
+    # TensorFlow has several packages, none of which may be known.
     which = f"{package} {installed_version(package) or ''}".rstrip()
     _log.warning(f"{which} has no {name} of the kind that is used here: {lost}")

@@ -1,4 +1,4 @@
-"""Ranges of numbers, written beside the fields that they bound: `width: Annotated[int, Range(1, 4096)] = 64`."""
+"""Ranges of numbers, for the types of config keys: `width: Annotated[int, Range(1, 4096)] = 64`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,10 +8,11 @@ _MOST_DIGITS = 20
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from `least` to `most`, without the ends that are open. NaN and infinities lie in none.
+    """The numbers from `least` to `most`. NaN and infinities are in no range.
 
     Attributes:
-        above, below: whether `least`, and `most`, are left out.
+        above: whether `least` itself is excluded.
+        below: whether `most` itself is excluded.
     """
 
     least: float
@@ -25,7 +26,7 @@ class Range:
         return bool(lowest and (value < self.most if self.below else value <= self.most))
 
     def __str__(self) -> str:
-        """As an error message says it: `above 0, at most 1`."""
+        """Describe the range for a message: `above 0, at most 1`."""
         if not (self.above or self.below):
             return f"{_plain(self.least)} to {_plain(self.most)}"
         first, last = "above" if self.above else "at least", "below" if self.below else "at most"
@@ -33,51 +34,51 @@ class Range:
 
 
 Share = Annotated[float, Range(0, 1)]
-"""A part of a whole."""
+"""A fraction, 0 to 1."""
 SomeShare = Annotated[float, Range(0, 1, above=True)]
-"""Not nothing of it."""
+"""A fraction above 0."""
 Decay = Annotated[float, Range(0, 1, below=True)]
-"""Not all of it: what is kept of a mean, or left to others."""
+"""A fraction below 1: the decay of a moving average."""
 HeldOut = Annotated[float, Range(0, 1, above=True, below=True)]
-"""Neither."""
+"""A fraction above 0 and below 1."""
 Seconds = Annotated[float, Range(0, 1_000_000, above=True)]
-"""A time to wait, which ends."""
+"""A time limit."""
 Factor = Annotated[float, Range(0, 1_000_000)]
-"""A learning rate, or what multiplies one or a loss."""
+"""A learning rate, or a factor of a learning rate or a loss."""
 WeightDecay = Annotated[float, Range(0, 100)]
 Positive = Annotated[float, Range(0, 1_000_000, above=True)]
 """A number above 0."""
 Period = Annotated[int, Range(1, 1_000_000)]
-"""Of steps, validations or checkpoints."""
+"""A number of steps, validations or checkpoints."""
 Seed = Annotated[int, Range(0, 2**63 - 1)]
-"""Seeds fit an int64, the widest integer that the orders, TensorFlow's and JAX's random keys have in common."""
+"""A seed. Int64 is the widest type that NumPy, TensorFlow and JAX have in common for seeds."""
 Count = Annotated[int, Range(1, 2**31 - 1)]
-"""Rows fit an int32, as they travel in a `Batch`."""
+"""A number of examples. Rows of a `Batch` are int32."""
 Devices = Annotated[int, Range(1, 100_000)]
 CpuDevices = Annotated[int, Range(1, 1024)]
-"""Simulated ones."""
+"""A number of simulated CPU devices."""
 
 
 def whole_number(text: str) -> int:
-    """The number that a text is, in the digits 0 to 9. Raises: ValueError; others, or none."""
+    """Parse a whole number in ASCII digits. Raises: ValueError."""
     return int(in_ascii(text))
 
 
 def real_number(text: str) -> float:
-    """As `whole_number`, with a point, an exponent, or a word such as "inf"."""
+    """Parse a number in ASCII digits, with a point, an exponent, or a word such as "inf". Raises: ValueError."""
     return float(in_ascii(text))
 
 
 def in_ascii(text: str) -> str:
-    """The text of a number. Raises: ValueError; Python would read the digits of other scripts too, as of Arabic."""
+    """Check that the text of a number is ASCII: Python also parses digits of other scripts. Raises: ValueError."""
     if not text.isascii():
         raise ValueError(f"{text!r} is not written in the digits 0 to 9")
     return text
 
 
 def whole(text: str, bounds: Range) -> int | None:
-    """The whole number within bounds that a text is, in ASCII digits alone; None where it is none."""
-    # Python reads other scripts' digits too, and raises of thousands of them.
+    """Parse a whole number within bounds from ASCII digits; return None if the text is no such number."""
+    # Python also parses digits of other scripts, and raises an error for thousands of digits.
     short = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
     return int(text) if short and int(text) in bounds else None
 

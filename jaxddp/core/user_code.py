@@ -1,4 +1,4 @@
-"""What a user's own code raises, told by file, line and object; where it would end the process, it ends the run."""
+"""Errors in a user's code: they name its file, line and function, and an exit of the process becomes an error."""
 
 import contextlib
 import dis
@@ -20,29 +20,29 @@ _MARK = "jaxddp: "
 
 
 class OwnCodeExit(JaxddpError):
-    """The user's code would have ended the process, as `sys.exit` does: to a scheduler the run would seem done."""
+    """The user's code tried to end the process, for example by `sys.exit`: the run would seem to be finished."""
 
 
 class CodePlace(NamedTuple):
-    """Where in a user's code something was raised: a file, a line of it, and the function, empty in a module's body."""
+    """A place in a user's code: file, line, and function, which is empty in the body of a module."""
 
     file: Path
     line: int
     name: str
 
     def __str__(self) -> str:
-        """As a message begins: `my.py:14: Net.__call__: `."""
+        """Return the beginning of a message: `my.py:14: Net.__call__: `."""
         file = self.file
-        # The current directory may have been removed.
+        # The working directory may have been removed.
         with contextlib.suppress(OSError, ValueError):
             file = file.relative_to(Path.cwd())
         return f"{file}:{self.line}: " + (f"{self.name}: " if self.name else "")
 
 
 def place_of(error: BaseException) -> CodePlace | None:
-    """The innermost frame, of the user's code, of what an error or its cause comes from; None where there is none."""
+    """Return the innermost frame of the user's code in the traceback of an error or its causes, if any."""
     for each in _chain(error):
-        # XLA tells of what it calls in text alone.
+        # XLA reports the traceback of callbacks as text.
         written = [found for found in _FRAME.findall(str(each)) if _is_own(found[0])]
         if written:
             file, line, name = written[-1]
@@ -55,7 +55,7 @@ def place_of(error: BaseException) -> CodePlace | None:
 
 
 def told(error: BaseException, advice: str = "") -> str:
-    """`my.py:14: Net.__call__: TypeError: …`, on one line."""
+    """Return an error as one line: `my.py:14: Net.__call__: TypeError: …`."""
     if isinstance(error, JaxddpError):
         return with_notes(str(error), error)
     text = str(error).rstrip()
@@ -67,7 +67,7 @@ def told(error: BaseException, advice: str = "") -> str:
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Whether somebody pressed Ctrl-C, where the user's code did not raise KeyboardInterrupt by itself."""
+    """Whether an error comes from Ctrl-C, and not from a KeyboardInterrupt that the user's code raised."""
     if not isinstance(error, KeyboardInterrupt):
         return False
     trace = error.__traceback__
@@ -75,21 +75,21 @@ def is_ctrl_c(error: BaseException) -> bool:
         trace = trace.tb_next
     if trace is None or not _is_own(trace.tb_frame.f_code.co_filename):
         return True
-    # A signal comes between two instructions, of which none is a raise.
+    # A signal arrives between two instructions, none of which is a raise.
     by_itself = dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
-    # It may raise another one because of the first.
+    # The user's code may raise a second one because of the first.
     return not by_itself or (error.__context__ is not None and is_ctrl_c(error.__context__))
 
 
 @contextlib.contextmanager
 def telling(*, all_errors: bool = False) -> Iterator[None]:
-    """The traceback of what the user's code raises in the block ends with a line that says where.
+    """Add a last line to the traceback of errors in the user's code, with file, line and function.
 
     Args:
-        all_errors: of what else is raised, too, the line is the last.
+        all_errors: whether all other errors get such a line, too.
 
     Raises:
-        OwnCodeExit: it would have ended the process, or what called it, as if nothing were wrong.
+        OwnCodeExit: the user's code raised SystemExit, GeneratorExit or KeyboardInterrupt.
     """
     try:
         yield
@@ -100,26 +100,26 @@ def telling(*, all_errors: bool = False) -> Iterator[None]:
             raise
         raise OwnCodeExit(told(error, "; to end a run, raise an error")) from error
     except BaseException as error:
-        # JAX adds a remark of its own.
+        # JAX adds notes of its own.
         if all_errors or place_of(error) or getattr(error, "__notes__", ()):
             tell(error)
         raise
 
 
 def tell(error: BaseException) -> None:
-    """Have the traceback of an error end with the line that says where it was raised."""
+    """Add a last line to the traceback of an error, with the place where it was raised."""
     forget(error)
     error.add_note(f"{_MARK}{told(error)}")
 
 
 def forget(error: BaseException) -> None:
-    """Take the line off again, where another way shows it."""
+    """Remove the line that `tell` added."""
     if any(note.startswith(_MARK) for note in getattr(error, "__notes__", ())):
         error.__notes__ = [note for note in error.__notes__ if not note.startswith(_MARK)]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those before it that led to it."""
+    """Iterate over an error and the errors that caused it."""
     each: BaseException | None = error
     while each is not None:
         yield each
@@ -129,7 +129,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _is_own(file: str) -> bool:
     path = Path(file).absolute()
     return not (
-        # Such as <frozen runpy>.
+        # For example <frozen runpy>.
         file.startswith("<") or _LIBRARIES & {*path.parts} or any(path.is_relative_to(place) for place in _NOT_OWN)
     )
 

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed_version(package: str) -> str | None:
-    """The version of an installed package; None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -13,7 +13,7 @@ def installed_version(package: str) -> str | None:
 
 
 def versions() -> str:
-    """This package's version, and those of what decides a run's numbers, on one line; nothing is imported for it."""
+    """Return the versions of this package and of the libraries that affect results, in one line."""
     others = {each: installed_version(each) for each in ("jax", "flax", "optax")} | {
         "Python": platform.python_version()
     }

@@ -1,4 +1,4 @@
-"""The parts that lines for people share: a value, a count, a figure or a size, and the nearest right name."""
+"""Formatting of values, counts, figures and sizes in messages, and suggestions for mistyped names."""
 
 import math
 import re
@@ -12,19 +12,19 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 _LONGEST = 80
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""With which formulas begin, in wide letters too."""
+"""The characters that begin a formula in a spreadsheet, with their full-width forms."""
 _POINTS = 8
-"""How many code points of a name are written out."""
+"""Number of code points of a name that a message lists."""
 _DIFFERENT = ("<font>", "<super>", "<sub>", "<circle>", "<square>", "<fraction>")
-"""Kinds of Unicode's compatibility decompositions that show: an H in double strokes is another sign than an H."""
-# Beside Unicode's format and control characters: joiners, fillers and variation selectors.
+"""Kinds of Unicode compatibility decompositions that look different: a double-struck H does not look like an H."""
+# Invisible characters besides format and control characters: joiners, fillers and variation selectors.
 _HIDDEN = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-"""But for joiners, which make signs of several."""
+"""Without joiners, which combine several characters to one."""
 _SHARES = re.compile(r"top\d+|\w*accuracy\w*|exact_match")
-"""The names of metrics that are shares, from 0 to 1."""
+"""The names of metrics that are fractions from 0 to 1."""
 _PLAIN = (str, bytes, int, float, bool, list, tuple, dict, set, type(None))
 
 _shortened = reprlib.Repr()
@@ -32,19 +32,20 @@ _shortened.maxstring = _shortened.maxother = _LONGEST
 
 
 def show(value: object) -> str:
-    """`repr(value)`, cut to 80 characters: what a file holds may be long, or hold control characters."""
+    """Return `repr(value)`, cut to 80 characters: text from files may be long or contain control characters."""
     return _cut(repr(value))
 
 
 def on_screen(text: str) -> str:
-    """Text from outside as a terminal shows it without obeying it: control characters, marks that hide or turn what
-    follows, and bytes that are not UTF-8 are written as `\\x1b`.
+    """Escape text for a terminal: control characters, invisible and direction marks, and bytes that are not UTF-8.
+
+    An escape character becomes `\\x1b`.
     """
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def as_text(cell: T) -> T | str:
-    """A cell that spreadsheets take for text or a number: with an apostrophe before what they would take for a formula.
+    """Put an apostrophe before a cell that a spreadsheet would read as a formula.
 
     See OWASP, "CSV injection".
     """
@@ -52,44 +53,44 @@ def as_text(cell: T) -> T | str:
 
 
 def in_short(value: object) -> str | None:
-    """A value as it is written, a long one in part; None of anything that is no plain value."""
+    """Return the `repr` of a plain value, shortened; None for other objects."""
     return _cut(_shortened.repr(value)) if type(value) in _PLAIN else None
 
 
 def kind_of(value: object) -> str:
-    """What is given, by its type: `None`, `the class Net`, `an object of type int`."""
+    """Describe an object by its type: `None`, `the class Net`, `an object of type int`."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
 def not_installed(package: str, extra: str) -> str:
-    """That a package of one of the extras is missing, and what brings it."""
+    """Return the message that a package is missing, and which extra installs it."""
     return f"{package} is not installed; pip install 'jaxddp[{extra}]'"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; JAX's say many, and some errors nothing."""
+    """Return the first line of an error's message, which may have many lines or none."""
     return next(iter(str(error).splitlines()), "")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`, did you mean 'x'?` where one of the known names is near, else an empty string."""
+    """Return `, did you mean 'x'?` if a known name is similar, else an empty string."""
     known = list(known)
     same = next((one for one in known if one != name and appearance(one) == appearance(name)), None)
     if same is not None and not (name + same).isascii():
         there, here = code_points(same, name)
         return f", did you mean {same!r} ({there}, where this is {here})?"
-    # Matching takes quadratic time, and no name that anybody meant to write is this long.
+    # Matching takes quadratic time, and no known name is this long.
     close = get_close_matches(name, known, n=1) if len(name) <= _LONGEST else []
     return f", did you mean {close[0]!r}?" if close else ""
 
 
 def appearance(name: str) -> str:
-    """What a reader sees of a name: two names of one appearance cannot be told apart.
+    """Return a normal form of a name: names with the same form look alike.
 
-    It is in Unicode's normal form C, without characters that show nothing, ligatures and wide letters are written as
-    plain ones, and each run of blanks is one space, with none at the ends. Upper and lower case differ.
+    It is Unicode's normal form C without invisible characters, with plain letters for ligatures and full-width letters,
+    and with single spaces. Upper and lower case differ.
     """
     if not (name.isascii() and name.isprintable()):
         seen = (one for one in unicodedata.normalize("NFC", name) if one.isspace() or not _is_hidden(one))
@@ -98,7 +99,7 @@ def appearance(name: str) -> str:
 
 
 def code_points(name: str, other: str) -> tuple[str, str]:
-    """How two names are written, each as `U+0061 U+200B`; of long ones the part where they begin to differ."""
+    """Return the code points of two names, as `U+0061 U+200B`; for long names, from where they begin to differ."""
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name, other, strict=False)))
     first = max(same - 1, 0) if max(len(name), len(other)) > _POINTS else 0
 
@@ -110,7 +111,7 @@ def code_points(name: str, other: str) -> tuple[str, str]:
 
 
 def plural(number: float, noun: str) -> str:
-    """The noun as it stands behind a number: `file` behind 1, else `files`, `classes`, `tries`."""
+    """Return a noun in the form that follows a number: `file` after 1, else `files`, `classes`, `tries`."""
     if number == 1:
         return noun
     if noun.endswith(("s", "x", "tch", "sh")):
@@ -119,27 +120,27 @@ def plural(number: float, noun: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 file`, `1,234 files`."""
+    """Return a number with its noun: `1 file`, `1,234 files`."""
     return f"{number:,} {plural(number, noun)}"
 
 
 def span(least: float, most: float) -> str:
-    """`4 to 9`, and `4` where that is both."""
+    """Return `4 to 9`, or `4` if both ends are equal."""
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """The first of several names: `cat, dog, ...`."""
+    """List the first names: `cat, dog, ...`."""
     return ", ".join([*map(_cut, names[:most]), *(["..."] if len(names) > most else [])])
 
 
 def shaped(array: Any) -> str:
-    """An array by its dtype and shape alone: `float32[64, 10]`."""
+    """Describe an array by its dtype and shape: `float32[64, 10]`."""
     return f"{array.dtype}{list(array.shape)}"
 
 
 def size(num_bytes: float) -> str:
-    """As people read it: `4.0 kB`, `102 MB`, `1.2 GB`."""
+    """Format a number of bytes: `4.0 kB`, `102 MB`, `1.2 GB`."""
     units = iter(("B", "kB", "MB", "GB", "TB"))
     unit = next(units)
     while num_bytes >= 999.5 and unit != "TB":
@@ -148,12 +149,12 @@ def size(num_bytes: float) -> str:
 
 
 def speed(images_per_second: float) -> str:
-    """The number before `images/s`: `1,234`, or `0.32`, as 0 would say that there is none."""
+    """Format a number of images per second: `1,234` or `0.32`."""
     return f"{images_per_second:,.0f}" if images_per_second >= 9.95 else f"{images_per_second:.2g}"
 
 
 def duration(seconds: float | None) -> str:
-    """`8.2 s`, `3 min 20 s`, `2 h 05 min`; `-` where it is not known."""
+    """Format seconds: `8.2 s`, `3 min 20 s`, `2 h 05 min`; `-` if they are unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     if seconds < 59.95:
@@ -163,24 +164,24 @@ def duration(seconds: float | None) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric, such as "top1" or "val_ema top1", is a share from 0 to 1, which people read in percent."""
+    """Whether a metric, such as "top1" or "val_ema top1", is a fraction, which is shown in percent."""
     return _SHARES.fullmatch(metric.rpartition(" ")[2]) is not None
 
 
 def figure(metric: str, value: float) -> str:
-    """A metric's value with the digits that mean something: `85.21%`, `0.4312`, `1.25e-06`. Files have all of them."""
+    """Format a metric's value with its significant digits: `85.21%`, `0.4312`, `1.25e-06`."""
     if is_share(metric):
         return f"{value:.2%}"
     return f"{value:,.0f}" if metric == "count" else decimal(value)
 
 
 def decimal(value: float) -> str:
-    """A number with four digits behind the point, or where these say little four in all."""
+    """Format a number with four decimals, or with four significant digits if it is very small or large."""
     return f"{value:.4f}" if 0.001 <= abs(value) < 1000 else f"{value:.4g}"
 
 
 def choices(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'? there are: w, x, y`, for names few enough to list."""
+    """Return `did you mean 'x'? there are: w, x, y`, for a short list of names."""
     known = sorted(known)
     return f"{nearest(name, known)} there are: {', '.join(known)}".lstrip(", ")
 

@@ -1,4 +1,4 @@
-"""The arguments of the Python API that are objects: each is seen to be of its kind before anything is done with it."""
+"""Checks of the objects that are arguments of the Python API."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from jaxddp.training.validation.evaluator import Measure
 
 
 def check_data(data: Any) -> DataConfig | None:
-    """The argument `data`. Raises: InputError; it is something else."""
+    """Check the argument `data` and return it. Raises: InputError."""
     if data is not None and not isinstance(data, DataConfig):
         raise refused("data", data, "give a jaxddp.DataConfig, such as DataConfig(image_size=64)")
     if data is not None and data.labels_per_class is not None:
@@ -41,8 +41,15 @@ def check_data(data: Any) -> DataConfig | None:
 
 
 def check_function(function: Any, name: str, of: str, arguments: str = "") -> Any:
-    """An argument that is a function `of` something, or None. Raises: InputError; it is something else, or cannot be
-    called with these arguments, where they are given."""
+    """Check an argument that is a function or None, and return it.
+
+    Args:
+        name: of the argument.
+        of: what it is a function of, for messages.
+        arguments: the names of its positional arguments; empty to skip this check.
+
+    Raises: InputError; it is no function, or takes other arguments.
+    """
     if function is not None and (isinstance(function, type) or not callable(function)):
         raise refused(name, function, f"give a function of {of}")
     if function is not None and arguments:
@@ -51,7 +58,7 @@ def check_function(function: Any, name: str, of: str, arguments: str = "") -> An
 
 
 def check_unlabelled(source: Any) -> Source | None:
-    """The argument `unlabelled`, whose labels are not looked at, or None. Raises: InputError; it is something else."""
+    """Check the argument `unlabelled`, and return it without its labels, or None. Raises: InputError."""
     if source is None:
         return None
     if not hasattr(check_source(source, "unlabelled"), "without_labels"):
@@ -60,7 +67,7 @@ def check_unlabelled(source: Any) -> Source | None:
 
 
 def check_schedule(schedule: Any) -> optax.Schedule | None:
-    """A schedule that JAX can trace, or None. Raises: InputError; it fails, or returns something else than a number."""
+    """Check that a schedule can be traced, and return it. Raises: InputError; it fails or returns no number."""
     if check_function(schedule, "schedule", "the step, such as optax.cosine_decay_schedule(1.0, steps)") is None:
         return None
     try:
@@ -81,10 +88,11 @@ def check_schedule(schedule: Any) -> optax.Schedule | None:
 
 
 def check_evaluators(evaluators: Any, setup: RunSetup) -> list[Measure]:
-    """Functions of the state whose metrics join each evaluation's; what they return is looked at when they are called.
+    """Check functions of the state that return further metrics. What they return is checked when they are called.
 
     Raises:
-        InputError: these are no functions, or nothing is evaluated; when called: it returned no dict of numbers.
+        InputError: an object is no function, or validation is disabled. When called: the function returned no dict of
+            numbers.
     """
     if isinstance(evaluators, str) or not isinstance(evaluators, Sequence):
         raise refused("evaluators", evaluators, "give a list of functions of the state")
@@ -99,7 +107,7 @@ def check_evaluators(evaluators: Any, setup: RunSetup) -> list[Measure]:
 
 
 def _with_numbers(evaluator: Measure) -> Measure:
-    """The same function; what it returns is looked at."""
+    """Wrap a function so that its result is checked."""
 
     def measure(state: TrainState) -> dict[str, float]:
         found, where = evaluator(state), f"evaluators: {_name(evaluator)}"
@@ -122,13 +130,14 @@ def _name(function: Any) -> str:
 
 
 def check_length(before: Config, after: Config) -> None:
-    """Raises `InputError` where something happens at the end or after a share of a run whose length was changed."""
+    """Raise `InputError` if a key depends on the length of a run and the length was changed."""
     if before.train.duration == after.train.duration:
         return
+    changed = f"but the length is now {after.train.duration}"
     if before.train.lookahead is not None:
         raise InputError(
             Key("train.lookahead"),
-            f": a run of {before.train.duration} ends on the slow weights, and this one is of {after.train.duration}",
+            f": a run of {before.train.duration} ends with the slow weights, {changed}",
             advice="give prepare_training its length",
         )
     thawed = before.model.thawed.items()
@@ -139,6 +148,6 @@ def check_length(before: Config, after: Config) -> None:
         if duration.unit == "%":
             raise InputError(
                 key,
-                f"{duration} is of a run of {before.train.duration}, and this one is of {after.train.duration}",
-                advice="give prepare_training its length, or say epochs or steps",
+                f"{duration} is a fraction of a run of {before.train.duration}, {changed}",
+                advice="give prepare_training its length, or use epochs or steps",
             )

@@ -1,7 +1,4 @@
-"""The arguments of the Python API: which keys of a config they set, and what messages about those keys call them.
-
-What prepares and trains speaks of a config's keys, as the terminal does; a notebook's user has written arguments.
-"""
+"""The arguments of the Python API: the keys of a config that they set, and their names in messages about these keys."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,7 +37,7 @@ _OPTIONS = {
         *("teacher", "teacher_share", "temperature", "unlabelled_ratio", "unlabelled_weight"),
     ),
 }
-"""What `prepare_training` takes of a config, by its section."""
+"""The keys of a config that `prepare_training` accepts, by section."""
 
 _CADENCES = {
     "log_every": ("log.every", Duration),
@@ -50,7 +47,7 @@ _CADENCES = {
     "check_every": ("parallel.check_replicas", Duration),
     "self_test": ("parallel.self_test", Mode),
 }
-"""What `train` takes: each argument's key and its type."""
+"""The arguments of `train` that set a key, with the key and its type."""
 
 _NAMES = {
     **{f"{section}.{key}": key for section, keys in _OPTIONS.items() for key in keys},
@@ -70,34 +67,38 @@ _NAMES = {
     "workdir": "workdir",
     "the config": "the model and optimizer",
 }
-"""What a key of a config is called among the arguments."""
+"""The argument of each key of a config."""
 
 _OBJECTS = "objects."
-"""How config.json names what came as an argument."""
+"""Prefix of the keys of config.json that identify objects from arguments."""
 
 
 def options_of(section: str) -> tuple[str, ...]:
-    """What `prepare_training` takes of a section of a config."""
+    """Return the keys of a section that `prepare_training` accepts."""
     return _OPTIONS[section]
 
 
 def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, beside: Iterable[str] = ()) -> Config:
-    """The config of the options of `prepare_training`, and of an objective, which is a name or a function.
+    """Make the config of the options of `prepare_training`.
+
+    Args:
+        objective: a name or a function.
+        beside: names of the other arguments, which are suggested for unknown options.
 
     Raises:
-        InputError: one is unknown, and none of the arguments `beside` them, or is not read by the objective.
+        InputError: an option is unknown, or has no effect.
     """
     section_of = {key: section for section, keys in _OPTIONS.items() for key in keys}
     for key in options.keys() - section_of:
         raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, {*section_of, *beside})}")
     given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
-    # As at the terminal: "conv1=0.1,fc=10".
+    # Text as on the command line: "conv1=0.1,fc=10".
     given |= {key: (given[key],) for key in ("unfreeze", "rate_factors", "groups") if isinstance(given.get(key), str)}
     changes = {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
     if isinstance(objective, str):
         changes["objective"]["name"] = objective
     else:
-        # The batches have the ratio, whoever reads them.
+        # The ratio sets the size of the batches, for any objective.
         for key in changes["objective"].keys() - {"unlabelled_ratio"}:
             advice = "give it what it needs there"
             raise InputError(Key(key, given[key]), ": the objective is a function", advice=advice)
@@ -107,7 +108,7 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, bes
 
 
 def changes_of_cadences(**given: Any) -> dict[str, dict[str, Any]]:
-    """When and how `train` is to do what, as changes of a config. Raises: InputError; names an argument."""
+    """Return the cadences of `train` as changes of a config. Raises: InputError; names an argument."""
     changes: dict[str, dict[str, Any]] = {}
     for argument, (name, kind) in _CADENCES.items():
         section, _, key = name.partition(".")
@@ -116,13 +117,13 @@ def changes_of_cadences(**given: Any) -> dict[str, dict[str, Any]]:
 
 
 def loggers_of(log_to: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of `log_to` and metrics.jsonl, as a config's `log.to`. Raises: InputError; it is something else."""
+    """Return the value of `log.to` for the argument `log_to`. Raises: InputError."""
     given = (log_to,) if isinstance(log_to, str) else log_to
     return ("jsonl", *checked(given, tuple[str, ...], "log_to"))
 
 
 def told_to_loggers(project: str | None, name: str | None, config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What loggers are told of a run, as a config's `log`. Raises: InputError; names an argument."""
+    """Return the values of a config's `log` for the arguments about loggers. Raises: InputError; names an argument."""
     words = []
     for key, value in checked({} if config is None else config, dict, "log_config").items():
         word = f"{key}={value}"
@@ -133,7 +134,7 @@ def told_to_loggers(project: str | None, name: str | None, config: Mapping[str, 
 
 
 def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
-    """Raises `InputError` where there is no work directory for what is to be written there."""
+    """Raise `InputError` if files would be written and there is no work directory."""
     if workdir is None and (profile or log_to):
         what = (Key("profile", profile), ": a trace") if profile else (Key("log_to", log_to), ": what loggers keep")
         raise InputError(what, " is written into the work directory", advice="give workdir too")
@@ -141,9 +142,9 @@ def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
 
 @contextmanager
 def words_of_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
-    """What the block says of a config's keys, or of the terminal's options, is said of arguments, by their `names`.
+    """Rename keys and options in the errors of the block to arguments, by `names`.
 
-    What the user's own code raises in it is told as `jaxddp.core.user_code.telling` does.
+    Errors in the user's code name file, line and function; see `jaxddp.core.user_code.telling`.
     """
     try:
         with telling():
@@ -154,7 +155,7 @@ def words_of_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
 
 
 def as_argument(key: Key, names: Mapping[str, str] = _NAMES) -> str:
-    """`train.accumulate=4` or `--train.accumulate 4` is `accumulate=4`; a batch of so many is a global one."""
+    """Return the argument of a key: `train.accumulate=4` becomes `accumulate=4`. A batch size is a global one."""
     own = key.name.removeprefix(_OBJECTS)
     name = own if own != key.name else names.get(key.name)
     if name is None:

@@ -1,4 +1,4 @@
-"""Pictures of what a training is given and of what came out of it, for a notebook."""
+"""Figures of training inputs and of predictions, for notebooks."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,13 +27,18 @@ _MOST_INPUTS = 1000
 
 @words_of_arguments()
 def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
-    """The first `count` training images of a step, after all augmentation, as a figure for a notebook.
+    """Show the first training images of a step, after all augmentation.
 
     Args:
-        step: from 1, as a history counts them.
+        setup: what `prepare_training` returned.
+        count: number of images.
+        step: number of the step, from 1.
+
+    Returns:
+        A Matplotlib figure.
 
     Raises:
-        InputError: an argument is of another kind, or an image cannot be read.
+        InputError: an argument is of the wrong kind, or an image cannot be read.
     """
     check_setup(setup)
     checked(count, Annotated[int, Range(1, _MOST_INPUTS)], "count")
@@ -43,7 +48,16 @@ def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
 
 @words_of_arguments()
 def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: int = 12) -> "Figure":
-    """The first `count` examples of a table with label, prediction and probability, as a figure for a notebook.
+    """Show the first examples of a table with label, prediction and probability.
+
+    Args:
+        state: a trained state.
+        setup: what `prepare_training` returned.
+        table: the examples.
+        count: number of images.
+
+    Returns:
+        A Matplotlib figure.
 
     Raises: as `evaluate`.
     """
@@ -53,7 +67,7 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     # A machine that only trains needs no matplotlib.
     from jaxddp.training.pictures import prediction_grid
 
-    # A listing without labels has no classes of its own.
+    # A listing without labels has no classes.
     if table.class_names:
         check_comparable(table, setup.table, setup.data)
     rows = np.arange(min(count, len(table)))

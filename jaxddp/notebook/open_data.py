@@ -1,4 +1,4 @@
-"""Data of any form, opened for a notebook."""
+"""Opens data of any format for the Python API."""
 
 import os
 from dataclasses import replace
@@ -23,17 +23,21 @@ def open_data(
     classes: str | None = None,
     manifest: str | os.PathLike[str] | None = None,
 ) -> tuple[Source, Source]:
-    """What to train on and what to validate on: a folder with a folder for each class, or any form of docs/data.md.
+    """Open a data set: a folder with one folder per class, or any other format in docs/data.md.
 
     Args:
-        path: of a folder or a file, a URL, "tfds:NAME", or, where nothing lies there, a name in datasets.toml.
-        val_share: where there is no validation split, the share of each class that is held out, above 0 and below 1.
-        classes: a range of the classes, "0:200", or their ids, "cats,dogs"; where absent, all, or those of a name.
-        manifest: what `jaxddp data check` wrote; each image is held against its SHA-256 whenever it is read.
+        path: a folder, a file, a URL, "tfds:NAME", or a name in datasets.toml if there is no such file.
+        val_share: if the data have no validation split, the fraction of each class that is held out, above 0 and below
+            1.
+        classes: a range of classes, "0:200", or their ids, "cats,dogs". Default: all, or those of the name.
+        manifest: a manifest that `jaxddp data check` wrote. The SHA-256 of each image is compared on every read.
+
+    Returns:
+        The training data and the validation data.
 
     Raises:
-        InputError: there is no such data set, it has no validation split and no `val_share` makes one, it is wrong, or
-            the manifest does not list an image; names the file. Images are opened when they are read.
+        InputError: the data do not exist or are invalid, there is no validation split and no `val_share`, or the
+            manifest does not list an image. Images are opened later, when they are read.
     """
     place = place_of(check_path(path, "path"))
     held_out = checked(val_share, HeldOut | None, "val_share")

@@ -1,4 +1,4 @@
-"""What came out of a training, measured and looked at."""
+"""Measures trained states and exports their weights."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,13 +24,22 @@ from jaxddp.setup.state_checks import check_state
 
 @words_of_arguments()
 def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = softmax_cross_entropy) -> dict[str, float]:
-    """Means of the loss, top-1 and top-5 over a table, each example once, with their `count`.
+    """Measure a state on a table, each example once.
 
-    Of a state with averaged parameters (`ema`) they are those of the average, as are predictions.
+    If the state has averaged parameters (`ema`), these are measured.
+
+    Args:
+        state: a trained state.
+        setup: what `prepare_training` returned.
+        table: the examples.
+        loss: the loss to measure, as for `train`.
+
+    Returns:
+        The means of the loss and the metrics by name, with `count`.
 
     Raises:
-        InputError: an argument is of another kind, or the state of another network; or the table is not like the one
-            that was trained on.
+        InputError: an argument is of the wrong kind, the state is of another network, or the table has other classes or
+            images than the training data.
     """
     check_measured(state, setup, table)
     return setup.with_loss(loss).evaluator(table)(state)
@@ -40,12 +49,21 @@ def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = sof
 def topk_accuracy(
     state: TrainState, setup: RunSetup, table: Source, k: int | Iterable[int] = (1, 5, 10)
 ) -> dict[int, float]:
-    """The share of a table's examples whose label is among the k largest logits, for each k, or for one.
+    """Measure the fraction of examples whose label is among the k largest logits.
 
-    It is of the parameters that `evaluate` measures.
+    The same parameters are measured as by `evaluate`.
+
+    Args:
+        state: a trained state.
+        setup: what `prepare_training` returned.
+        table: the examples.
+        k: one or several numbers.
+
+    Returns:
+        The accuracy for each k.
 
     Raises:
-        InputError: a k below 1 or above the number of classes, or as `evaluate`.
+        InputError: a k is below 1 or above the number of classes, or as `evaluate`.
     """
     check_measured(state, setup, table)
     check_one_label(table)
@@ -60,11 +78,18 @@ def topk_accuracy(
 
 @words_of_arguments()
 def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
-    """Write the weights that evaluation measures as a .safetensors file.
+    """Write the weights that evaluation uses to a .safetensors file.
 
-    A network that torchvision or timm published has their names and layout, and any other its own paths with dots.
-    `prepare_training(..., weights=out)` starts from them. Raises: InputError; an argument is of another kind,
-    or the file cannot be written.
+    A network of torchvision or timm gets its published names and layout; other networks get their own paths with dots.
+    `prepare_training(..., weights=out)` loads them.
+
+    Args:
+        state: a trained state.
+        setup: what `prepare_training` returned.
+        out: the path of the file.
+
+    Raises:
+        InputError: an argument is of the wrong kind, or the file cannot be written.
     """
     check_state(state, setup)
     files.check_path(out, "out")
@@ -74,12 +99,12 @@ def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
 
 
 def check_one_label(table: Source) -> None:
-    """Raises `InputError` where an image may have several labels."""
+    """Raise `InputError` if images can have several labels."""
     if labels_of(table).several:
         raise InputError("table: its images may have several labels, and this takes one; see the metrics of evaluate")
 
 
 def check_measured(state: TrainState, setup: RunSetup, table: Source) -> None:
-    """See that a state can be measured over a table. Raises: InputError."""
+    """Check that a state can be measured on a table. Raises: InputError."""
     check_state(state, setup)
     check_source(table, "table")

@@ -1,4 +1,4 @@
-"""What Python asks of a run by its work directory: its network, and how good it is."""
+"""Loads and evaluates trained runs by their work directory."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,16 +21,19 @@ from jaxddp.workdir.saved_state import recipe_of_run
 def load_run(
     workdir: str | Path, step: str | int = "best", *, model: Any = None, devices: int | Sequence[Device] | None = None
 ) -> TrainedRun:
-    """The network of a run's checkpoint, to predict with: `load_run("runs/cats").predict("photos")`.
+    """Load a trained run for inference: `load_run("runs/cats").predict("photos")`.
 
     Args:
-        workdir: where the run wrote its checkpoints; its data need not be there.
-        step: "best", which without validation is the latest, "latest", or a checkpoint's step.
-        model: of a run that came from Python, whose work directory does not say its network.
-        devices: how many of this job's devices predict, or which; None for all.
+        workdir: the work directory of the run. The training data are not needed.
+        step: "best" (the latest if the run was not validated), "latest", or the step of a checkpoint.
+        model: the network, for a run of the Python API, whose work directory does not name it.
+        devices: the number of this job's devices to use, or a list of devices; None for all.
+
+    Returns:
+        The trained run, with methods for prediction and features.
 
     Raises:
-        InputError: there is no such run or checkpoint, or the model is not the one that was trained.
+        InputError: there is no such run or checkpoint, or it has another model.
     """
     directory = Path(check_path(workdir, "workdir"))
     peers = join_job(find_job(), Config().parallel)
@@ -41,20 +44,23 @@ def load_run(
 def evaluate_run(
     workdir: str | Path, step: str | int = "latest", *, data: str | Path | None = None, batch_size: int | None = None
 ) -> dict[str, float]:
-    """The validation metrics of a run's checkpoint, on all devices: what `jaxddp eval RUN` prints.
+    """Validate a checkpoint of a run on all devices, like `jaxddp eval RUN`.
 
     Args:
-        workdir: where the run wrote its checkpoints; its network must be one that a config or a recipe file says.
-        step: "latest", "best", or a checkpoint's step.
-        data: where the run's data lie, if they were moved.
-        batch_size: the global batch, divided among the devices; the run's own where absent.
+        workdir: the work directory of the run. Its network must come from a config or a recipe file.
+        step: "latest", "best", or the step of a checkpoint.
+        data: the path of the run's data, if they were moved.
+        batch_size: the global batch size, which is divided among the devices. Default: that of the run.
+
+    Returns:
+        The metrics by name, with `count` and `step`.
 
     Raises:
         InputError: there is no such run or checkpoint, or no such data.
     """
     directory = Path(check_path(workdir, "workdir")).expanduser()
     file = recipe_of_run(directory)
-    # On what it ran is not part of the recipe.
+    # The devices of the run are not part of its recipe.
     changes: dict[str, dict[str, Any]] = {"parallel": plain(Config().parallel)}
     if data is not None:
         changes["data"] = {"path": str(check_path(data, "data")), "name": None}

@@ -1,4 +1,4 @@
-"""The loss that a config names, with its weights of classes, as training and as evaluation take it."""
+"""The loss that a config names, with class weights, for training and for evaluation."""
 
 import functools
 import inspect
@@ -19,13 +19,13 @@ _KEY = "loss.class_weights"
 
 
 def configured_losses(config: Config, labels: LabelKind, class_counts: np.ndarray) -> tuple[ExampleLoss, ExampleLoss]:
-    """The loss of training, and that of evaluation, which has its weights and no label smoothing.
+    """Return the loss of training and the loss of evaluation, which has no label smoothing.
 
     Args:
-        class_counts: int64[K], of the training data.
+        class_counts: int64[K], the number of training examples of each class.
 
     Raises:
-        InputError: an unknown name, or weights that do not suit the loss or the classes.
+        InputError: the name is unknown, or the class weights do not fit the loss or the classes.
     """
     weights = class_weights(config, class_counts)
     training = _made(config, weights, labels)
@@ -34,9 +34,9 @@ def configured_losses(config: Config, labels: LabelKind, class_counts: np.ndarra
 
 
 def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None:
-    """float64[K], or None without weights; balanced ones are N / (K n_k) of N examples, n_k of class k.
+    """Return the class weights, float64[K], or None. Balanced weights are N / (K n_k) for n_k of N examples in class k.
 
-    Raises: InputError; there are not K, or a class without examples is to be balanced.
+    Raises: InputError; there are not K weights, or weights are balanced and a class has no examples.
     """
     given = config.loss.weights
     if given is None:

@@ -1,4 +1,4 @@
-"""The metrics of a recipe: those that its config names, and those that a recipe file or a notebook brings."""
+"""The metrics of a recipe: those that the config names, and those that the user provides."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -22,14 +22,14 @@ _RESERVED = (
     *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),
     *("data_wait_fraction", "flops_utilization", "peak_memory", "image_size", GRADIENT_NORM, LOSS_SCALE, SKIPPED),
 )
-"""Names that a line of metrics.jsonl has for other things, as it has all that begin with `epoch_`."""
+"""Names that metrics.jsonl uses for other values. Names that begin with `epoch_` are reserved, too."""
 _NAME = re.compile(r"(?!epoch_)[\w.-]+")
 
 
 def configured_metrics(config: Config, labels: LabelKind) -> dict[str, Metric | SetMetric]:
-    """The metrics that a config names, but for those that say nothing of so few classes.
+    """Return the metrics that a config names, without those that need more classes.
 
-    Raises: InputError; one takes one label an example, and there may be several, or the other way round.
+    Raises: InputError; a metric takes one label per example and the data have several, or the reverse.
     """
     named = {name: METRICS.get(name) for name in config.eval.metrics}
     for name in named:
@@ -44,9 +44,13 @@ def with_given(
     where: str,
     labels: LabelKind,
 ) -> dict[str, Metric | SetMetric]:
-    """A config's metrics, and those given by name, functions like `METRICS`'; of one name the given one stays.
+    """Return a config's metrics together with the user's, which replace those of the same name.
 
-    Raises: InputError; something else was given, which `where` names, or two metrics measure numbers of one name.
+    Args:
+        given: a dict of names to functions like the entries of `METRICS`.
+        where: names the hook or the argument in messages.
+
+    Raises: InputError; `given` is no such dict, or two metrics measure values of the same name.
     """
     if not isinstance(given, Mapping):
         raise InputError(f"{where}: {kind_of(given)} was given; give a dict of name to function")
@@ -68,7 +72,7 @@ def with_given(
 
 
 def check_wanted(listeners: Iterable[Any], labels: LabelKind) -> None:
-    """Raises `InputError` where the data do not have the labels of a metric that a listener wants."""
+    """Raise `InputError` if a listener wants a metric that does not fit the labels of the data."""
     for listener in listeners:
         logger = isinstance(listener, OptionalLogger)
         where = (Key("log.to"), f": {listener.name}") if logger else type(listener).__name__
@@ -79,15 +83,15 @@ def check_wanted(listeners: Iterable[Any], labels: LabelKind) -> None:
 def _check_takes(name: str, where: Words, advice: str, labels: LabelKind) -> None:
     if not _takes(METRICS.get(name), labels):
         there, wanted = ("several", "one label") if labels.several else ("one", "several labels")
-        raise InputError(where, f": {name} takes {wanted} an image, and the data have {there}", advice=advice)
+        raise InputError(where, f": {name} takes {wanted} per image, and the data have {there}", advice=advice)
 
 
 def _takes(metric: Any, labels: LabelKind) -> bool:
-    """Of a built-in metric: those of one label say nothing, and others have `takes_several`, or no `takes_one`."""
+    """Whether a built-in metric takes such labels: by `takes_several` (default False) or `takes_one` (default True)."""
     return getattr(metric, "takes_several", False) if labels.several else getattr(metric, "takes_one", True)
 
 
 def check_name(name: Any, where: str) -> None:
-    """Raises `InputError` where a metric cannot have a name; `where` says who gave it."""
+    """Raise `InputError` if a name is not allowed for a metric. `where` names the hook or the argument."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
         raise InputError(f"{where}: {name!r} cannot be the name of a metric; give another")

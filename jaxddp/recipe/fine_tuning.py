@@ -1,4 +1,4 @@
-"""A recipe that treats layers apart: what `model.freeze`, `optimizer.rate_factors` and their like say."""
+"""Fine-tuning: applies the keys about single layers, such as `model.freeze` and `optimizer.rate_factors`."""
 
 import dataclasses
 import logging
@@ -23,19 +23,23 @@ _log = logging.getLogger("jaxddp.experiment")
 
 
 def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Recipe:
-    """The recipe with what its config says of layers in its optimizer and its model; `shapes` are the network's.
+    """Return the recipe with an optimizer and a model that freeze, unfreeze and scale layers as its config says.
 
-    Weight decay by layer is the optimizer's own; see `jaxddp.optimizers.decay`.
+    Weight decay per layer is part of the optimizer; see `jaxddp.optimizers.decay`.
+
+    Args:
+        shapes: of the network's arrays, by path.
 
     Raises:
-        InputError: a layer that the network does not have, or none that is left to train, or two words on one.
+        InputError: a layer does not exist, no layer is left to train, or two keys contradict each other.
     """
     config, optimizer = recipe.config, recipe.optimizer
     trained, frozen, thawed = _trained(config, shapes), config.frozen, config.model.thawed
     starts = {layer: duration.steps(**plan.sizes) for layer, duration in thawed.items()}
     for layer, start in starts.items():
         if start >= plan.total_steps and peers.is_first:
-            _log.warning(f"model.unfreeze: {layer!r} begins at step {start}, and the run ends at {plan.total_steps}")
+            end = f"the run ends at step {plan.total_steps}"
+            _log.warning(f"model.unfreeze: {layer!r} is trained from step {start} on, but {end}")
     by_name = {name: longest(config.optimizer.rates, name, 1.0) for name in trained}
     if config.optimizer.layer_decay != 1:
         decay = _decay(recipe.model, trained, config.optimizer.layer_decay)
@@ -51,7 +55,7 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Reci
 
 
 def _trained(config: Config, shapes: Shapes) -> list[str]:
-    """The names of the parameters that are trained. Raises: InputError; as `fine_tuned`."""
+    """Return the names of the trained parameters. Raises: InputError; as `fine_tuned`."""
     names, groups = parameter_names(shapes), config.optimizer.own
     if not names:
         raise InputError("model: the network has no parameters, so nothing can be trained; give it a layer that has")
@@ -73,7 +77,7 @@ def _trained(config: Config, shapes: Shapes) -> list[str]:
         for layer in layers:
             if not any(begins(layer, name) for name in trained):
                 frozen = [name for name in names if begins(layer, name) and name in config.model.frozen]
-                for_good = f": {layer!r} is frozen for good by "
+                for_good = f": {layer!r} is frozen by "
                 raise InputError(Key(key), for_good, by if frozen else Key("optimizer.groups"))
     for layer, decay in groups.decays.items():
         its = [name for name in trained if begins(layer, name)]
@@ -87,12 +91,12 @@ def _trained(config: Config, shapes: Shapes) -> list[str]:
 
 
 def _decay(model: Model, names: Iterable[str], decay: float) -> dict[str, float]:
-    """By name, `decay` to the power of how many layers come after it."""
+    """Return for each name `decay` raised to the number of layers that come after it."""
     module: Any = getattr(model, "module", model)
     if not hasattr(module, "depth_of"):
         raise InputError(
             Key("optimizer.layer_decay", decay),
-            f": {name_of(module)} does not say how deep its layers lie",
+            f": {name_of(module)} does not define the depth of its layers",
             advice=("give it depth and depth_of(path), or leave this out and set ", Key("optimizer.rate_factors")),
         )
     return {name: decay ** (module.depth - 1 - module.depth_of(PARAMS + name)) for name in names}

@@ -1,4 +1,4 @@
-"""How a run lies over its data and its devices: what follows from a config once both are known, made once."""
+"""The layout of a run: everything that follows from its config, its data and its devices."""
 
 import functools
 from collections.abc import Callable
@@ -26,14 +26,14 @@ ImageShape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What is known of a source to train on, which the objects of a recipe may follow from.
+    """Facts about the training data that the objects of a recipe depend on.
 
     Attributes:
-        class_counts: int64[K], how many examples of each class there are.
-        images: gives so many of the training images, [count, H, W, C], or all if there are fewer.
-        image_shape: as the network is given them in training, at their largest.
-        eval_shape: as it is given them in evaluation.
-        dtype: of their pixels.
+        class_counts: int64[K], the number of examples of each class.
+        images: (count) -> that many training images, [count, H, W, C], or all if there are fewer.
+        image_shape: of the network's input in training, at its largest.
+        eval_shape: of the network's input in evaluation.
+        dtype: of the pixels.
     """
 
     num_examples: int
@@ -46,7 +46,7 @@ class TrainingData:
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "TrainingData":
-        """Of a source, by a config."""
+        """Return the facts about a source under a config."""
         images = functools.partial(sample_images, source, data)
         shapes = source.image_shape(data), source.image_shape(data.of_evaluation)
         labels = labels_of(source)
@@ -58,21 +58,21 @@ class TrainingData:
 
 
 def steps_of(config: Config, plan: Plan) -> Steps:
-    """How long a run and its warm-up are, which a learning rate follows."""
+    """Return the lengths of a run and of its warmup, in steps, for the learning rate schedule."""
     return Steps(plan.total_steps, config.optimizer.warmup.steps(**plan.sizes))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run lies over its data and its devices.
+    """Everything that follows from the config, the data and the devices of a run.
 
     Attributes:
-        plan: when it ends, and when it logs, validates and saves.
-        steps: how long it and its warm-up are.
-        gradients: how a step comes by the gradient of the global batch.
-        division: how that batch is divided.
-        growth: how its images grow; None where they have one size.
-        shapes: of the images that it is trained on, from the smallest on.
+        plan: the steps at which the run ends, logs, validates and saves.
+        steps: the lengths of the run and of its warmup.
+        gradients: how a step computes the gradient of the global batch.
+        division: how the global batch is divided among devices and microbatches.
+        growth: how the image size grows; None if it is constant.
+        shapes: the shapes of the training images, smallest first.
     """
 
     training_data: TrainingData
@@ -85,8 +85,10 @@ class Layout:
 
     @classmethod
     def of(cls, config: Config, topology: Topology, data: TrainingData) -> "Layout":
-        """Raises: InputError; the config's keys, the devices and the images contradict each other, or there is no
-        step."""
+        """Make the layout of a config.
+
+        Raises: InputError; the config does not fit the devices or the images, or the run has no step.
+        """
         gradients, plan = Gradients.of(config, topology), Plan.of(config, data.num_examples)
         gradients.check_batch_size(config.train.batch_size, topology)
         config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))

@@ -1,4 +1,4 @@
-"""A recipe is made: each kind of object by its name in the config, unless the user gives one."""
+"""Make a recipe: each object is the user's, or the built-in one that the config names."""
 
 from collections.abc import Callable, Mapping
 
@@ -29,52 +29,56 @@ from jaxddp.schedules.warmup import Steps, make_schedule
 
 
 def make_recipe(
-    config: Config, layout: Layout, topology: Topology, give: ObjectSource, rate: optax.Schedule | None = None
+    config: Config, layout: Layout, topology: Topology, user_object: ObjectSource, rate: optax.Schedule | None = None
 ) -> Recipe:
-    """The recipe of a config that is settled, and of what the user gives.
+    """Make the recipe of a config and of the objects that the user provides.
 
     Args:
-        rate: the learning rate, in place of the config's schedule.
+        config: with all of its values resolved, such as the precision.
+        user_object: the source of the user's objects.
+        rate: the learning rate, instead of the config's schedule.
 
     Raises:
-        InputError: a name that is unknown, a number out of range, or an object of another kind than it is given for;
-            names the key or who gave it.
+        InputError: a name is unknown, a number is out of range, or an object is of the wrong kind; names the key, the
+            hook or the argument.
     """
     data, followed = layout.training_data, rate or make_schedule(config, layout.steps)
-    loss, eval_loss = losses_of(config, data, give)
-    optimizer, follows = _optimizer(config, followed, give)
-    initialize = give("initialize", config, data.images)
+    loss, eval_loss = losses_of(config, data, user_object)
+    optimizer, follows = _optimizer(config, followed, user_object)
+    initialize = user_object("initialize", config, data.images)
     return Recipe(
         config=config,
-        model=model_of(config, data.num_classes, give, data.image_shape),
+        model=model_of(config, data.num_classes, user_object, data.image_shape),
         optimizer=optimizer,
         loss=loss,
         eval_loss=eval_loss,
-        objective=_objective(config, topology, give),
-        metrics=metrics_of(config, data, give),
-        augmentation=_augmentation(config, layout, give),
-        parts=parts_of(config, layout.steps, give),
+        objective=_objective(config, topology, user_object),
+        metrics=metrics_of(config, data, user_object),
+        augmentation=_augmentation(config, layout, user_object),
+        parts=parts_of(config, layout.steps, user_object),
         initialize=initialize and initialize.function("(params, model_state)", "params, model_state"),
         learning_rate=followed if follows else None,
     )
 
 
-def model_of(config: Config, num_classes: int, give: ObjectSource, image_shape: ImageShape | None = None) -> Model:
-    """The network; one that the user gives is tried on images, where their shape is told. Raises: InputError."""
-    given = give("model", config, num_classes)
+def model_of(
+    config: Config, num_classes: int, user_object: ObjectSource, image_shape: ImageShape | None = None
+) -> Model:
+    """Make the network. A user's network is checked on images of `image_shape`, if given. Raises: InputError."""
+    given = user_object("model", config, num_classes)
     if given is None:
-        # It has as many outputs as it is told.
+        # A built-in network has `num_classes` outputs.
         return adapt(MODELS.get(config.model.name)(config, num_classes))
-    with given.told():
+    with given.named_in_errors():
         model = adapt(given.value)
         if image_shape is not None:
             check_outputs(model, image_shape, num_classes)
     return model
 
 
-def losses_of(config: Config, data: TrainingData, give: ObjectSource) -> tuple[ExampleLoss, ExampleLoss]:
-    """The loss of training, and that of evaluation. Raises: InputError."""
-    given = give("loss", config)
+def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> tuple[ExampleLoss, ExampleLoss]:
+    """Make the loss of training and the loss of evaluation. Raises: InputError."""
+    given = user_object("loss", config)
     if given is None:
         return configured_losses(config, data.labels, data.class_counts)
     if config.loss.class_weights is not None:
@@ -83,50 +87,52 @@ def losses_of(config: Config, data: TrainingData, give: ObjectSource) -> tuple[E
             f": {given.where} gives a loss, which has its own weights",
             advice="leave it out",
         )
-    with given.told():
+    with given.named_in_errors():
         loss = example_loss(given.value, data.labels)
     return loss, loss
 
 
-def metrics_of(config: Config, data: TrainingData, give: ObjectSource) -> Mapping[str, Metric | SetMetric]:
-    """What is measured beside the loss. Raises: InputError."""
+def metrics_of(config: Config, data: TrainingData, user_object: ObjectSource) -> Mapping[str, Metric | SetMetric]:
+    """Make the metrics beside the loss, by name. Raises: InputError."""
     metrics = configured_metrics(config, data.labels)
-    given = give("metrics", config)
+    given = user_object("metrics", config)
     if given is None:
         return metrics
     return with_given(metrics, given.value, given.where, data.labels)
 
 
-def parts_of(config: Config, steps: Steps, give: ObjectSource) -> tuple[Part, ...]:
-    """The parts of the step. Raises: InputError."""
-    configured, given = configured_parts(config, steps.total), give("parts", config, steps)
+def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[Part, ...]:
+    """Make the parts of the step. Raises: InputError."""
+    configured, given = configured_parts(config, steps.total), user_object("parts", config, steps)
     return configured if given is None else check_parts(given.value, given.where, configured)
 
 
-def _optimizer(config: Config, rate: optax.Schedule, give: ObjectSource) -> tuple[optax.GradientTransformation, bool]:
-    """The optimizer, and whether it was told of the learning rate."""
+def _optimizer(
+    config: Config, rate: optax.Schedule, user_object: ObjectSource
+) -> tuple[optax.GradientTransformation, bool]:
+    """Make the optimizer; also return whether it uses the learning rate `rate`."""
     told = at_batch_size(config), rate
-    given = give("optimizer", *told)
+    given = user_object("optimizer", *told)
     if given is None:
         return OPTIMIZERS.get(config.optimizer.name)(*told), True
     return check_optimizer(given.value, given.where, config), given.hook is not None
 
 
-def _objective(config: Config, topology: Topology, give: ObjectSource) -> Callable[[Objective], TrainObjective]:
-    given = give("objective", config, topology)
+def _objective(config: Config, topology: Topology, user_object: ObjectSource) -> Callable[[Objective], TrainObjective]:
+    given = user_object("objective", config, topology)
     if given is None:
         return OBJECTIVES.get(config.objective.name)(config, topology)
     return given.function("(objective)" if given.hook else "the supervised objective, or a name", "supervised")
 
 
-def _augmentation(config: Config, layout: Layout, give: ObjectSource) -> Augmentation | None:
-    """It is tried on images of all sizes by itself, so that what is wrong with it is told of who gave it."""
-    given = give("augmentation", config)
+def _augmentation(config: Config, layout: Layout, user_object: ObjectSource) -> Augmentation | None:
+    """Make the augmentation. It is checked alone on images of all sizes, so that errors name its hook or argument."""
+    given = user_object("augmentation", config)
     if given is None:
         return None
     function = given.function("(key, image)", "key, image")
     alone = Preprocess.of(config, extra=function)
-    with given.told():
+    with given.named_in_errors():
         for shape in layout.shapes:
             check_augmentation(alone, shape, layout.training_data.dtype)
     return function

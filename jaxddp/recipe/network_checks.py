@@ -23,21 +23,21 @@ _IMAGES = 2
 
 
 def check_sizes(data: DataConfig, model: Model, layout: Layout, peers: Peers) -> None:
-    """See that a network takes images of all sizes of a run; nothing is computed.
+    """Check that a network accepts images of all sizes of a run.
 
-    Where a run ends before its images have grown, a line says so. Raises: InputError; names the first size that the
-    network does not take.
+    A warning is logged if the run ends before the images have their full size. Raises: InputError; names the first size
+    that the network does not accept.
     """
     whole, largest = layout.training_data.image_shape, layout.shapes[-1]
     if largest != whole and peers.is_first:
-        _log.warning(f'data.grow_end="{data.grow_end}": the run ends before, at {largest[0]} pixels of {whole[0]}')
+        _log.warning(f'data.grow_end="{data.grow_end}": the run ends earlier, at {largest[0]} of {whole[0]} pixels')
     for shape in layout.shapes:
         _check_takes(model, whole, shape, "grow_from", data)
     check_eval_size(data, model, layout.training_data)
 
 
 def check_eval_size(data: DataConfig, model: Model, known: TrainingData) -> None:
-    """The same of evaluation's images alone."""
+    """Check that a network accepts the images of evaluation. Raises: InputError."""
     _check_takes(model, known.image_shape, known.eval_shape, "eval_size", data)
 
 
@@ -54,7 +54,12 @@ def _check_takes(model: Model, made_for: ImageShape, shape: ImageShape, key: str
 
 
 def refusal_of(model: Model, trees: Any, made_for: ImageShape, shape: ImageShape) -> str:
-    """Why a network with these (params, model_state) does not take images of a shape [H, W, C]; empty where it does."""
+    """Return why a network does not accept images [H, W, C], or an empty string if it does.
+
+    Args:
+        trees: its (params, model_state).
+        made_for: the shape that the network accepts.
+    """
     expected = _logits(model, trees, made_for)
     try:
         return "" if _logits(model, trees, shape) == expected else "its output has another shape"
@@ -63,19 +68,19 @@ def refusal_of(model: Model, trees: Any, made_for: ImageShape, shape: ImageShape
 
 
 def _logits(model: Model, trees: Any, shape: ImageShape) -> Any:
-    """The shape and dtype of a network's logits for an image [H, W, C]."""
+    """Return the shape and dtype of a network's logits for an image [H, W, C]."""
     image = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     return jax.eval_shape(lambda *given: model.apply(*given, train=False, key=None)[0], *trees, image)
 
 
 def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: int) -> None:
-    """See that a network gives each image a logit for each class, in evaluation and in training; nothing is computed.
+    """Check that a network returns one logit per class for each image, in evaluation and in training.
 
     Args:
         image_shape: [H, W, C].
 
     Raises:
-        InputError: it gives something else.
+        InputError: it returns something else.
     """
     images = jax.ShapeDtypeStruct((_IMAGES, *image_shape), jnp.float32)
     given = *trees_of(model, image_shape), images, jax.eval_shape(lambda: jax.random.key(0))
@@ -89,13 +94,13 @@ def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: 
 def _checked(
     model: Model, classes: tuple[int, str], train: bool, params: Any, state: Any, images: jax.Array, key: jax.Array
 ) -> jax.Array:
-    """The logits, where they are one for each of so many classes of something."""
+    """Return the logits, and check their shape against the number of classes, and the name of the data."""
     own = {"example_keys": jax.random.split(key, _IMAGES)} if train and takes_example_keys(model) else {}
     try:
         made = model.apply(params, state, images, train=train, key=key if train else None, **own)
     except InputError:
         if train:
-            # Ghost batch norm takes nothing less than a group.
+            # Ghost batch norm needs a whole group of images.
             return images
         raise
     if not isinstance(made, tuple) or len(made) != 2:

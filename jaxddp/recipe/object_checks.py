@@ -1,4 +1,4 @@
-"""Objects that a user gives, each kind seen to be what it is given for; `where` says who gave it."""
+"""Checks of the objects that a user provides; `where` names the hook or the argument in messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,9 +19,9 @@ _absent = object()
 
 
 def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.GradientTransformation:
-    """Anything with optax's two functions. Raises: InputError; `where` says who gave it.
+    """Check that an object has the two functions of an optax optimizer, and return it.
 
-    Or the config says something of layers that an object decides itself.
+    Raises: InputError; it has not, or the config sets weight decays of layers, which such an object decides itself.
     """
     functions = (getattr(optimizer, name, None) for name in ("init", "update"))
     if isinstance(optimizer, type) or not all(map(callable, functions)):
@@ -38,11 +38,12 @@ def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.Gradien
 
 
 def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tuple[Part, ...]:
-    """Parts of the step, each with a name of its own, with those of the config among them: the guard leaves the arrays
-    of what comes before it as they were, and what judges, such as a `LossScale`, has to change its own. The averaged
-    gradient is clipped before others change it.
+    """Return the user's parts of the step together with those of the config, in the order in which they run.
 
-    Raises: InputError; `where` says who gave them.
+    Gradient clipping comes first. The guard of a skipped step restores the arrays of the parts before it, so parts that
+    judge a step, such as `LossScale`, come last.
+
+    Raises: InputError; an object is no part, or two parts have the same name.
     """
     given = list(parts) if isinstance(parts, list | tuple) else [parts]
     if wrong := [part for part in given if not isinstance(part, Part)]:
@@ -56,7 +57,7 @@ def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tu
 
 
 def check_listeners(listeners: Any, where: str) -> list[Any]:
-    """Objects with any of a listener's methods. Raises: InputError; `where` says who gave them."""
+    """Check that each object has a method of a listener, and return them. Raises: InputError."""
     if not isinstance(listeners, Sequence) or isinstance(listeners, str):
         raise InputError(f"{where}: {kind_of(listeners)} was given; give a list of listeners")
     for listener in listeners:

@@ -1,4 +1,4 @@
-"""What a run trains: the objects that decide its numbers, but for its data and its devices."""
+"""The recipe of a run: all objects that determine its result, except the data and the devices."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,17 +19,18 @@ from jaxddp.models.interface import Model
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a training's numbers, but for data and devices.
+    """All objects that determine the result of a training, except the data and the devices.
 
     Attributes:
-        objective: makes what a step minimizes of the supervised objective, which has the loss.
-        eval_loss: what evaluation calls the loss: without label smoothing, which is a device of training, and with
-            the weights of classes.
-        metrics: measured beside the loss, by name.
+        loss: the loss of training.
+        eval_loss: the loss of evaluation, with class weights and without label smoothing.
+        objective: a function of the supervised objective, which has the loss, that returns what a step minimizes.
+        metrics: metrics beside the loss, by name.
         augmentation: of one image, after the config's.
-        initialize: a transform of the fresh parameters.
-        learning_rate: what the optimizer follows, to be shown; None where that is unknown.
-        schedule: multiplies the optimizer's updates, as a function of the step (0 first).
+        parts: optional parts of the step.
+        initialize: a function of the initial (params, model_state) that returns new ones.
+        learning_rate: the schedule of the optimizer, for logs; None if it is unknown.
+        schedule: a function of the step (0 first) that multiplies the optimizer's updates.
     """
 
     config: Config = field(repr=False)
@@ -46,7 +47,7 @@ class Recipe:
     schedule: optax.Schedule | None = None
 
     def minimized(self, supervised: Objective) -> TrainObjective:
-        """What a step minimizes. Raises: InputError; the recipe's objective made no function."""
+        """Return what a step minimizes. Raises: InputError; the recipe's objective returned no function."""
         made = self.objective(supervised)
         if not callable(made):
             raise InputError(

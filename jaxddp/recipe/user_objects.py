@@ -1,4 +1,4 @@
-"""Objects that a user brings, by the hooks of a recipe file or as arguments of Python: the same to all that follows."""
+"""Objects that a user provides, by hooks of a recipe file or by arguments of the Python API."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ from jaxddp.hooks import Hook, check_called
 
 @dataclass(frozen=True)
 class UserObject:
-    """An object, and who gives it.
+    """An object that a user provides.
 
     Attributes:
-        where: as a message begins: "my.py: get_loss", or "loss".
-        hook: that returned it of what it was told, if one did.
+        where: how a message about it begins: "my.py: get_loss", or "loss".
+        hook: the hook that returned it; None for an argument.
     """
 
     value: Any
@@ -24,14 +24,14 @@ class UserObject:
     hook: Hook | None = None
 
     def refused(self, advice: str) -> InputError:
-        """That it is of another kind."""
+        """Return the error that the object is of the wrong kind."""
         if self.hook is None:
             return refused(self.where, self.value, advice)
         return InputError(f"{self.where}: {kind_of(self.value)} was given; {advice}")
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """What the block says of the object begins with the hook that gave it; it names an argument by itself."""
+    def named_in_errors(self) -> Iterator[None]:
+        """Begin the errors of the block with the name of the hook. Errors about arguments name the argument already."""
         if self.hook is None:
             yield
             return
@@ -39,8 +39,14 @@ class UserObject:
             yield
 
     def function(self, of: str, arguments: str) -> Callable[..., Any]:
-        """It, where it is a function `of` something that takes these arguments; what that of a hook raises, whenever it
-        is called, names the line of its file. Raises: InputError."""
+        """Return the object as a function. An error in the function of a hook names the file and the line.
+
+        Args:
+            of: what it is a function of, for messages.
+            arguments: the names of its positional arguments.
+
+        Raises: InputError; it is no function, or takes other arguments.
+        """
         if isinstance(self.value, type) or not callable(self.value):
             raise self.refused(f"give a function of {of}")
         check_called(self.value, self.where, getattr(self.value, "__name__", type(self.value).__name__), arguments)
@@ -48,26 +54,26 @@ class UserObject:
 
 
 _OPTIONAL = frozenset({"augmentation", "initialize", "metrics"})
-"""Arguments of which None is nothing."""
+"""Arguments for which None means that there is no object."""
 ObjectSource = Callable[..., UserObject | None]
-"""Of a kind, such as "loss", and of what the hook of that kind is told: what the user gives, None where nothing."""
+"""(kind, such as "loss", and the arguments of its hook) -> the user's object of that kind, or None."""
 
 
 def objects_of_hooks(hooks: Mapping[str, Hook]) -> ObjectSource:
-    """What the hooks of a recipe file return; each is called when its kind is asked for."""
+    """Return the source of the objects that hooks return. A hook is called when its kind is requested."""
 
-    def give(kind: str, *told: Any) -> UserObject | None:
+    def user_object(kind: str, *arguments: Any) -> UserObject | None:
         hook = hooks.get(f"get_{kind}")
-        return None if hook is None else UserObject(hook(*told), hook.name, hook)
+        return None if hook is None else UserObject(hook(*arguments), hook.name, hook)
 
-    return give
+    return user_object
 
 
 def objects_of_arguments(**objects: Any) -> ObjectSource:
-    """What a call in Python gives, by the names of its arguments."""
-    given = {kind: value for kind, value in objects.items() if value is not None or kind not in _OPTIONAL}
+    """Return the source of the objects that are arguments of a call, by name."""
+    provided = {kind: value for kind, value in objects.items() if value is not None or kind not in _OPTIONAL}
 
-    def give(kind: str, *_: Any) -> UserObject | None:
-        return UserObject(given[kind], kind) if kind in given else None
+    def user_object(kind: str, *_: Any) -> UserObject | None:
+        return UserObject(provided[kind], kind) if kind in provided else None
 
-    return give
+    return user_object

@@ -1,4 +1,4 @@
-"""The config: one tree of frozen dataclasses, a section each, says what a run is."""
+"""The whole config of a run: a frozen dataclass with one field for each section."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,16 +21,16 @@ from jaxddp.sections.train_section import TrainConfig
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a run.
+    """All settings of a run.
 
     Raises:
-        InputError: a value of another type than its field's, or out of its range.
+        InputError: a value has the wrong type or is out of range.
     """
 
-    # Whether a resumed run may change a key, `FREE` of jaxddp/training/checkpoints/run_identity.py says.
+    # `FREE` in jaxddp/training/checkpoints/run_identity.py lists the keys that a resumed run may change.
 
     seed: Seed = 0
-    """Of all that is random: the initial parameters, the order of examples, augmentation, dropout."""
+    """Seed of everything random: the initial parameters, the order of examples, augmentation and dropout."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -44,31 +44,32 @@ class Config:
 
     def __post_init__(self) -> None:
         check_values(self)
-        # What is written in a form of its own is read here, once, so that a mistake is said before anything starts.
+        # Parse the values that have a syntax of their own, to find mistakes before anything starts.
         _ = self.model.batch_statistics, self.model.new, self.model.frozen, self.model.thawed, self.optimizer.rates
         _ = self.loss.weights, self.checkpoint.goal, self.data.area
 
     @cached_property
     def frozen(self) -> Layers:
-        """The layers that are not trained, by `model.freeze` or by `optimizer.groups`."""
+        """The layers that are not trained, because of `model.freeze` or `optimizer.groups`."""
         return replace(self.model.frozen, also=self.optimizer.own.frozen)
 
     @cached_property
     def settled(self) -> Layers:
-        """The layers whose batch norms keep their running statistics."""
+        """The layers whose batch norms keep their running statistics: those of `frozen` and `model.unfreeze`."""
         return replace(self.frozen, also=(*self.frozen.also, *self.model.thawed))
 
     def replace(self, **changes: Any) -> "Config":
-        """A copy with the given keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.
+        """Return a copy with some keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.
 
-        Where a choice is named, such as an optimizer, the keys that it does not read are left to it, unless they are
-        given here, too: `config.replace(optimizer={"name": "adamw"})` has nothing of another one's `trust_coefficient`.
+        Keys that have no effect with the new values get their defaults back, unless they are changed, too:
+        `config.replace(optimizer={"name": "adamw"})` drops LARS's `trust_coefficient`.
 
         Raises:
-            InputError: an unknown key (the nearest right one is named), or a value of another type or out of range.
+            InputError: a key is unknown (the message suggests the nearest one), or a value has the wrong type or is out
+                of range.
         """
         return given_way(replaced(self, changes), flatten(changes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, as config.json holds them; `Config().replace(**d)` is its inverse."""
+        """Return nested plain values, as in config.json. `Config().replace(**d)` is the inverse."""
         return plain(self)

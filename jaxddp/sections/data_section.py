@@ -1,4 +1,4 @@
-"""The part of a config that says what is trained on: examples, and how an image becomes a square of pixels."""
+"""The `data` section of a config: which examples a run uses, and how they become the network's input."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
@@ -16,40 +16,40 @@ RandMagnitude = Annotated[float, Range(0, 10)]
 Strength = Annotated[float, Range(0, 1000)]
 Spread = Annotated[float, Range(1e-6, 1)]
 IMAGE_KEYS = ("image_size", "channels", "bits", "mean", "std")
-"""The keys of `data` that decide what a network is taught to see."""
+"""The keys of `data` that determine the input of a network."""
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What is done to training images on the device, a function of (seed, epoch, row).
+    """Augmentation of training images on the device, as a function of (seed, epoch, row).
 
     Raises:
-        InputError: a value of another type than its field's, or out of its range.
+        InputError: a value has the wrong type or is out of range.
     """
 
     flip: bool = True
-    """Mirror half of the images, left to right."""
+    """Flip half of the images from left to right."""
     alternate_flip: bool = False
-    """Instead of `flip`: mirror half of the images in the first epoch, and then each one in every other epoch."""
+    """Instead of `flip`: flip half of the images in the first epoch, and each image in every other epoch after that."""
     pad: Padding = 0
-    """Pad by this many pixels, then crop the image's size at random."""
+    """Pad each side by this many pixels, then take a random crop of the original size."""
     border: Literal["black", "reflect"] = "black"
-    """What `pad` adds: black pixels, or the image mirrored at its edge."""
+    """What `pad` adds: black pixels, or a reflection of the image at its edges."""
     rand_augment: RandAugment = 0
-    """Layers of RandAugment, each one of 14 operations; 0 none."""
+    """Number of RandAugment layers, each of which applies one of 14 operations; 0 for none."""
     rand_magnitude: RandMagnitude = 9.0
-    """How strong RandAugment's operations are, 0 to 10."""
+    """Strength of the RandAugment operations, from 0 to 10."""
     cutout: Padding = 0
-    """Side in pixels of a black square at a random place; 0 none."""
+    """Side of a black square at a random position, in pixels; 0 for none."""
     erase: Share = 0.0
-    """Probability that a random rectangle is replaced by the mean colour."""
+    """Probability that a random rectangle is filled with the mean color."""
     mixup: Strength = 0.0
-    """Blend an image and its neighbour: the alpha of the Beta distribution that weighs them; 0 none."""
+    """Blend each image with another one: alpha of the Beta distribution of the mixing weight; 0 for none."""
     cutmix: Strength = 0.0
-    """Put a box of an image into its neighbour: the alpha of the Beta distribution of its share; 0 none. With mixup
-    too, half of the pairs each."""
+    """Paste a box from each image into another one: alpha of the Beta distribution of the box's area; 0 for none. With
+    `mixup` as well, half of the pairs get each."""
     then: tuple[str, ...] = ()
-    """Further augmentations by name, in this order, after those above and before images are mixed."""
+    """Further augmentations by name, applied in this order after those above and before images are mixed."""
 
     def __post_init__(self) -> None:
         check_values(self, "data.augment.")
@@ -58,84 +58,93 @@ class AugmentConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which examples, and how an image becomes a square of pixels.
+    """Which examples a run uses, and how an image becomes a square of pixels.
 
     Raises:
-        InputError: a value of another type than its field's, or out of its range.
+        InputError: a value has the wrong type or is out of range.
     """
 
     path: str | None = None
-    """Where the data lie: a folder with solution files, a CSV file, Parquet, packed records, a folder a class, IDX,
-    CIFAR or NumPy files; a URL (s3://, gs://, https://) of solution files; or tfds:NAME. Or give `name`."""
+    """Path of the data: a folder with ImageNet's solution files, a CSV file, Parquet files, packed records, a folder
+    with one folder per class, or IDX, CIFAR or NumPy files. Also a URL (s3://, gs://, https://) of solution files, or
+    tfds:NAME. Alternatively, set `name`."""
     name: str | None = None
-    """Name of a data set in datasets.toml (the file JAXDDP_DATASETS names, or the one in the working directory)."""
+    """Name of a data set in datasets.toml, which is the file that JAXDDP_DATASETS names or the one in the working
+    directory."""
     image_size: Pixels = 224
-    """Side of the square that the network is given, in pixels."""
+    """Side of the square input of the network, in pixels."""
     resize: Pixels = 256
-    """Evaluation: the short side is resized to this, and the center image_size (or eval_size) square is taken."""
+    """In evaluation, the short side is resized to this many pixels before the central square is cropped."""
     crop: Literal["random_area", "whole"] = "random_area"
-    """Training crops: a random area resized to image_size, or the whole image (small images; see `augment.pad`)."""
+    """Training crops: a random area resized to `image_size`, or the whole image (for small images; see
+    `augment.pad`)."""
     crop_area: tuple[Share, Share] = (0.08, 1.0)
-    """Smallest and largest share of the image that a random-area crop covers."""
+    """Smallest and largest fraction of the image's area that a random crop covers."""
     mean: tuple[Share, ...] = (0.485, 0.456, 0.406)
-    """Of each channel, or one for all, of values from 0 to 1."""
+    """Mean of each channel, or one mean for all, for pixel values between 0 and 1."""
     std: tuple[Spread, ...] = (0.229, 0.224, 0.225)
-    """Of each channel, or one for all: an image becomes (image - mean) / std."""
+    """Standard deviation of each channel, or one for all: the input is (image - mean) / std."""
     eval_size: Pixels | None = None
-    """The side of evaluation's images, and of those that are predicted; image_size where absent."""
+    """Side of the images in evaluation and prediction, in pixels. If None, `image_size`."""
     cache: Literal["none", "device"] = "none"
-    """Read training images batch by batch, or decode all of them once and keep their pixels on each device."""
+    """"none" reads training images batch by batch; "device" decodes all images once and keeps them in the memory of
+    each device."""
     val_share: HeldOut | None = None
-    """Where there is no validation split: validate on this share of each class, chosen by a hash of the names."""
+    """If the data have no validation split: the fraction of each class that is held out for validation. A hash of the
+    file names chooses the images."""
     classes: str | None = None
-    """A range of the synset mapping ("0:200") or synset names ("n01440764,n01443537"); all where absent."""
+    """Classes to use: a range ("0:200") or a list of class ids ("n01440764,n01443537"). If None, all."""
     limit: Count | None = None
-    """Train on this many examples only."""
+    """Train on at most this many examples."""
     sampling: Literal["shuffled", "balanced"] = "shuffled"
-    """Every example once an epoch, or, balanced, all classes equally often: an epoch is as long, a class with fewer
-    images than others repeats them, and one with more leaves some for later epochs."""
+    """"shuffled" visits every example once per epoch. "balanced" samples all classes equally often: an epoch keeps its
+    length, small classes repeat images, and large classes leave images for later epochs."""
     train: str | None = None
-    """Solution file of the training split; where absent, that of datasets.toml, else LOC_train_solution.csv."""
+    """Solution file of the training split. If None, the one in datasets.toml, else LOC_train_solution.csv."""
     val: str | None = None
-    """Solution file of the validation split; where absent, that of datasets.toml, else LOC_val_solution.csv."""
+    """Solution file of the validation split. If None, the one in datasets.toml, else LOC_val_solution.csv."""
     data_dir: str | None = None
-    """Where tensorflow-datasets keeps its prepared sets; its own default where absent."""
+    """Folder of the data sets that tensorflow-datasets has prepared. If None, the library's own."""
     local_cache: str | None = None
-    """Folder that keeps what was fetched from a URL, for later epochs and runs."""
+    """Folder that caches the files of a URL for later epochs and runs."""
     channels: Literal[1, 3, 4] = 3
-    """What files are decoded to: 1 gray, 3 RGB, 4 RGBA. Arrays keep theirs."""
+    """Number of channels of decoded files: 1 (gray), 3 (RGB) or 4 (RGBA). Arrays keep their channels."""
     bits: Literal[8, 16] = 8
-    """Of a decoded value. Of files with 16, 8 keep the upper half, which is said once. Arrays keep theirs."""
+    """Bits per channel of decoded files. With 8, files of 16 bits lose the lower 8, and the run logs this once. Arrays
+    keep their type."""
     verify: Literal["first", "manifest", "never"] = "first"
-    """Read each file to its last pixel the first time, unless an earlier run or `data check` did; beside that, hold it
-    against the SHA-256 in `manifest` each time; or do neither."""
+    """"first" decodes each file completely before its first use, unless an earlier run or `jaxddp data check` did.
+    "manifest" also compares the SHA-256 of each file with `manifest` on every read. "never" does neither."""
     manifest: str | None = None
-    """What `jaxddp data check` wrote of the data; where absent, its default name in the working directory, or beside
-    the data."""
+    """Manifest that `jaxddp data check` wrote. If None, its default name, in the working directory or beside the
+    data."""
     bad_images: Literal["fail", "substitute"] = "fail"
-    """A training image that cannot be used ends the run, or is substituted by another of its class, and counted."""
+    """If a training image cannot be used: end the run, or substitute another image of the same class and count it."""
     max_bad_images: Share = 0.001
-    """The share of an epoch's images that may be substituted, rounded to the nearest number, but at least one."""
+    """Largest fraction of an epoch's images that may be substituted. It is rounded to a whole number of images, at
+    least one."""
     labels_per_class: Count | None = None
-    """Use the labels of this many examples of each class only: they are the training set."""
+    """Train on the labels of this many examples of each class only."""
     labels_seed: Seed = 0
-    """Which examples these are."""
+    """Seed that chooses the examples of `labels_per_class`."""
     unlabelled: str | None = None
-    """Images for objectives that take some without labels: "train", all training images, or where they lie: a folder of
-    images, or what `path` takes. Their labels are not looked at."""
+    """Images without labels, for objectives that use them: "train" for all training images, a folder of images, or
+    anything that `path` accepts. Their labels are ignored."""
     grow_from: Pixels | None = None
-    """Training begins with images of this side, which grows to image_size; all have image_size where absent."""
+    """Progressive resizing: training begins with images of this side, which grows to `image_size`. If None, all images
+    have `image_size`."""
     grow_start: Duration = field(default_factory=lambda: Duration.parse("0 steps"))
-    """From where in the run on the side grows, linearly with the step."""
+    """When the images begin to grow. From then on their side grows linearly with the step."""
     grow_end: Duration = field(default_factory=lambda: Duration.parse("80%"))
-    """Where in the run it has grown to image_size."""
+    """When the images reach `image_size`."""
     grow_by: Pixels = 32
-    """Between grow_from and image_size, the side is the nearest multiple of this; each side is compiled by itself."""
+    """Between `grow_from` and `image_size`, the side is rounded to a multiple of this. The step is compiled once for
+    each side."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     @property
     def area(self) -> tuple[float, float]:
-        """What `crop_area` says. Raises: InputError; the smallest share is 0, or above the largest."""
+        """The checked `crop_area`. Raises: InputError; the smallest fraction is 0, or above the largest."""
         least, most = self.crop_area
         if not 0 < least <= most <= 1:
             raise InputError(
@@ -149,5 +158,5 @@ class DataConfig:
 
     @property
     def of_evaluation(self) -> "DataConfig":
-        """As evaluation's images are made: with their own size in the place of training's."""
+        """The config for images of evaluation: `eval_size` replaces `image_size`."""
         return self if self.eval_size is None else replace(self, image_size=self.eval_size)

@@ -1,4 +1,4 @@
-"""The keys of a config that have no effect unless another key has a certain value."""
+"""Keys of a config that have no effect unless another key has a certain value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,24 +9,25 @@ from jaxddp.core.message import Key, Words
 
 @dataclass(frozen=True)
 class Need:
-    """What a key needs of another key.
+    """The other key that a key needs, and the values that the other key must have.
 
     Attributes:
         key: the other key.
-        values: one of these, or one of these in a list; where empty, any value but None, 0 and false.
+        values: the values that will do; if the other key holds a list, it must contain one of them. If empty, any value
+            but None, 0 and False will do.
     """
 
     key: str
     values: tuple[str, ...] = ()
 
     def is_met(self, value: Any) -> bool:
-        """Whether a value of the other key is such a value."""
+        """Whether the value of the other key will do."""
         if isinstance(value, list | tuple):
             return bool({*self.values} & {*value})
         return value in self.values if self.values else bool(value)
 
     def unmet(self, value: Any) -> Words:
-        """Why a key has no effect, where the other key has this value, as a message goes on behind the key."""
+        """Return the part of a message that follows the key without effect, for this value of the other key."""
         if isinstance(value, list | tuple):
             return " has no effect without ", " or ".join(self.values), " in ", Key(self.key)
         if self.values:

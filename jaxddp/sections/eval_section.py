@@ -16,20 +16,19 @@ Views = Literal["one", "mirror", "mirror_translate"]
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """When and how to validate."""
+    """When and how the run is validated."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
-    """How often, and at the end of the run; "0 steps" never does."""
+    """How often to validate. The run is also validated at its end. "0 steps" disables validation."""
     batch_size: BatchSize = 256
-    """Global, as that of training; it changes no metric."""
+    """Global batch size of validation. It does not affect the metrics."""
     limit: Count | None = None
-    """Validate on this many examples only, of which each class keeps its share, as with `data.limit`; all where
-    absent."""
+    """Validate on at most this many examples, with the same proportions of classes. If None, all."""
     metrics: tuple[str, ...] = ("top1", "top5")
-    """What is measured beside the loss, in training too; a top-k of no fewer than all classes is left out."""
+    """Metrics beside the loss, in training too. A top-k metric with k not below the number of classes is left out."""
     views: Views = "one"
-    """Test-time augmentation: classify an image by the mean of its logits and those of its mirror image, or also of
-    copies translated by a pixel; twice or six times the work."""
+    """Test-time augmentation: average the logits of an image and its mirror image ("mirror"), or also of copies shifted
+    by one pixel ("mirror_translate"). The cost is two or six times that of "one"."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", names_of(self.metrics))
@@ -37,23 +36,24 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What is kept: the last `keep` checkpoints and the best one, which predict, export and serve by default."""
+    """Which checkpoints are kept: the last `keep` and the best one. Predict, export and serve use the best one by
+    default."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
-    """How often to save, and at the end of the run."""
+    """How often to save a checkpoint. The run also saves one at its end."""
     keep: Period = 2
-    """How many of the last checkpoints stay."""
+    """Number of recent checkpoints to keep."""
     best: str = "val top1"
-    """Which one is best, also for `train.stop_after`: "val" and a metric, "val loss", or "val_ema" and a metric of the
-    parameters that `train.ema` averages."""
+    """Metric that selects the best checkpoint, also for `train.stop_after`: "val" and a metric, such as "val loss", or
+    "val_ema" and a metric of the averaged parameters (`train.ema`)."""
     best_is: Literal["min", "max"] | None = None
-    """Whether less of that metric is better, or more. Where absent, less of the loss and of the calibration error, and
-    more of anything else."""
+    """Whether a lower ("min") or a higher ("max") value of that metric is better. If None, lower for the loss and the
+    calibration error, higher for all other metrics."""
     best_smoothing: Decay = 0.0
-    """Instead of the metric itself: its exponential mean over the validations so far, this share of which is the last
-    one's, corrected for its begin."""
+    """Compare an exponential moving average of the metric over all validations instead of its last value. This is the
+    decay of the average, which is corrected for its start."""
 
     @cached_property
     def goal(self) -> Goal:
-        """What `best`, `best_is` and `best_smoothing` say. Raises: InputError; they say nothing."""
+        """The parsed `best`, `best_is` and `best_smoothing`. Raises: InputError; they are invalid."""
         return Goal.parse(self.best, self.best_is, self.best_smoothing)

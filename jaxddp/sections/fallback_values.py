@@ -1,7 +1,7 @@
-"""What the keys that a config leaves to its choices are where no choice says it: to the hooks of a recipe file, which
-stand for a choice, and in a report beside the runs of releases in which such a key could not be absent.
+"""Values for keys that are None in a config, where no choice has a default for them.
 
-A key that is added now need not be here: no release wrote it, and a hook sees None.
+The hooks of a recipe file, which replace a choice, receive these values. Reports use them to compare runs with those of
+older releases, in which these keys always had a value. A new key needs no value here: a hook receives None for it.
 """
 
 USUAL = {

@@ -1,4 +1,4 @@
-"""By what the validations of a run are compared: which metric, whether less of it is better, and how it is smoothed."""
+"""How validations of a run are compared: by which metric, in which direction, and with how much smoothing."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,21 +14,20 @@ from jaxddp.overrides import checked
 T = TypeVar("T")
 
 VAL, VAL_EMA = "val", "val_ema"
-"""What a validation measures: the trained parameters, or what evaluation has in place of them; and beside them an
-average."""
+"""The splits of a validation: the parameters that evaluation uses, and the averaged parameters."""
 _SPLITS = (VAL, VAL_EMA)
 _SIDES = {"min": True, "max": False}
 _LESS_IS_BETTER = ("loss", "ece")
 
 
 class Mean(NamedTuple):
-    """An exponential mean of values, corrected for its begin as Adam's are (Kingma & Ba 2015, arXiv:1412.6980)."""
+    """An exponential moving average with the bias correction of Adam (Kingma & Ba 2015, arXiv:1412.6980)."""
 
     total: float = 0.0
     weight: float = 0.0
 
     def and_then(self, value: float, smoothing: float) -> "Mean":
-        """The mean that follows: the share `smoothing` of it is this one's."""
+        """Return the average after another value; `smoothing` is the decay."""
         return Mean(*(smoothing * old + (1 - smoothing) * new for old, new in zip(self, (value, 1.0), strict=True)))
 
     @property
@@ -41,9 +40,9 @@ class Goal:
     """What makes one validation of a run better than another.
 
     Attributes:
-        metric: among `flat` ones, such as "top1", or "val_ema loss" of the averaged parameters.
-        lowest: whether less is better.
-        smoothing: 0 <= smoothing < 1, of the exponential mean over the validations so far that stands for a value.
+        metric: a `flat` metric, such as "top1", or "val_ema loss" for the averaged parameters.
+        lowest: whether lower is better.
+        smoothing: 0 <= smoothing < 1, the decay of the exponential moving average that is compared.
     """
 
     metric: str = "top1"
@@ -52,9 +51,14 @@ class Goal:
 
     @classmethod
     def parse(cls, name: str, side: str | None, smoothing: float) -> "Goal":
-        """Of what `checkpoint.best` and its like say: "val top1"; "min", "max" or None, which goes by the name.
+        """Parse the values of `checkpoint.best`, `checkpoint.best_is` and `checkpoint.best_smoothing`.
 
-        Raises: InputError; no split or no metric.
+        Args:
+            name: split and metric, such as "val top1".
+            side: "min", "max" or None, which depends on the metric.
+            smoothing: the decay of the average.
+
+        Raises: InputError; `name` has no split or no metric.
         """
         split, _, metric = name.partition(" ")
         if split not in _SPLITS or not metric or " " in metric:
@@ -64,41 +68,41 @@ class Goal:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Goal":
-        """The inverse of `plain`. Raises: ValueError, KeyError, TypeError or AttributeError; it is something else."""
+        """Return the inverse of `plain`. Raises: ValueError, KeyError, TypeError or AttributeError; it is invalid."""
         return cls.parse(plain["best"], plain["is"], checked(plain["smoothing"], Decay, "smoothing"))
 
     def plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the goal as JSON holds it."""
         return {"best": self.name, "is": "min" if self.lowest else "max", "smoothing": self.smoothing}
 
     @property
     def name(self) -> str:
-        """The metric with its split, as people give it: "val top1"."""
+        """The metric with its split: "val top1"."""
         return named(self.metric)
 
     def better(self, value: float, other: float, by: float = 0.0) -> bool:
-        """Whether a value is better than another, and by more than so much."""
+        """Whether a value is better than another one by more than `by`."""
         return value < other - by if self.lowest else value > other + by
 
     def values(self, measured: Iterable[float]) -> list[float]:
-        """What is compared of these values of the metric, in their order: the mean that each is the last of."""
+        """Return the compared values of a series of measurements: the moving average after each."""
         means = itertools.accumulate(measured, lambda mean, value: mean.and_then(value, self.smoothing), initial=Mean())
         return [mean.value for mean in itertools.islice(means, 1, None)]
 
     def best(self, values: Sequence[float]) -> int:
-        """The place of the best of some values, at least one; of equal ones the last."""
+        """Return the index of the best value; of equal values the last one."""
         sign = -1 if self.lowest else 1
         return max(range(len(values)), key=lambda place: (sign * values[place], place))
 
     def check(self, known: Iterable[str]) -> None:
-        """Raises `InputError` where the metric is none of those known, `flat` ones; says which there are."""
+        """Raise `InputError` if the metric is not among the `known` `flat` metrics; the message lists them."""
         names = [named(metric) for metric in known if metric != "count"]
         if self.name not in names:
             raise InputError(Key("checkpoint.best", self.name), " is not measured", advice=choices(self.name, names))
 
 
 def flat(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of all splits of a validation by one name each: "top1" and "val_ema top1"."""
+    """Return the metrics of all splits of a validation in one dict: "top1" and "val_ema top1"."""
     found = dict(measured[VAL])
     for split, metrics in measured.items():
         if split != VAL:
@@ -107,7 +111,7 @@ def flat(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def by_split(metrics: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """The inverse of `flat`."""
+    """Return the inverse of `flat`."""
     found: dict[str, dict[str, T]] = {VAL: {}}
     for name, value in metrics.items():
         split, _, metric = named(name).partition(" ")
@@ -116,5 +120,5 @@ def by_split(metrics: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def named(metric: str) -> str:
-    """A `flat` metric with its split: "val top1", or "val_ema top1"."""
+    """Return the name of a `flat` metric with its split: "val top1" or "val_ema top1"."""
     return metric if " " in metric else f"{VAL} {metric}"

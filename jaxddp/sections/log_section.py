@@ -18,32 +18,32 @@ _TRACKERS = ("wandb", "mlflow")
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What is watched."""
+    """What the run logs, and where."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("50 steps"))
-    """How often a line of training is logged."""
+    """How often to log a line of training."""
     to: tuple[str, ...] = ("jsonl", "curves", "parameters", "tensorboard")
-    """The loggers: "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from it, "parameters" lists
-    the network's in parameters.txt, "tensorboard" writes event files, "confusion" the last validation's confusion
-    matrix into confusion.csv, "wandb" and "mlflow" tell Weights & Biases and MLflow, which each are an extra of the
-    package. If one but "jsonl" fails, a line says so and the run goes on."""
+    """Loggers by name. "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from it, "parameters"
+    lists the network's parameters in parameters.txt, "tensorboard" writes event files, "confusion" writes the last
+    validation's confusion matrix to confusion.csv, and "wandb" and "mlflow" log to Weights & Biases and MLflow, each of
+    which needs an extra of the package. If a logger other than "jsonl" fails, the run logs this and continues."""
     project: str | None = None
-    """Of "wandb" its project, of "mlflow" its experiment. Where absent, what their environment says, else "jaxddp"."""
+    """Project for "wandb", experiment for "mlflow". If None, their environment variables, else "jaxddp"."""
     name: str | None = None
-    """What "wandb" and "mlflow" call the run; where absent, WANDB_NAME, else as the work directory is called."""
+    """Name of the run for "wandb" and "mlflow". If None, WANDB_NAME, else the name of the work directory."""
     config: tuple[str, ...] = ()
-    """What they record beside the run's own config: "note=baseline,fold=3"."""
+    """Further values that "wandb" and "mlflow" record with the config: "note=baseline,fold=3"."""
     images: ShownImages | None = None
-    """Of how many validation images each evaluation's predictions are shown, by "wandb", "mlflow" and "tensorboard".
-    Where absent, 16 if "wandb" or "mlflow" is named, and none otherwise."""
+    """Number of validation images whose predictions "wandb", "mlflow" and "tensorboard" show. If None, 16 with "wandb"
+    or "mlflow", otherwise none."""
     guard_formulas: bool = False
-    """In confusion.csv, write an apostrophe before the name of a class that a spreadsheet would take for a formula, as
-    it begins with =, +, -, @, a tab or the end of a line. Names are written as they are otherwise."""
+    """In confusion.csv, put an apostrophe before class names that a spreadsheet would read as a formula: those that
+    begin with =, +, -, @, a tab or a line break."""
     gradient_norm: bool = False
-    """Log the norm of the averaged gradient of each logged step, which a run with optimizer.clip_norm does anyway."""
+    """Log the norm of the averaged gradient. With `optimizer.clip_norm` it is always logged."""
     profile: Duration | None = None
-    """Trace this much ("10 steps") for TensorBoard's profiler, from a few steps after the first on, into the work
-    directory's profile/; nothing where absent."""
+    """Length of a trace for TensorBoard's profiler ("10 steps"), which starts a few steps after the first and is
+    written to profile/ in the work directory. If None, no trace."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", names_of(self.to))
@@ -51,14 +51,14 @@ class LogConfig:
 
     @cached_property
     def recorded(self) -> dict[str, str]:
-        """What `config` says, by name. Raises: InputError; it says nothing."""
+        """The parsed `config`, by name. Raises: InputError; the text is invalid."""
         return assignments(self.config, "log.config", "NAME")
 
     def check(self) -> None:
-        """See that the loggers in `to` read what is said for some of them.
+        """Check that a logger in `to` reads each key that is set.
 
         Raises:
-            InputError: a key that none of them reads or that says nothing, or curves without what they are drawn from.
+            InputError: no logger reads a key, `config` is invalid, or "curves" is set without "jsonl".
         """
         _ = self.recorded
         for key in ("project", "name", "config"):

@@ -1,4 +1,4 @@
-"""The part of a config that says how logits are judged by labels."""
+"""The `loss` section of a config: the loss function and the weights of classes."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,17 +15,18 @@ BALANCED: Literal["balanced"] = "balanced"
 
 @dataclass(frozen=True)
 class LossConfig:
-    """How logits are judged by labels."""
+    """The loss function and the weights of classes."""
 
     name: str = "cross_entropy"
-    """Of a loss of jaxddp/losses/: "cross_entropy", "nll" of log-probabilities, or "bce" of each class by itself."""
+    """Name of a loss in jaxddp/losses/: "cross_entropy", "nll" (for log-probabilities) or "bce" (one binary decision
+    per class)."""
     class_weights: str | None = None
-    """How much each class counts: "1,4,0.5", a number above 0 for each in its order, or "balanced", N / (K n_k) for a
-    class with n_k of the N training images. Evaluation weighs its loss alike."""
+    """Weight of each class in the loss, in training and evaluation: "1,4,0.5" lists one positive number per class;
+    "balanced" is N / (K n_k) for a class with n_k of the N training images and K classes."""
 
     @cached_property
     def weights(self) -> Literal["balanced"] | tuple[float, ...] | None:
-        """What `class_weights` says. Raises: InputError; it says nothing."""
+        """The parsed `class_weights`. Raises: InputError; the text is invalid."""
         if self.class_weights is None or self.class_weights == BALANCED:
             return self.class_weights
         key = "loss.class_weights"

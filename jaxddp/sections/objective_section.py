@@ -1,4 +1,4 @@
-"""The part of a config that says what a step minimizes."""
+"""The `objective` section of a config: what a training step minimizes."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,27 +12,29 @@ Ratio = Annotated[int, Range(1, 1024)]
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What a step minimizes, of which the loss is a part."""
+    """What a training step minimizes. The loss is a part of it."""
 
-    # A key that only some objectives read is None until it is said: they have their own value for it.
+    # A key that only some objectives read is None by default; each of these objectives has its own default.
 
     name: str = "supervised"
-    """Of an objective of jaxddp/objectives/: the loss of the labels ("supervised"), "distillation" or "fixmatch"."""
+    """Name of an objective in jaxddp/objectives/: "supervised" (the loss of the labels), "distillation" or
+    "fixmatch"."""
     teacher: str | None = None
-    """Distillation: the work directory of the run to learn from, of which the best checkpoint is taken."""
+    """Distillation: the work directory of the run that is the teacher. Its best checkpoint is used."""
     temperature: Temperature | None = None
-    """Distillation: what the logits of both are divided by before they are compared."""
+    """Distillation: the logits of teacher and student are divided by this before they are compared."""
     teacher_share: Share | None = None
-    """Distillation: what the teacher's part of the loss is multiplied by; that of the labels has the rest."""
+    """Distillation: the weight of the teacher's part of the loss; the loss of the labels has the rest."""
     unlabelled_ratio: Ratio | None = None
-    """Of "fixmatch": how many unlabelled images (`data.unlabelled`) a step takes for each labelled one."""
+    """FixMatch: number of unlabelled images (`data.unlabelled`) in a step for each labelled image."""
     unlabelled_weight: Factor | None = None
-    """Of "fixmatch": what the loss of the unlabelled images is multiplied by."""
+    """FixMatch: weight of the loss of the unlabelled images."""
     threshold: Share | None = None
-    """Of "fixmatch": the probability from which on the class of a weakly augmented image is its pseudo-label."""
+    """FixMatch: lowest probability at which the class of a weakly augmented image becomes its pseudo-label."""
     strong_rand_augment: RandAugment | None = None
-    """Of "fixmatch": layers of RandAugment in the strongly augmented image, in place of `data.augment.rand_augment`."""
+    """FixMatch: number of RandAugment layers of the strong augmentation, instead of `data.augment.rand_augment`."""
     strong_rand_magnitude: RandMagnitude | None = None
-    """Of "fixmatch": how strong its operations are, 0 to 10."""
+    """FixMatch: strength of the operations of the strong augmentation, from 0 to 10."""
     strong_cutout: Share | None = None
-    """Of "fixmatch": the side of the black square in it, as a share of the image's shorter side; 0 none."""
+    """FixMatch: side of the black square of the strong augmentation, as a fraction of the image's shorter side; 0 for
+    none."""

@@ -1,4 +1,4 @@
-"""The part of a config that says how parameters follow from gradients: the optimizer and its schedule."""
+"""The `optimizer` section of a config: the optimizer, its learning rate and its schedule."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,57 +17,61 @@ Power = Annotated[float, Range(0, 100, above=True)]
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimizer and its schedule; batch norm and biases are never decayed."""
+    """The optimizer and its learning rate schedule. Batch norm parameters and biases have no weight decay."""
 
-    # A key that only some optimizers or schedules read is None until it is said: they have their own value for it.
+    # A key that only some optimizers or schedules read is None by default; each of these has its own default.
 
     name: str = "momentum"
-    """Of an optimizer of jaxddp/optimizers/; another name is answered by the list of them."""
+    """Name of an optimizer in jaxddp/optimizers/. An unknown name is an error that lists all names."""
     learning_rate: Factor = 0.1
-    """The peak, for the global batch size of this config, or for `reference_batch`."""
+    """Peak learning rate, for the batch size of this config, or for `reference_batch` if that is set."""
     schedule: str = "cosine"
-    """How the rate falls from the peak: by name, of jaxddp/schedules/."""
+    """Learning rate schedule after the warmup, by its name in jaxddp/schedules/."""
     warmup: Duration = field(default_factory=lambda: Duration.parse("5%"))
-    """How long the rate rises to the peak, along a straight line."""
+    """Length of the linear warmup to the peak."""
     weight_decay: WeightDecay = 1e-4
-    """Of kernels; batch norms and biases have none."""
+    """Weight decay of kernels. Batch norm parameters and biases have none."""
     momentum: Decay | None = None
-    """Momentum of SGD and its kin, beta 1 of Adam and its kin."""
+    """Momentum of SGD and similar optimizers; beta 1 of Adam and similar optimizers."""
     nesterov: bool | None = None
-    """Whether momentum is Nesterov's."""
+    """Whether to use Nesterov momentum."""
     beta2: Decay | None = None
-    """The decay of the mean of squared gradients."""
+    """Decay of the mean of squared gradients."""
     epsilon: Share | None = None
-    """What keeps a division from one by zero."""
+    """Small constant that prevents division by zero."""
     trust_coefficient: SomeShare | None = None
-    """Optimizer "lars": the share of its norm by which a layer changes at a learning rate of 1."""
+    """LARS: at a learning rate of 1, each layer changes by this fraction of its norm."""
     step_at: tuple[Share, ...] | None = None
-    """Schedule "step": the shares of the run at which the rate is multiplied by step_factor."""
+    """Schedule "step": the fractions of the run at which the rate is multiplied by `step_factor`."""
     step_factor: Share | None = None
-    """Schedule "step": what the rate is multiplied by at each of them."""
+    """Schedule "step": the factor applied at each step of the schedule."""
     end_factor: Share | None = None
-    """Schedules "linear", "polynomial" and "wsd": the share of the peak at which the run ends; "plateau": the least."""
+    """Schedules "linear", "polynomial" and "wsd": the last learning rate as a fraction of the peak. Schedule "plateau":
+    the lowest rate as a fraction of the peak."""
     power: Power | None = None
-    """Schedule "polynomial": 1 is a straight line."""
+    """Schedule "polynomial": the exponent; 1 is a straight line."""
     decay_share: Share | None = None
-    """Schedule "wsd": the share of the run, at its end, over which the rate falls."""
+    """Schedule "wsd": the fraction of the run, at its end, over which the rate decays."""
     plateau_factor: HeldOut | None = None
-    """Schedule "plateau": what the rate is multiplied by where the validation loss has stopped falling."""
+    """Schedule "plateau": the factor applied when the validation loss stops improving."""
     plateau_patience: Period | None = None
-    """Schedule "plateau": after so many validations without gain in the validation loss."""
+    """Schedule "plateau": the number of validations without improvement before the rate is reduced."""
     clip_norm: Positive | None = None
-    """Scale the averaged gradient down to this norm, over all of its arrays, where it is longer."""
+    """Clip the averaged gradient to this global norm."""
     reference_batch: BatchSize | None = None
-    """The global batch size for which `learning_rate` is given; this config's where absent."""
+    """Batch size for which `learning_rate` is given. If None, the batch size of this config."""
     scaling: Literal["linear", "sqrt", "none"] = "linear"
-    """How the rate follows the batch size from `reference_batch`: by their quotient, its square root, or not at all."""
+    """How the learning rate scales with batch size / `reference_batch`: linearly, with its square root, or not at
+    all."""
     groups: tuple[str, ...] = ()
-    """What layers have of their own: "fc:rate=10,fc:decay=0,conv1:frozen=true", a multiple of the learning rate, a
-    weight decay in place of `weight_decay`, no training. Of several that begin a name, the longest."""
+    """Settings of single layers: "fc:rate=10,fc:decay=0,conv1:frozen=true" sets a multiple of the learning rate, a
+    weight decay, or no training. A layer is named by the beginning of its name; the longest match applies."""
     rate_factors: tuple[str, ...] = ()
-    """What multiplies the learning rate of layers: "conv1=0.1,fc=10". Of several that begin a name, the longest."""
+    """Factors of the learning rate for single layers: "conv1=0.1,fc=10". A layer is named by the beginning of its name;
+    the longest match applies."""
     layer_decay: SomeShare = 1.0
-    """Each layer's rate is this multiple of the next one's, the head's being the learning rate."""
+    """Layer-wise learning rate decay: the rate of each layer is this multiple of the rate of the next one. The head has
+    the full rate."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rate_factors", names_of(self.rate_factors))
@@ -75,19 +79,19 @@ class OptimizerConfig:
 
     @cached_property
     def factors(self) -> dict[str, float]:
-        """What `rate_factors` says. Raises: InputError; it says nothing."""
+        """The parsed `rate_factors`. Raises: InputError; the text is invalid."""
         found = assignments(self.rate_factors, "optimizer.rate_factors")
         with about(Key("optimizer.rate_factors")):
             return {layer: read_number(value, Factor, layer) for layer, value in found.items()}
 
     @cached_property
     def own(self) -> Groups:
-        """What `groups` says. Raises: InputError; it says nothing, or a rate that `rate_factors` says too."""
+        """The parsed `groups`. Raises: InputError; it is invalid, or sets a rate that `rate_factors` sets."""
         found = Groups.parse(self.groups, "optimizer.groups")
         found.check_apart(self.factors, "optimizer.rate_factors", "optimizer.groups")
         return found
 
     @cached_property
     def rates(self) -> dict[str, float]:
-        """What multiplies the learning rate of layers, by either key. Raises: InputError; as `own`."""
+        """The learning rate factors of layers, from both keys. Raises: InputError; as `own`."""
         return self.factors | self.own.rates

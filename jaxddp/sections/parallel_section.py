@@ -1,4 +1,4 @@
-"""The part of a config that says on what a run trains."""
+"""The `parallel` section of a config: the devices of a run, and the time limits of a job."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -9,31 +9,32 @@ from jaxddp.core.ranges import CpuDevices, Devices, Range, Seconds
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """On what it runs; never part of the recipe."""
+    """The devices of the run, and the time limits of its job."""
 
     devices: Devices | None = None
-    """Use this many devices of all; all where absent."""
+    """Number of devices to use. If None, all."""
     cpu_devices: CpuDevices | None = None
-    """Simulate this many devices on the CPU, in each process."""
+    """Simulate this many CPU devices in each process."""
     buckets: Annotated[int, Range(1, 1024)] | None = None
-    """Average gradients in at most this many all-reduces, each of which starts when its gradients are ready. Where
-    absent, 7 on several GPUs and 1 elsewhere."""
+    """Average gradients in at most this many all-reduces, each of which starts as soon as its gradients are ready. If
+    None, 7 on several GPUs, otherwise 1."""
     reproducible: bool = False
-    """The same bits on 1, 2, 4 and 8 devices: a batch is computed in 8 fixed shards, which are summed in a fixed order.
-    It takes longer."""
+    """Give the same bits on 1, 2, 4 and 8 devices: each batch is computed in 8 fixed shards, which are summed in a
+    fixed order. This is slower."""
     xla_options: tuple[str, ...] = ()
-    """XLA's options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compiler_options.py."""
+    """XLA options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compiler_options.py."""
     check_replicas: Duration = field(default_factory=lambda: Duration.parse("1000 steps"))
-    """How often to compare the state of all devices, beside the times at which it is saved; "0 steps" never does."""
+    """How often to compare the states of all devices. They are also compared before each checkpoint. "0 steps" disables
+    the check."""
     self_test: Literal["auto", "always", "never"] = "auto"
-    """Before the first step, compare the averaged gradient of a few examples with that of one device; "auto" where
-    that is expected to take less than a second."""
+    """Before the first step, compare the averaged gradient of a few examples with that of one device. "auto" does so
+    where it is expected to take less than a second."""
     start_timeout: Seconds = 60.0
     """Seconds that the processes of a job wait for each other at the start."""
     heartbeat_timeout: Seconds = 10.0
-    """Seconds without a sign of life after which a process counts as lost, and the job ends."""
+    """Seconds without a heartbeat after which a process is considered lost and the job ends."""
     stall_timeout: Seconds = 600.0
-    """Seconds without progress after which a process that is alive counts as stuck, and the run ends; saving, restoring
-    and validating have 3 times as many, starting and compiling 6 times."""
+    """Seconds without progress after which a process is considered stuck and the run ends. Saving, restoring and
+    validation have 3 times as long; starting and compilation have 6 times as long."""
     shutdown_timeout: Seconds = 60.0
     """Seconds that a process waits for the others at the end."""

@@ -1,4 +1,4 @@
-"""The part of a config that says how much is trained, and over what batches."""
+"""The `train` section of a config: the length of the run, the batches, and what each step adds to plain training."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -14,37 +14,41 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How much, and over what batches."""
+    """The length of the run, its batches, and options of the training step."""
 
     batch_size: BatchSize = 256
-    """Global: divided among all devices of all processes."""
+    """Global batch size, divided among all devices of all processes."""
     duration: Duration = field(default_factory=lambda: Duration.parse("90 epochs"))
     """Length of the run: "90 epochs", "5000 steps" or "1_000_000 examples"."""
     label_smoothing: Decay = 0.0
-    """The share of each label that is spread evenly over all classes, in training alone."""
+    """Fraction of each label that is spread evenly over all classes, in training only."""
     accumulate: Annotated[int, Range(1, 65_536)] = 1
-    """Compute each device's share of a batch in this many microbatches, one after the other, to save memory. With
-    batch norm local, a microbatch is what is normalized together."""
+    """Gradient accumulation: each device computes its part of a batch in this many microbatches, to save memory. With
+    local batch norm, each microbatch is normalized by itself."""
     precision: Precision | None = None
-    """Of the computation; parameters, batch statistics and loss stay float32. Where absent, float32 on a CPU and
-    bfloat16 on a GPU. In float16 the loss is scaled, by as much as its gradients bear."""
+    """Precision of the computation. Parameters, batch statistics and the loss stay float32. If None, float32 on a CPU,
+    bfloat16 on a GPU. float16 uses dynamic loss scaling."""
     gradient_precision: Literal["bfloat16"] | None = None
-    """In which gradients travel between devices: half of the bytes, with a rounding of each. Their own where absent."""
+    """Precision in which devices exchange gradients: bfloat16 halves the traffic and rounds each gradient. If None, no
+    rounding."""
     max_bad_steps: Annotated[int, Range(0, 1_000_000)] = 10
-    """A step whose gradient is not finite changes nothing; after so many in a row the run ends. 0 leaves the guard out:
-    such a step is taken, and the run ends. In float16 it stays, and the first that no loss scale mends ends the run."""
+    """A step with a non-finite gradient is skipped, and after this many skipped steps in a row the run ends. 0 disables
+    skipping: the step is taken, and the run ends. With float16, steps are always skipped, and the run ends at the first
+    one that no loss scale avoids."""
     ema: Decay | None = None
-    """The decay of an exponential moving average of the parameters, 0.999, which is validated beside them as "val_ema",
-    and which predict, export and serve in place of them. None where absent."""
+    """Decay of an exponential moving average of the parameters, such as 0.999. The average is validated as "val_ema",
+    and predict, export and serve use it instead of the parameters. If None, no average."""
     ema_warmup: bool = True
-    """The decay of step t is at most (1 + t)/(10 + t), so that the average soon forgets the fresh parameters."""
+    """Limit the decay at step t to (1 + t)/(10 + t), so that the average soon forgets the initial parameters."""
     ema_every: Period = 1
-    """The average moves after every so many steps, with the decay to that power."""
+    """Update the average once per this many steps, with the decay raised to that power."""
     lookahead: Period | None = None
-    """After every so many steps (5) training goes on from slow weights that follow it. None where absent."""
+    """Lookahead: after every this many steps (5 is usual), the parameters are reset to slow weights that follow them.
+    If None, no Lookahead."""
     lookahead_decay: Share = 0.5
-    """The share of the slow weights that stays then."""
+    """Fraction of the slow weights that each Lookahead update keeps."""
     stop_after: Period | None = None
-    """Stop after so many validations in a row without gain in `checkpoint.best`; never where absent."""
+    """Early stopping: end the run after this many validations in a row without an improvement of `checkpoint.best`. If
+    None, never."""
     stop_min_gain: Factor = 0.0
-    """What is a gain for `stop_after`: to be better by more than this."""
+    """Smallest change that `stop_after` counts as an improvement."""

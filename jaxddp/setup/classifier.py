@@ -1,4 +1,4 @@
-"""A network as evaluation has it: what training validates by, what `eval` measures and what `predict` asks."""
+"""A network for evaluation and prediction."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +17,16 @@ from jaxddp.training.validation.evaluator import Evaluator, Measure
 
 @dataclass(frozen=True)
 class Classifier:
-    """A network, and what evaluation measures of it.
+    """A network with the loss and the metrics of evaluation.
 
     Attributes:
-        model: as it is quickest on these devices.
-        loss: without label smoothing.
-        metrics: beside the loss, by name.
-        preprocess: from pixels to the network's input.
-        views: how many views of an image a prediction is the mean of, see `eval.views`.
+        model: the network in its fastest form for these devices.
+        loss: the loss without label smoothing.
+        metrics: metrics beside the loss, by name.
+        preprocess: turns pixels into the network's input.
+        views: the views of an image whose logits are averaged, see `eval.views`.
+        topology: the devices.
+        programs: the cache of compiled programs.
     """
 
     model: Model
@@ -36,7 +38,7 @@ class Classifier:
     programs: Programs = field(default_factory=Programs)
 
     def objective(self, metrics: Mapping[str, Any] | None = None) -> Objective:
-        """What a batch is measured by; by its own metrics where none are given."""
+        """Return the objective that measures a batch, with these metrics instead of its own, if any are given."""
         return Objective(
             self.model, self.loss, self.preprocess, self.metrics if metrics is None else metrics, self.views
         )
@@ -50,17 +52,18 @@ class Classifier:
         *,
         resident: bool = False,
     ) -> Evaluator:
-        """Measures a source with its labels, each example once.
+        """Return the evaluator of a labelled source, which measures each example once.
 
         Args:
-            batches: of the source, placed, each in a tuple; or with images that are `resident` on the devices.
-            metrics: in place of its own.
-            extra: functions of the state, whose metrics join these.
+            batches: returns an iterator over the source's batches on the devices, each in a tuple.
+            metrics: used instead of the classifier's own.
+            extra: functions of the state that return further metrics.
+            resident: whether the images are on the devices; then each tuple is (images, batches without images).
         """
         objective = self.objective(metrics)
         step = self.programs.evaluate(objective, self.topology, resident=resident)
         return Evaluator(step, batches, len(source), extra, objective.metrics)
 
     def classify(self) -> Callable[..., Any]:
-        """Of a state and a placed batch, see `jaxddp.engine.step.make_classify`."""
+        """Return the function (state, batch) -> predictions; see `jaxddp.engine.step.make_classify`."""
         return self.programs.classify(self.objective(), self.topology)

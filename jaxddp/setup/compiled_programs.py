@@ -1,4 +1,4 @@
-"""What is compiled for the runs of a recipe: a state, a seed's key and what feeds a step are its arguments."""
+"""The compiled programs of a recipe. The state, the random key and the batches are their arguments."""
 
 import dataclasses
 import functools
@@ -42,14 +42,14 @@ _SETTINGS = (
 
 
 def settings() -> dict[str, str]:
-    """JAX's settings that decide numbers."""
+    """Return the settings of JAX that affect results."""
     return {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
 
 
 class Programs:
-    """Compiled programs, by the objects that they are made of: who has the same objects gets the same program.
+    """A cache of compiled programs, keyed by the identity of the objects that they are made of.
 
-    The last `most` that were asked for are kept; each is compiled on first use.
+    The `most` programs that were used last are kept. Each is compiled on first use.
     """
 
     def __init__(self, most: int = 16) -> None:
@@ -57,7 +57,7 @@ class Programs:
         self._kept: list[tuple[tuple[str, dict[str, str]], tuple[Any, ...], Any]] = []
 
     def loss(self, function: Loss, labels: LabelKind) -> ExampleLoss:
-        """See `example_loss`."""
+        """Return the loss of each example; see `example_loss`."""
         return self._made("loss", (function,), lambda: example_loss(function, labels))
 
     def init(
@@ -68,7 +68,7 @@ class Programs:
         topology: Topology,
         weights: Mapping[str, np.ndarray],
     ) -> Callable[[jax.Array], TrainState]:
-        """See `make_init`; of a key, with weights by path in place of fresh ones."""
+        """Return the function (key) -> initial state, with these weights, by path; see `make_init`."""
         parts, transform = recipe.parts, recipe.initialize
         init = self._made(
             f"init {image_shape}",
@@ -78,7 +78,7 @@ class Programs:
         return lambda key: init(key, topology.replicate(dict(weights)))
 
     def train(self, objective: Objective, experiment: Experiment, *, resident: bool) -> Program:
-        """The program of a run's steps, on placed batches or on images that are `resident` on the devices."""
+        """Return the program of the training steps, on batches or on images that are `resident` on the devices."""
         recipe, resources, gradients = experiment.recipe, experiment.resources, experiment.layout.gradients
         topology, options = resources.topology, resources.compiler_options
 
@@ -93,7 +93,7 @@ class Programs:
         return self._made(kind, (*_pieces(objective), *pieces), make)
 
     def self_test(self, objective: Objective, experiment: Experiment, *, resident: bool) -> SelfTest | None:
-        """See `SelfTest`; None where one device alone trains, or the config wants none."""
+        """Return the self-test of the gradient; None with one device, or if the config disables it. See `SelfTest`."""
         recipe, topology, gradients = experiment.recipe, experiment.topology, experiment.layout.gradients
         mode = recipe.config.parallel.self_test
         if topology.num_devices == 1 or mode == "never":
@@ -110,11 +110,11 @@ class Programs:
         )
 
     def follow(self, parts: tuple[Part, ...], topology: Topology) -> Follow:
-        """See `make_follow`."""
+        """Return the function that passes validations to the parts of the step; see `make_follow`."""
         return self._made("follow", (parts, topology), lambda: make_follow(parts, topology))
 
     def evaluate(self, objective: Objective, topology: Topology, *, resident: bool) -> Callable[..., MetricSums]:
-        """What measures placed batches, or images that are `resident` on the devices."""
+        """Return the program of evaluation, on batches or on images that are `resident` on the devices."""
 
         def make() -> Callable[..., MetricSums]:
             make_eval = make_resident_eval if resident else make_eval_step
@@ -124,20 +124,20 @@ class Programs:
         return self._made(kind, (*_pieces(objective), topology), make)
 
     def metrics(self, own: Mapping[str, Any], names: tuple[str, ...]) -> Mapping[str, Any]:
-        """A recipe's metrics with built-in ones beside them, by their names."""
+        """Return a recipe's metrics together with built-in metrics of these names."""
         if not names:
             return own
         return self._made(f"metrics {names}", (own,), lambda: {name: METRICS.get(name) for name in names} | dict(own))
 
     def classify(self, objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], Any]:
-        """See `make_classify`."""
+        """Return the program of prediction; see `make_classify`."""
         kind = f"classify by {objective.views}"
         return self._made(kind, (*_pieces(objective), topology), lambda: make_classify(objective, topology))
 
     def _made(self, kind: str, pieces: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         kind_here = (kind, settings())
         for place, (known_kind, known, program) in enumerate(self._kept):
-            # Not whether they are equal: of a user's objects that might say nothing of what they compute.
+            # By identity: equality of a user's objects may not imply that they compute the same.
             if known_kind == kind_here and all(map(operator.is_, known, pieces)):
                 self._kept.append(self._kept.pop(place))
                 return program
@@ -147,7 +147,7 @@ class Programs:
 
 
 def seeded_step(objective: Objective, experiment: Experiment, seed: int) -> TrainStep:
-    """A step (state, batch) of one seed, which is a constant in it; see `make_train_step`."""
+    """Return a training step (state, batch) with a constant seed; see `make_train_step`."""
     topology, options = experiment.topology, experiment.resources.compiler_options
     local_step = _local_step(objective, experiment.recipe, topology, experiment.layout.gradients)
 

@@ -1,4 +1,4 @@
-"""A recipe is laid out over its resources: what contradicts is said first, before anything is compiled."""
+"""An experiment: a recipe with its data and devices. Contradictions are found before anything is compiled."""
 
 import dataclasses
 import inspect
@@ -35,9 +35,12 @@ from jaxddp.training.validation.early_stopping import EarlyStopping
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is trained, on what, and how it lies there; nothing is compiled yet.
+    """A recipe, its data and devices, and its layout over them. Nothing is compiled yet.
 
-    `file` is the recipe file that it is of, if it is of one.
+    Attributes:
+        feed: the training data over the devices.
+        preprocess: turns the pixels of a batch into the network's input.
+        file: the recipe file of the experiment; None for the Python API.
     """
 
     recipe: Recipe
@@ -49,7 +52,7 @@ class Experiment:
 
     @property
     def config(self) -> Config:
-        """The recipe's: that of its file or its call, with what these left open."""
+        """The config of the recipe, with all values resolved."""
         return self.recipe.config
 
     @property
@@ -57,9 +60,9 @@ class Experiment:
         return self.resources.topology
 
     def changed(self, *, resources: Resources | None = None, **fields: Any) -> "Experiment":
-        """With other `fields` of its recipe or other resources; where the config is another, the layout is made anew.
+        """Return a copy with other `fields` of the recipe or other resources. A new config gets a new layout.
 
-        The data to train on and the augmentation must stay. Raises: as `Layout.of`.
+        The training data and the augmentation must stay the same. Raises: as `Layout.of`.
         """
         recipe, resources = dataclasses.replace(self.recipe, **fields), resources or self.resources
         layout = self.layout
@@ -69,7 +72,10 @@ class Experiment:
 
 
 def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFile | None = None) -> Experiment:
-    """Raises: InputError; the network does not take images of all sizes, or as the functions below."""
+    """Make an experiment.
+
+    Raises: InputError; the network does not accept images of all sizes, or as the functions below.
+    """
     check_sizes(recipe.config.data, recipe.model, layout, resources.topology.peers)
     feed = make_feed(recipe, resources, layout.growth)
     preprocess = make_preprocess(recipe, resources, layout)
@@ -78,9 +84,9 @@ def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFi
 
 
 def make_feed(recipe: Recipe, resources: Resources, growth: Growth | None = None) -> Feed:
-    """The training data over the devices, with the second source where the objective may ask for it.
+    """Return the feed of the training data, with the unlabelled data if the objective may read them.
 
-    Raises: InputError; the devices cannot keep the images, or a set is smaller than its batch.
+    Raises: InputError; the images cannot be kept on the devices, or a data set is smaller than its batch.
     """
     config, source, topology = recipe.config, resources.train, resources.topology
     check_labelled(source, "training data")
@@ -102,19 +108,19 @@ def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topol
 
 
 def make_order(source: Source, config: Config) -> SampleOrder:
-    """Which examples each batch holds. Raises: InputError; the batch is larger than the data set."""
+    """Return the order of examples. Raises: InputError; the batch is larger than the data set."""
     if config.data.sampling == "balanced":
         labels = labels_of(source)
         if labels.several:
             raise InputError(
-                Key.plain("data.sampling", "balanced"), " takes one label an image, and the training data have several"
+                Key.plain("data.sampling", "balanced"), " takes one label per image, and the training data have several"
             )
         return BalancedOrder.of(labels.values, config.train.batch_size, config.seed)
     return SampleOrder(len(source), config.train.batch_size, config.seed)
 
 
 def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> None:
-    """Raises `InputError` where mean and std do not fit images [H, W, C]."""
+    """Raise `InputError` if the numbers of means and standard deviations do not fit images [H, W, C]."""
     if not (len(data.mean) == len(data.std) == 1 or len(data.mean) == len(data.std) >= image_shape[-1]):
         raise InputError(
             Key("data.mean"),
@@ -126,7 +132,7 @@ def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> 
 
 
 def make_preprocess(recipe: Recipe, resources: Resources, layout: Layout) -> Preprocess:
-    """What is done to the images on the devices. Raises: InputError; augmentation, mean or std do not fit them."""
+    """Return the preprocessing on the devices. Raises: InputError; augmentation, mean or std do not fit the images."""
     config, data, known = recipe.config, recipe.config.data, layout.training_data
     check_normalization(data, known.image_shape)
     preprocess = Preprocess.of(config, data.augment, recipe.augmentation)
@@ -137,7 +143,7 @@ def make_preprocess(recipe: Recipe, resources: Resources, layout: Layout) -> Pre
 
 
 def _check_objective(recipe: Recipe, resources: Resources, layout: Layout, preprocess: Preprocess) -> None:
-    """What an objective asks of the images and the loss that it is given. Raises: InputError."""
+    """Run the objective's own check of the images, the loss and the unlabelled data. Raises: InputError."""
     known = layout.training_data
     if (check := getattr(inspect.unwrap(recipe.objective), "check", None)) is not None:
         image = jax.ShapeDtypeStruct(known.image_shape, known.dtype)
@@ -146,13 +152,14 @@ def _check_objective(recipe: Recipe, resources: Resources, layout: Layout, prepr
 
 
 def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> EarlyStopping:
-    """What a recipe says of `checkpoint.best` and `train.stop_after`, before the first validation.
+    """Return how validations are compared, from `checkpoint.best` and `train.stop_after`.
 
     Args:
-        measures_more: whether functions of the user measure what is not known yet.
+        measures_more: whether the user's functions return further metrics, whose names are not known yet.
 
     Raises:
-        InputError: the metric is none of those that are measured, or something follows validations and there are none.
+        InputError: the metric is not measured, or early stopping or a part of the step needs validations and there are
+            none.
     """
     recipe, config = experiment.recipe, experiment.config
     judgement = EarlyStopping(config.checkpoint.goal, config.train.stop_after, config.train.stop_min_gain)
@@ -170,7 +177,7 @@ def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> Earl
 
 
 def _measured(recipe: Recipe, data: TrainingData) -> Iterator[str]:
-    """The `flat` metrics of a validation."""
+    """Yield the names of the `flat` metrics of a validation."""
     names = ["loss"]
     for name, metric in recipe.metrics.items():
         of_set = is_set_metric(metric)
@@ -181,7 +188,7 @@ def _measured(recipe: Recipe, data: TrainingData) -> Iterator[str]:
 
 
 def _needed(experiment: Experiment) -> Words:
-    """What to do so that something is validated; empty where it is."""
+    """Return what to do to enable validation; empty if it is enabled."""
     if experiment.resources.val is None:
         return "give val too"
     if experiment.layout.plan.evaluate.examples:

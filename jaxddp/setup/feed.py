@@ -1,4 +1,4 @@
-"""A source becomes what the step is fed with: placed batches, or rows of images that lie on the devices."""
+"""Feeds the training step: with batches, or with rows of images that are kept on the devices."""
 
 import functools
 import itertools
@@ -31,10 +31,10 @@ from jaxddp.training.plan import cut, full_length, max_substituted
 from jaxddp.training.run import Chunk, Growing
 
 LONGEST_CHUNK = 32
-"""Steps in one dispatch, at most: enough for its cost to vanish, and few enough for SIGTERM to be answered soon."""
+"""Most steps in one dispatch: enough to hide its cost, and few enough to react to SIGTERM soon."""
 
 TRAINING, VALIDATION, UNLABELLED = "training", "validation", "unlabelled"
-"""What images are on the devices for."""
+"""The uses of images that are kept on the devices."""
 
 _SMALLER = ("lower ", Key("data.image_size"), " or ", Key("data.limit"), ", or set ", Key("data.cache"), " to none")
 _LOAD_BATCH = 256
@@ -42,7 +42,7 @@ _PLACED_AHEAD = 2
 
 
 class Resident(NamedTuple):
-    """A source, and its images on every device: [N + padding, H, W, C], replicated; row r is the source's."""
+    """A source and its images, [N + padding, H, W, C], replicated on every device. Row r is row r of the source."""
 
     source: Source
     images: jax.Array
@@ -50,11 +50,15 @@ class Resident(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """A training source, its order and its config, over the devices; `substitutes` replace unusable images.
+    """A training source with its order and its config, over the devices.
 
-    Where images grow, a step's are decoded to the side of the step, or, where the source or the devices keep images of
-    one size, resized by the step.
-    A second source, `unlabelled`, has an order and substitutes of its own; each step takes a batch of both.
+    If images grow, they are decoded at the side of each step, or resized by the step if the source or the devices keep
+    images of one size.
+
+    Attributes:
+        substitutes: replace images that cannot be used.
+        growth: how the image size grows; None if it is constant.
+        unlabelled: the feed of a second source, with its own order and substitutes. Each step takes a batch of both.
     """
 
     source: Source
@@ -64,7 +68,7 @@ class Feed:
     substitutes: Substitutes | None = None
     growth: Growth | None = None
     resident: dict[str, Resident] = field(default_factory=dict, repr=False)
-    """What lies on the devices already, by its use."""
+    """The images that are on the devices already, by their use."""
     unlabelled: "Feed | None" = None
 
     def __repr__(self) -> str:
@@ -75,21 +79,21 @@ class Feed:
 
     @property
     def shard(self) -> Shard:
-        """This process's part of every batch."""
+        """The part of every batch that this process loads."""
         return Shard(self.topology.process_index, self.topology.process_count)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
+        """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Nothing before `start` is read."""
         return _placed(self._read(range(start, stop)), self.topology)
 
     def with_seed(self, seed: int) -> "Feed":
-        """The same sources in the orders of another seed; what lies on the devices stays there."""
+        """Return the feed with another seed. Images on the devices stay there."""
         order, substitutes = replace(self.order, seed=seed), self.source.substitutes(self.data)
         others = self.unlabelled and self.unlabelled.with_seed(unlabelled_seed(seed))
         return replace(self, order=order, substitutes=substitutes, unlabelled=others)
 
     def abstract_batch(self) -> Batch:
-        """The shapes of a global batch, and how it lies on the devices."""
+        """Return the shapes and shardings of a global batch."""
         batch = columns(self.source.labels, self.order, 0)
         pixel = np.zeros((), image_dtype(self.source, self.data))
         image = np.broadcast_to(pixel, (len(batch.row), *self.source.image_shape(self.data)))
@@ -99,16 +103,16 @@ class Feed:
         return shapes._replace(unlabelled=self.unlabelled and self.unlabelled.abstract_batch())
 
     def eval_batches(self, source: Source, batch_size: int) -> Iterator[Batch]:
-        """Placed batches that hold each example of another source once; the last is padded and masked."""
+        """Iterate over another source on the devices, each example once. The last batch is padded and masked."""
         return eval_batches(source, self.data, batch_size, self.topology)
 
     def images_of(self, side: int) -> tuple[DataConfig, Side | None]:
-        """The config by which training's images of a side come, and what the step resizes them to, if it has to."""
+        """Return the config that loads training images of a side, and the size to which the step resizes them."""
         data = self.data if self.data.cache == "device" else replace(self.data, image_size=side)
         return data, None if self.source.image_shape(data)[0] == side else Side(side)
 
     def with_side(self, fed: tuple[Any, ...], side: int) -> tuple[Any, ...]:
-        """What a chunk is fed with, as if its images had another side; where they are decoded so, they are shapes."""
+        """Return the arguments of a chunk with another side of images, as abstract shapes where they change."""
         data, resizing = self.images_of(side)
 
         def changed(part: Any) -> Any:
@@ -124,7 +128,7 @@ class Feed:
         return tuple(map(changed, fed))
 
     def growing(self, total_steps: int) -> Growing | None:
-        """What a run of so many steps is to know of its images, where they grow."""
+        """Return how the images of a run of this length grow; None if their size is constant."""
         if self.growth is None:
             return None
         largest = self.growth.side(total_steps - 1)
@@ -132,20 +136,20 @@ class Feed:
 
     @property
     def images(self) -> ResidentImages:
-        """The images of the source, or of both, on every device, see `Resident`. Raises: as `place`."""
+        """The images of the source, or of both sources, on every device; see `Resident`. Raises: as `place`."""
         self.place()
         own = self.resident[TRAINING].images
         return own if self.unlabelled is None else (own, self.resident[UNLABELLED].images)
 
     def place(self, val: Source | None = None) -> None:
-        """Put the images to train on, and those of a set to validate on, on every device, unless they lie there.
+        """Copy the training images, and the images of a validation set, to every device, unless they are there.
 
-        Files are decoded once, each by one process, which sends it to the others by the devices. Raises: InputError;
-        they do not fit into a device's free memory, or more images than may be cannot be used.
+        Each file is decoded once, by one process, which sends it to the others over the devices. Raises: InputError;
+        the images do not fit into a device's free memory, or too many of them cannot be used.
         """
         there = {use: held.source for use, held in self.resident.items()}
         missing = {use: source for use, source in self._wanted(val).items() if there.get(use) is not source}
-        # What was validated on before makes room.
+        # Free the memory of a previous validation set.
         for use in missing.keys() & self.resident.keys():
             del self.resident[use]
         self._check_memory(missing)
@@ -155,16 +159,16 @@ class Feed:
                 self.resident[use] = Resident(source, self._decoded(use, source))
 
     def resident_bytes(self, val: Source | None) -> dict[str, int]:
-        """What the images to train on, and those of a set to validate on, take on each device, by their use."""
+        """Return the bytes of the training images and of a validation set on each device, by their use."""
         return {use: self._bytes(use, source) for use, source in self._wanted(val).items()}
 
     def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
-        """What `make_resident_steps` takes for chunks of steps, each of one side: images, columns and the run's key."""
+        """Iterate over the arguments of `make_resident_steps`: images, columns and the run's key, for each chunk."""
         for steps in chunks:
             yield Chunk(len(steps), (self.images, self.topology.place(self._stacked(steps)), key))
 
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
-        """What `make_resident_eval` takes for each example of another source once, `longest` batches or fewer at once.
+        """Iterate over the arguments of `make_resident_eval` for another source, at most `longest` batches at once.
 
         Raises: as `place`.
         """
@@ -174,9 +178,9 @@ class Feed:
             yield images, self.topology.place(stacked_columns(source.labels, order, numbers, self.shard))
 
     def _read(self, steps: range) -> Iterator[Batch]:
-        """This process's slices of the batches of some steps."""
+        """Iterate over this process's parts of the batches of some steps."""
         stretches = iter([(steps, None)] if self.growth is None else self.growth.segments(steps))
-        # The work on the first begins at once, and on each of the others when those before it are used up.
+        # The first part starts loading at once, each other part when the one before it is finished.
         parts = itertools.starmap(self._read_side, stretches)
         own = itertools.chain(next(parts, ()), itertools.chain.from_iterable(parts))
         if self.unlabelled is None:
@@ -185,19 +189,19 @@ class Feed:
         return (batch._replace(unlabelled=others) for batch, others in pairs)
 
     def _read_side(self, steps: range, side: int | None) -> Iterator[Batch]:
-        """The same of steps whose images have a side; None where no images grow."""
+        """Like `_read`, for steps whose images have one side; None if the size is constant."""
         data, resizing = (self.data, None) if side is None else self.images_of(side)
         batches = self.source.train_batches(self.order, data, steps, self.shard, self.substitutes)
         return batches if resizing is None else (batch._replace(side=resizing) for batch in batches)
 
     def _stacked(self, steps: range) -> Batch:
-        """The same without images, side by side; see `stacked_columns`."""
+        """Return the columns of several steps without images, stacked; see `stacked_columns`."""
         own = stacked_columns(self.source.labels, self.order, steps, self.shard)
         side = None if self.growth is None else self.images_of(self.growth.side(steps[0]))[1]
         return own._replace(side=side, unlabelled=self.unlabelled and self.unlabelled._stacked(steps))
 
     def _data_for(self, use: str) -> DataConfig:
-        """The config of the images that lie on the devices."""
+        """Return the config that loads the images for the devices."""
         return self.data.of_evaluation if use == VALIDATION else replace(self.data, crop="whole")
 
     def _wanted(self, val: Source | None) -> dict[str, Source]:
@@ -223,7 +227,7 @@ class Feed:
             )
 
     def _decoded(self, use: str, source: Source) -> jax.Array:
-        """The images of a source, as training without random crops or evaluation sees them, placed."""
+        """Decode the images of a source, without random crops, and copy them to the devices."""
         order, substituted, data = self._load_order(source), 0, self._data_for(use)
         num_rows, shape = order.num_batches * order.batch_size, source.image_shape(data)
 
@@ -248,18 +252,18 @@ class Feed:
 
 
 def eval_batches(source: Source, data: DataConfig, batch_size: int, topology: Topology) -> Iterator[Batch]:
-    """Placed batches that hold each example of a source once; the last is padded and masked."""
+    """Iterate over a source on the devices, each example once. The last batch is padded and masked."""
     order, shard = EvalOrder(len(source), batch_size), Shard(topology.process_index, topology.process_count)
     return _placed(source.eval_batches(order, data.of_evaluation, shard), topology)
 
 
 def no_larger(batch_size: int, source: Source, topology: Topology) -> int:
-    """A batch for evaluation, but no larger than a source: what is beyond all examples would be padding alone."""
+    """Limit a batch size of evaluation to the size of a source, rounded up to a multiple of the devices."""
     return min(batch_size, -(-len(source) // topology.num_devices) * topology.num_devices)
 
 
 def _placed(batches: Iterable[Batch], topology: Topology) -> Iterator[Batch]:
-    """Batches on the devices ahead of their use, so that copying overlaps with computing."""
+    """Copy batches to the devices ahead of their use, so that copying overlaps with computation."""
     placed: deque[Batch] = deque()
     for batch in batches:
         placed.append(topology.place(batch))

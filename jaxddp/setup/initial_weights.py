@@ -1,4 +1,4 @@
-"""The weights that a run starts from, of a file or of another run."""
+"""Loads the initial weights of a run, from a file or from another run."""
 
 import logging
 import os
@@ -31,16 +31,16 @@ def initial_weights(
     new_layers: Layers = NO_LAYERS,
     class_ids: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Arrays by path, from a file or from a run's work directory, for a network of these shapes.
+    """Read the arrays of a network from a weights file or a run's work directory, by path.
 
-    Where part of the network stays as it was initialized (`new_layers`, and a head for other classes), or part of the
-    file has no place in it, a line says so. A run knows its classes, and its head is taken for `class_ids` alone.
+    The head of a run is used only if its classes are `class_ids`. A line is logged if layers keep their initial values
+    (`new_layers`, or a head for other classes), or if the file has arrays that are not used.
 
     Raises:
-        InputError: they cannot be read, or are of another network; lists what is missing or of another shape. Or the
-            processes read different ones.
+        InputError: the weights cannot be read, are of another network (the message lists missing arrays and wrong
+            shapes), or differ between processes.
     """
-    if os.path.isdir(path):  # which says no of a name that is too long, too
+    if os.path.isdir(path):  # Unlike `Path.is_dir`, it is False for a name that is too long.
         _, arrays = read_run(path, "best", topology)
         found, namings = {own_name(each): array for each, array in arrays.items()}, (own_name,)
         signature = Signature.read(path)

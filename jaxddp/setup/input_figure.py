@@ -1,4 +1,4 @@
-"""Training images exactly as the network is given them, at any step, to be looked at."""
+"""A figure of training images exactly as the network receives them at a step."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "Figure":
-    """The first images of a step's batch, without normalization, under their labels and rows. Step and count from 1."""
+    """Show the first images of a step's batch, without normalization, with labels and rows. Steps count from 1."""
     # A machine that only trains needs no matplotlib.
     from jaxddp.training.pictures import input_grid
 
@@ -27,7 +27,7 @@ def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "
 
 
 def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
-    """What the network sees, as pixels again: uint8[B, H, W, C]."""
+    """Convert the network's input back to pixels, uint8[B, H, W, C]."""
     images = np.asarray(inputs.images).astype(np.float32)
     channels = images.shape[-1]
     pixels = (images * np.array(preprocess.std[:channels]) + np.array(preprocess.mean[:channels])) * 255
@@ -35,7 +35,7 @@ def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
 
 
 def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], count: int) -> list[str]:
-    """The label of each image, or both labels and their shares where two images are mixed; and its row."""
+    """Return a title for each image: its label, or both labels and their weights if images are mixed, and its row."""
     titles = []
     for place in range(count):
         own = _named(batch.label[place], names)
@@ -47,6 +47,6 @@ def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], count: int) ->
 
 
 def _named(label: jax.Array, names: tuple[str, ...]) -> str:
-    """The class of a label, or those of a multi-hot one."""
+    """Return the class name of a label, or the class names of a multi-hot label."""
     own = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
     return ", ".join(short(names[each]) for each in own) or "no label"

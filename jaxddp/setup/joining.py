@@ -1,4 +1,4 @@
-"""A process joins its job with a recipe, and settles what the recipe leaves to the devices and to the directory."""
+"""Joins the job of a process, and resolves the values of a config that depend on devices and directories."""
 
 import logging
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("jaxddp.experiment")
 
 
 def join_job(job: Job | None, parallel: ParallelConfig) -> Peers:
-    """Join the job with the config's limits to every wait; what is compiled from here on is kept for the next start."""
+    """Join the job with the time limits of a config. Programs that are compiled later are cached on disk."""
     if parallel.cpu_devices is not None:
         simulate_cpu_devices(parallel.cpu_devices)
     if parallel.reproducible:
@@ -28,10 +28,12 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> Peers:
 
 
 def join_and_resolve(file: RecipeFile) -> tuple[Topology, Config]:
-    """Join the job, see that all processes have this recipe, and find the devices; with the file's config, its
-    precision and its places settled.
+    """Join the job, check that all processes have the same recipe, and find the devices.
 
-    A line says where settings come from that the recipe file does not say. Raises: InputError.
+    Returns:
+        The devices, and the config with its precision and absolute paths.
+
+    Raises: InputError; the processes have different recipes, or the devices do not exist.
     """
     config = file.config
     peers = join_job(find_job(), config.parallel)

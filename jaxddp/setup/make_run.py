@@ -1,4 +1,4 @@
-"""A setup becomes a run: all that `jaxddp.training.loop.fit` takes."""
+"""Makes the `Run` of a setup, which `jaxddp.training.loop.fit` trains."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,11 @@ def make_run(
     objects: Mapping[str, str] | None = None,
     record: Mapping[str, Any] | None = None,
 ) -> Run:
-    """The run of a setup, whose state it consumes; it keeps nothing until it joins a session.
+    """Make the run of a setup. The run consumes the setup's state, and saves nothing until it joins a session.
 
     Args:
-        evaluators: functions of the state, whose metrics join each evaluation's.
-        objects: the recipe's identity, where it came from Python and not from files that were compared already. All
-            processes must have the same.
+        evaluators: functions of the state that return further metrics of a validation.
+        objects: the identity of the recipe's objects, if they are Python objects. It must be the same on all processes.
         record: the content of config.json, for the listeners.
     """
     plan, topology, experiment, resident = setup.plan, setup.topology, setup.experiment, setup.data.cache == "device"
@@ -39,15 +38,15 @@ def make_run(
         listeners = [*listeners, SlowProcesses(peers)]
     evaluator = _evaluator(setup, listeners, evaluators)
     if resident:
-        # Before anything is compiled: both have to fit, and no image may be damaged.
+        # Before compilation: both sets must fit into memory, and no image may be damaged.
         setup.feed.place(setup.validated)
     judgement = judgement_of(experiment, measures_more=bool(evaluators))
     with phase("compile", "preparing the step"):
         program, chunks = setup.program()
-        # What the step refuses is said before a run begins that somebody hears of.
+        # Errors in the step are raised before any listener is called.
         feed = next(chunks(0)).feed if resident else (setup.feed.abstract_batch(), setup.key)
         program.check(setup.state, *feed)
-    # Of the listeners, those of the first process count, and all have to predict.
+    # The listeners of process 0 decide, and all processes predict.
     most = peers.from_first("predictions", lambda: str(max(map(_wanted_predictions, listeners), default=0)))
     parts, growing = setup.recipe.parts, setup.feed.growing(plan.total_steps)
     follow = setup.programs.follow(parts, topology)
@@ -78,7 +77,7 @@ def _checks(setup: RunSetup, *, resident: bool) -> Checks:
 
 
 def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[Measure]) -> Evaluator | None:
-    """What validates; None where validation is switched off."""
+    """Return the evaluator of the validation data; None if validation is disabled."""
     val, config = setup.validated, setup.recipe.config
     if val is None:
         return None
@@ -93,7 +92,7 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
 
 
 def _wanted_metrics(listeners: Sequence[Any], peers: Peers) -> tuple[str, ...]:
-    """As those of the first process want them."""
+    """Return the names of the metrics that the listeners of process 0 want."""
     wanted = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
     return tuple(filter(None, peers.from_first("metrics of listeners", lambda: ",".join(sorted(wanted))).split(",")))
 

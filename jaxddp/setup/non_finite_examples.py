@@ -1,4 +1,4 @@
-"""Which examples of a batch are not finite, or have no finite loss: asked when a run has to end because of them."""
+"""Finds the examples of a batch whose image or loss is not finite, when a run ends because of them."""
 
 from collections.abc import Callable
 
@@ -18,11 +18,10 @@ _MOST_SHOWN = 8
 
 
 def describe_non_finite(state: TrainState, step: int, objective: Objective, feed: Feed, key: jax.Array) -> str:
-    """Names the rows of a step's batch whose loss is not finite, else whose image is not, else all of its rows.
+    """Describe the rows of a step's batch whose loss is not finite, else those whose image is not, else all rows.
 
-    The state may be that of a later step: the host hears of steps some at a time. The network sees the images
-    of the step, augmented as they were, but in evaluation: by running statistics, so that no image can spoil the losses
-    of others. All processes must ask together.
+    The network is evaluated on the augmented images of the step with running statistics, so that an image does not
+    affect the losses of others. The state may be that of a later step. All processes must call this together.
     """
     batch = next(feed.batches(step - 1, step))
     images, losses = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
@@ -30,14 +29,14 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
     if not losses.all():
         return f"The loss is not finite for {_listed(rows[~losses])} of the training data"
     if not images.all():
-        return f"As they are augmented, images are not finite: {_listed(rows[~images])} of the training data"
-    return f"Each image of its batch has a finite loss by itself; the batch is {_listed(rows)} of the training data"
+        return f"Images are not finite after augmentation: {_listed(rows[~images])} of the training data"
+    return f"Each image of the batch has a finite loss alone; the batch is {_listed(rows)} of the training data"
 
 
 def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """bool[B] twice, of the images and of the losses of the global batch's examples, on every device.
+    """Return a function that tells which images and which losses of a global batch are finite, bool[B] each.
 
-    A network can hide an image's NaN: where XLA's CPU compiler takes a maximum, as a ReLU is, 0 wins.
+    A network can hide the NaN of an image: in XLA's CPU compiler, max(NaN, 0), as in a ReLU, is 0.
     """
 
     def local(state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""What tells one objective from another, where it is more than the loss of the labels."""
+"""The identity of a recipe's objective, for comparison with that of a resumed run."""
 
 import dataclasses
 import inspect
@@ -15,11 +15,11 @@ from jaxddp.workdir.digests import described
 
 
 def objective_fingerprints(experiment: Experiment) -> dict[str, str]:
-    """Of what an objective brings from elsewhere, such as a teacher, by name: what its `fingerprints` says.
+    """Return the fingerprints of what an objective loads, such as a teacher, by name, from its `fingerprints` method.
 
-    All processes must be told the same. Raises: InputError; it does not suit the run.
+    Raises: InputError; the processes have different ones, or the objective does not fit the run.
     """
-    # What a recipe file returned is wrapped, so that its errors name the line.
+    # The objective of a recipe file is wrapped, so that its errors name the line.
     asked = getattr(inspect.unwrap(experiment.recipe.objective), "fingerprints", None)
     if asked is None:
         return {}
@@ -29,8 +29,7 @@ def objective_fingerprints(experiment: Experiment) -> dict[str, str]:
 
 
 def objective_identity(recipe: Recipe, objective: Objective, state: TrainState, batch: Batch) -> dict[str, str]:
-    """The recipe's objective by its name and by a digest of what it computes of a batch of these shapes; nothing of the
-    usual one."""
+    """Return the name of an objective and a digest of its jaxpr; empty for the supervised objective."""
     if recipe.objective is supervised:
         return {}
     made = recipe.minimized(dataclasses.replace(objective, metrics={}))

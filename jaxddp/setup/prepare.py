@@ -31,12 +31,12 @@ from jaxddp.weights.match import Shapes
 
 @phase("start")
 def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Experiment:
-    """What a recipe file trains and on what; what is wrong with it is said before there is a work directory.
+    """Join the job, open the data and make the objects of a recipe file. Nothing is written yet.
 
     Args:
-        rate: what the optimizer follows in place of the config's schedule.
+        rate: a learning rate schedule instead of the config's.
 
-    Raises: InputError.
+    Raises: InputError; anything in the recipe is wrong.
     """
     topology, config = join_and_resolve(file)
     resources = open_resources(config, topology)
@@ -49,15 +49,18 @@ def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Exp
 
 
 def prepare(recipe: Recipe, resources: Resources, layout: Layout, programs: Programs | None = None) -> RunSetup:
-    """Lay a recipe out over its resources and initialize its state. Raises: InputError; as `lay_out`, `initialize`."""
+    """Make the experiment of a recipe and initialize its state. Raises: InputError; as `lay_out` and `initialize`."""
     return initialize(lay_out(recipe, resources, layout), programs=programs)
 
 
 def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs | None = None) -> RunSetup:
-    """The experiment with its state: what compiles, unless `programs` has it of another one of the same objects.
+    """Initialize the network of an experiment.
 
-    Where the state is not to be `fresh` but restored, no weights and no images are read for it. Raises: InputError; the
-    weights are of another network, or the processes hold different data.
+    Args:
+        fresh: whether the run starts from this state. If it is restored later, no weights and no images are read.
+        programs: a cache of compiled programs.
+
+    Raises: InputError; the weights are of another network, or the processes have different data.
     """
     layout, topology, shape = experiment.layout, experiment.topology, experiment.layout.training_data.image_shape
     order = experiment.feed.order
@@ -77,19 +80,19 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs
 
 
 def _agree(experiment: Experiment) -> None:
-    """All processes have the same data in the same order, and compile the same program."""
+    """Check that all processes have the same data in the same order, and compile the same program."""
     resources, layout, order = experiment.resources, experiment.layout, experiment.feed.order
     sources = {"training data": resources.train, "unlabelled data": resources.unlabelled}
     held = {name: each.fingerprint for name, each in sources.items() if each is not None}
     peers = experiment.topology.peers
     peers.agree(held | {"batch size": str(order.batch_size), "seed": str(order.seed)})
-    # A program of other types would wait for that of another process.
+    # Different programs on two processes would wait for each other.
     travel = {"gradients come from": str(layout.gradients)}
     peers.agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
 
 
 def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, np.ndarray]:
-    """Those that the config names, by path; none where it names none. Raises: InputError."""
+    """Read the initial weights that the config names, by path. Raises: InputError."""
     start, source, new = experiment.config.model.weights, experiment.resources.train, experiment.config.model.new
     if start is None:
         return {}
@@ -99,7 +102,10 @@ def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, 
 
 
 def completed(recipe: Recipe, layout: Layout, peers: Peers) -> tuple[Recipe, Shapes]:
-    """The recipe with what follows from its network, and the shapes of that. Raises: as `fine_tuned`."""
+    """Complete a recipe with what depends on its network; also return the shapes of the network's arrays.
+
+    Raises: as `fine_tuned`.
+    """
     trees = trees_of(recipe.model, layout.training_data.image_shape)
     shapes = {path: leaf.shape for path, leaf in by_path(*trees).items()}
     recipe = fine_tuned(recipe, shapes, layout.plan, peers)

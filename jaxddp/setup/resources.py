@@ -1,4 +1,4 @@
-"""On what a run trains: its sources and its devices."""
+"""The data sources and the devices of a run."""
 
 import logging
 from collections.abc import Mapping
@@ -23,9 +23,14 @@ _log = logging.getLogger("jaxddp.experiment")
 
 @dataclass(frozen=True)
 class Resources:
-    """The devices of all processes, what is trained and validated on, and XLA's options for the training step.
+    """The devices and the data of a run.
 
-    `unlabelled` is a second source to train on, for objectives that take images without labels.
+    Attributes:
+        topology: the devices of all processes.
+        train: the training data.
+        val: the validation data, if any.
+        compiler_options: XLA options for the training step.
+        unlabelled: a second training source, for objectives that use images without labels.
     """
 
     topology: Topology
@@ -36,7 +41,7 @@ class Resources:
 
 
 def open_resources(config: Config, topology: Topology) -> Resources:
-    """Open the data that a config names, and see that the devices can share its batches. Raises: InputError."""
+    """Open the data that a config names, and check that its batches can be divided. Raises: InputError."""
     Gradients.of(config, topology).check_batch_size(config.train.batch_size, topology)
     if config.eval.every.amount:
         topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
@@ -49,7 +54,7 @@ def open_resources(config: Config, topology: Topology) -> Resources:
 
 
 def open_validation(config: Config, topology: Topology) -> tuple[Source, Source]:
-    """What a config trains on, of which no image is looked for, and what it validates on. Raises: InputError."""
+    """Open the training data, without checking that its images exist, and the validation data. Raises: InputError."""
     topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
     train, val = open_unchecked(config.data, config.eval.limit)
     with doing("looking for the images"):
@@ -63,7 +68,7 @@ def open_validation(config: Config, topology: Topology) -> tuple[Source, Source]
 
 
 def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
-    """See that a source has images and classes like those that a model is trained on. Raises: InputError."""
+    """Check that a source has images and classes like the training data. Raises: InputError."""
     if len(source.class_ids) != len(trained.class_ids):
         raise InputError(
             f"validation data: {counted(len(source.class_ids), 'class')}, and {len(trained.class_ids)} in the "
@@ -77,14 +82,14 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
             )
     if labels_of(source).several != labels_of(trained).several:
         there, here = ("several", "one") if labels_of(source).several else ("one", "several")
-        raise InputError(f"validation data: {there} label an image, and {here} in the training data; give both alike")
+        raise InputError(f"validation data: {there} label per image, and {here} in the training data; give both alike")
     data = data.of_evaluation
     check_pixels(source, trained, data, "validation data")
     source.check_evaluation(data)
 
 
 def tell_unseen(source: Source, trained: Source) -> None:
-    """A line about the examples of a source whose classes no training example has."""
+    """Log a warning if a source has classes without any training examples."""
     there, here = labels_of(source).counts, labels_of(trained).counts
     unseen = np.flatnonzero((there > 0) & (here == 0))
     if len(unseen):
@@ -97,7 +102,7 @@ def tell_unseen(source: Source, trained: Source) -> None:
 
 
 def check_pixels(source: Source, trained: Source, data: DataConfig, what: str) -> None:
-    """See that a source, `what`, has images like those that a model is trained on. Raises: InputError."""
+    """Check that a source has images like the training data; `what` names it in messages. Raises: InputError."""
     if source.image_shape(data) != trained.image_shape(data):
         shapes = f"{source.image_shape(data)}, and {trained.image_shape(data)} in the training data"
         raise InputError(f"{what}: images of {shapes}; give both the same shape")

@@ -1,4 +1,4 @@
-"""A training made ready: a recipe laid out over its resources. The terminal and notebooks share all of it."""
+"""A prepared training, for the command line and the Python API."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,11 +42,13 @@ from jaxddp.workdir.digests import identity
 
 @dataclass(frozen=True)
 class RunSetup:
-    """An experiment, initialized. Everything else of a run follows from these. Its recipe is completed by what follows
-    from the network, such as layers that are frozen.
+    """A prepared training: an experiment with its initialized state.
 
-    The model is the recipe's, as it is quickest on these devices. The state is replicated on every device;
-    `dataclasses.replace(setup, state=trained)` goes on from a trained one.
+    The state is replicated on every device. `dataclasses.replace(setup, state=trained)` continues from a trained state.
+
+    Attributes:
+        experiment: its recipe is completed with what depends on the network, such as frozen layers.
+        model: the recipe's model in its fastest form for these devices.
     """
 
     experiment: Experiment

@@ -1,4 +1,4 @@
-"""A state that a user gives: it is one of its setup, and has steps left to train."""
+"""Checks of a setup and a training state that a user passes to the Python API."""
 
 import math
 from collections.abc import Callable
@@ -12,28 +12,29 @@ from jaxddp.setup.run_setup import RunSetup
 
 
 def check_setup(setup: Any) -> None:
-    """Raises `InputError` where `setup` comes from somewhere else."""
+    """Raise `InputError` if `setup` is no `RunSetup`."""
     if not isinstance(setup, RunSetup):
         raise refused("setup", setup, "give what prepare_training returned")
 
 
 def check_state(state: Any, setup: RunSetup) -> None:
-    """See that a state can be measured by a setup: its parameters, and what its model keeps, are those of the network.
+    """Check that a state has the parameters and the model state of a setup's network.
 
     Raises:
-        InputError: names the first array that differs, or what was given instead.
+        InputError: names the first array that differs, or the object that is no state.
     """
     check_setup(setup)
     _check_arrays(state, setup, lambda each: {"params": each.params, "model_state": each.model_state})
 
 
 def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
-    """See that the state of a setup, which may be a trained one, is of its model and optimizer, and not at its end.
+    """Check that the state of a setup fits its model and optimizer, and that steps are left to train.
 
-    Where the run resumes in a work directory, this is not the state that it begins with.
+    Args:
+        resumes: whether the run starts from a checkpoint instead of this state.
 
     Raises:
-        InputError: it is another one, or the run would end before its first step.
+        InputError: the state does not fit, or the run would end before its first step.
     """
     _check_arrays(setup.state, setup, lambda each: each)
     done, plan = int(setup.state.step), setup.plan
@@ -57,6 +58,6 @@ def _check_arrays(state: Any, setup: RunSetup, part: Callable[[TrainState], Any]
     step, own = state.step, set(setup.topology.mesh.devices.flat)
     if isinstance(step, jax.Array) and step.committed and step.sharding.device_set != own:
         raise InputError(
-            f"state: it lies on {len(step.sharding.device_set)} devices which are not the {len(own)} of this setup; "
+            f"state: it is on {len(step.sharding.device_set)} devices, which are not the {len(own)} of this setup; "
             "give setup.topology.replicate(jax.device_get(state))"
         )
