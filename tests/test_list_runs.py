@@ -62,7 +62,7 @@ def test_a_run_of_another_process_is_seen(tmp_path):
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         assert is_locked(place) is True
-        with pytest.raises(InputError, match=f"{place}: another run is at work there"), locked(place):
+        with pytest.raises(InputError, match=f"{place}: another run is writing there"), locked(place):
             pass
         process.communicate()
     assert is_locked(place) is False

@@ -1,4 +1,4 @@
-"""A profile's trace holds the steps that were asked for, each whole and annotated, and leaves the run as it is."""
+"""A profile holds the requested steps, each complete and annotated, and does not change the run."""
 
 import json
 from contextlib import nullcontext
@@ -31,13 +31,13 @@ TABLE = random_table(50)
 
 
 def plan_of(steps: int = 12, profile: str | None = "4 steps") -> dict[str, Any]:
-    """What a config says of it."""
+    """Options of a config."""
     every = {"log": {"every": "5 steps", "profile": profile}, "checkpoint": {"every": "0 steps"}}
     return {"train": {"duration": f"{steps} steps"}, **every}
 
 
 def made_plan(*arguments: Any) -> Plan:
-    """The plan that follows."""
+    """The plan of these options."""
     return Plan.of(Config().replace(**plan_of(*arguments)).replace(train={"batch_size": 8}), len(TABLE))
 
 
@@ -48,7 +48,7 @@ def run(plan: dict[str, Any], directory: Path, *, cache: str = "none", optimizer
 
 
 def traced_steps(directory: Path) -> list[int]:
-    """The numbers of a trace's annotations, in the order of their time."""
+    """Returns the step numbers of a trace's annotations, in order of time."""
     reader = getattr(jax.profiler, "ProfileData", None)
     if reader is None:
         pytest.skip("this JAX does not read traces")
@@ -69,9 +69,9 @@ def test_traced_are_as_many_steps_as_asked_but_never_the_one_that_compiles(total
     assert len(traced) == max(0, min(asked, total - done - 1))
     if traced:
         assert done + 2 <= traced[0] <= done + 4 and traced[-1] <= total
-        # A few steps go before it, unless the run is too short for them.
+        # It starts after a few steps, unless the run is too short.
         assert traced[0] == done + 4 or traced[-1] == total
-    # What is dispatched together is traced together.
+    # Steps that are dispatched together are traced together.
     for chunk in plan.chunks(done, longest):
         assert len({step + 1 in traced for step in chunk}) == 1
     unprofiled = made_plan(total, None)
@@ -176,7 +176,7 @@ def test_a_trace_that_cannot_be_written_is_one_line_and_hides_nothing(tmp_path, 
 
 
 def test_the_profiler_has_no_part_in_the_speed(tmp_path, monkeypatch):
-    """On a clock that ticks at each look and that the profiler moves far."""
+    """With a clock that ticks whenever it is read, and that the profiler advances far."""
     from jaxddp.training import clock
 
     now = [0.0]
@@ -205,11 +205,11 @@ def test_the_profiler_has_no_part_in_the_speed(tmp_path, monkeypatch):
     plain, profiled = Rates(), Rates()
     run(plan_of(profile=None), tmp_path, listeners=[plain])
     run(plan_of(), tmp_path, listeners=[profiled])
-    # The calls of the clock are a few more.
+    # The clock is read a few more times.
     assert np.allclose(plain.seen, profiled.seen, rtol=0.5)
 
 
-# --- The doors ---
+# --- Commands and the Python API ---
 
 
 def test_the_option_may_be_absent_given_or_none():
@@ -258,7 +258,7 @@ def test_at_the_terminal_a_trace_lies_in_the_work_directory_and_is_no_part_of_th
     assert main([*words, "--train.duration", "5 steps", "--log.profile", "2 steps"]) == 0
     assert "tracing steps 4 to 5" in capfd.readouterr().out
     assert traced_steps(workdir / "profile") == [4, 5]
-    # A run that goes on may trace others, or none.
+    # A resumed run may trace other steps, or none.
     assert main([*words, "--train.duration", "8 steps"]) == 0
     out = capfd.readouterr().out
     assert "tracing" not in out and "peak memory" in out.splitlines()[-2]

@@ -1,4 +1,4 @@
-"""What is no regular file is never waited for: each file of each form of data set, and of a run, replaced in turn."""
+"""Reading never waits at a FIFO: each file of each data format, and of a run, is replaced in turn."""
 
 import errno
 import shutil
@@ -16,7 +16,7 @@ import jaxddp.core.files as files
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 
-# What waits is ended by pytest; nothing here takes a second.
+# Pytest ends a test that waits; none of these takes a second.
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -26,7 +26,7 @@ def test_only_regular_files_are_opened(kind, mode, tmp_path):
     KINDS[kind](tmp_path / "x")
     with pytest.raises(OSError) as error:
         files.open_regular(tmp_path / "x", mode)
-    # Nobody reads the FIFO, which is found out before it could be looked at.
+    # The FIFO has no reader, which is found before it is checked.
     assert "not a regular file" in str(error.value) or error.value.errno in (errno.ENXIO, errno.EISDIR)
     (tmp_path / "y").write_bytes(b"whole")
     (tmp_path / "z").symlink_to(tmp_path / "y")
@@ -58,7 +58,7 @@ def test_files_that_the_user_names_are_regular(kind, tmp_path, capfd, monkeypatc
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What trains one step from Python in a work directory, and such a directory."""
+    """Returns a function that trains one step from Python in a work directory, and such a directory."""
     setup = shared(jaxddp.prepare_training(linear_model(), random_table(8), 1, sgd(0.1), 8))
 
     def train(place):
@@ -107,7 +107,7 @@ def test_a_run_with_what_is_no_file_is_resumed_and_asked_or_one_line(name, kind,
 
 
 NAMES = ("metrics.jsonl", "config.json", ".lock")
-# Every kind is told by `open_regular`, above; what is to be shown of each file is that it is opened so.
+# The tests of `open_regular` above cover every kind; here each file must be opened with it.
 TELLING = {("metrics.jsonl", "a link to a FIFO"), ("config.json", "a device"), (".lock", "a socket")}
 
 
@@ -131,6 +131,6 @@ def test_a_work_directory_with_what_is_no_file_is_one_line(name, kind, tmp_path,
     words += ["--train.duration", "1 step", "--log.to", "jsonl", "--parallel.self-test", "never"]
     code = main([*words, "--eval.batch-size", "4", "--parallel.devices", "1"])
     last = capfd.readouterr().err.rstrip("\n").split("\n")[-1]
-    # A file that is written whole takes the place of what stood there, unless that is a directory.
+    # A file that is replaced as a whole may take the place of any other, except a directory.
     assert code == 0 or (code == 2 and last.startswith("jaxddp: ") and name in last), last
     assert kind != "a directory" or code == 2

@@ -1,4 +1,4 @@
-"""What a run shows on a screen, in a pipe, in a terminal and in a notebook, from an invented run."""
+"""The progress of an invented run in a pipe, in a terminal and in a notebook."""
 
 import io
 import os
@@ -186,11 +186,11 @@ def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
     assert child.exitstatus == 0
     raw = child.before
     frames = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw).replace("\r", "\n")
-    # The bar begins at the restored step, and shows time left, speed and the evaluation's own progress.
+    # The bar begins at the restored step, and shows the time left, the speed and the progress of evaluation.
     assert re.search(r"train ━+.*step 2/10", frames)
     assert re.search(r"step 4/10  epoch 1\.28/3\.2  ETA \d", frames)
     assert re.search(r"loss 0\.7854 top-1 30\.77% .*1,234 images/s", frames)
-    # What stays stands there once; the bar is erased and the cursor back in the end.
+    # Each line that stays appears once; at the end the bar is erased and the cursor is visible.
     kept = [line for line in frames.splitlines() if line.startswith(("epoch ", "done "))]
     assert kept == [
         "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53%  7.2 s",
@@ -237,7 +237,7 @@ def test_the_live_display_shows_how_far_an_evaluation_is(monkeypatch: pytest.Mon
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_FRAMES", 3600)
     frames = Frames()
     drive(progress.LiveDisplay(frames))
-    # Many records a second do not cost as many frames: only ends of epochs and evaluations are drawn at once.
+    # Frames are limited; only the ends of epochs and evaluations are always drawn.
     assert len(frames.drawn) < 10
 
 
@@ -298,5 +298,5 @@ def test_a_notebook_gets_one_display_and_a_history_that_shows_itself(tmp_path: P
     assert "epoch   3  train loss 0.4000 top-1 90.91%  val loss 0.2718 top-1 58.82%  7.2 s\n" in printed
     assert "image/png" in outputs[-1].data
     assert outputs[-1].data["text/plain"].startswith("History(10 logged steps, 3 epochs, 2 evaluations")
-    # Drawing left the notebook's own plotting alone.
+    # Drawing did not change the notebook's plotting.
     assert notebook.cells[1].outputs[0].data["text/plain"] == "False"

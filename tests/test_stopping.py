@@ -1,4 +1,4 @@
-"""Runs that follow their validations: they stop without gain, and lower the rate on a plateau, also if resumed."""
+"""Early stopping and the plateau schedule, also in resumed runs."""
 
 import functools
 import json
@@ -38,7 +38,7 @@ def follow(part: Plateau):
 
 
 def factors(part: Plateau, losses: list[float]) -> list[float]:
-    """The factor after each validation."""
+    """Returns the factor after each validation."""
     own, found = part.init({}, {}), []
     for loss in losses:
         own = follow(part)(own, {"val loss": np.float32(loss)})
@@ -47,7 +47,7 @@ def factors(part: Plateau, losses: list[float]) -> list[float]:
 
 
 def test_a_plateau_lowers_the_rate_after_so_many_validations_without_gain():
-    """Worked out by hand, with PyTorch's threshold: a gain is below the least loss by a relative 1e-4."""
+    """Computed by hand, with PyTorch's threshold: a gain is below the smallest loss by a relative 1e-4."""
     losses = [1.0, 0.9, 0.89995, 0.8998, 0.9, math.nan, 0.95, 0.8, 0.8, 0.8, 0.7, 0.8, 0.8]
     #         gain gain no       gain    no   lowered   no    gain no  lowered gain no lowered
     expected = [1, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.2]
@@ -86,11 +86,11 @@ def test_a_plateau_that_cannot_be_is_one_line(settings, message):
 
 
 class Killed(BaseException):
-    """As if the process had been killed: nobody saves or answers."""
+    """Ends a run as if the process were killed: nothing is saved."""
 
 
 class KilledAt:
-    """A listener that kills the run when it hears of this moment of a step."""
+    """A listener that kills the run in one of its methods at a step."""
 
     def __init__(self, moment: str, step: int):
         self._at = moment, step
@@ -105,7 +105,7 @@ class KilledAt:
 
 
 def prepared(**more):
-    """A run whose loss rises, as its rate is negative: every second validation the plateau halves the rate."""
+    """A run with a negative rate, so its loss rises, and the plateau halves the rate at every second validation."""
     options = {"ema": 0.8, "parts": [Plateau(0.5, 2)], "best": "val loss", "best_smoothing": 0.5} | more
     return shared(jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(-0.02), 4, epochs=3, **options))
 
@@ -116,7 +116,7 @@ def trained(setup, workdir: Path | None = None, listeners=(), **more):
 
 
 def lines(workdir: Path) -> list[dict]:
-    """Of metrics.jsonl, without times."""
+    """Returns the rows of metrics.jsonl without times."""
     timed = ("seconds", "images_per_second", "data_wait_fraction", "epoch_seconds", "peak_memory", "flops_utilization")
     rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return [{name: value for name, value in row.items() if name not in timed} for row in rows]
@@ -129,7 +129,7 @@ def setup():
 
 @pytest.fixture(scope="module")
 def whole(setup, tmp_path_factory):
-    """The run of 19 steps that nobody interrupts: validated at 3, 6, …, 18 and 19, saved at 6, 12, 18 and 19."""
+    """The uninterrupted run of 19 steps: validated at 3, 6, …, 18 and 19, saved at 6, 12, 18 and 19."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     state, _ = trained(setup, directory)
     return state, directory
@@ -137,7 +137,7 @@ def whole(setup, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_rate_of_any_optimizer_follows_the_plateau(whole):
-    """Against a loop of plain steps whose updates are halved after the second validation without gain."""
+    """Compares with a loop of plain steps whose updates are halved after the second validation without gain."""
     state, directory = whole
     rows = [row for row in lines(directory) if row["split"] == "val"]
     losses = [row["loss"] for row in rows]
@@ -212,11 +212,11 @@ def test_a_run_without_gain_stops_and_stays_stopped_until_it_is_asked_for_more(t
     ends, options = Ends(), {"best_smoothing": 0.0, "parts": []}
     setup = prepared(stop_after=2, **options)
     state, history = trained(setup, tmp_path, [ends])
-    # The first validation is the best; it is step 3, which no checkpoint has.
+    # The first validation, at step 3, is the best; there is no checkpoint of this step.
     reason = "no gain in val loss in 2 validations since step 3, where it was "
     assert (ends.status, ends.at, int(state.step)) == ("stopped", 9, 9) and history.val["step"].tolist() == [3, 6, 9]
     assert ends.reason.startswith(reason) and result() | {"reason": ends.reason} == result()
-    assert ends.reason.endswith("; the best checkpoint is step 6; a larger stop_after or another duration goes on")
+    assert ends.reason.endswith("; the best checkpoint is step 6; a larger stop_after or another duration continues it")
     written = lines(tmp_path)
     again, history = trained(setup, tmp_path, [ends])
     assert (ends.status, ends.at) == ("stopped", 9) and ends.reason.startswith(reason)
@@ -226,9 +226,9 @@ def test_a_run_without_gain_stops_and_stays_stopped_until_it_is_asked_for_more(t
     _, history = trained(more, tmp_path, [ends])
     assert (ends.status, ends.at) == ("stopped", 15)
     trained(more, tmp_path, [ends], epochs=9)
-    # Of four more validations none brings a gain.
+    # None of four more validations brings a gain.
     assert (ends.status, ends.at) == ("stopped", 27)
-    # As if it had not been interrupted.
+    # The run equals one that was not interrupted.
     _, without = trained(prepared(**options), None, epochs=9)
     found = [row["loss"] for row in lines(tmp_path) if row["split"] == "val"]
     assert found == without.val["loss"][:9].tolist()
@@ -280,7 +280,7 @@ def test_what_an_evaluator_does_not_measure_is_said_at_the_first_validation(tmp_
     assert (tmp_path / "checkpoints" / "7").is_dir()
 
 
-# --- From the terminal ---
+# --- From the command line ---
 
 RECIPE = """
 import jax.numpy as jnp
@@ -301,7 +301,7 @@ def get_model(config, num_classes):
 
 @pytest.fixture(scope="module")
 def terminal(tmp_path_factory) -> list[str]:
-    """The words that train the recipe, whose rate is far too high."""
+    """Returns the arguments to train the recipe, whose rate is far too high."""
     folder = tmp_path_factory.mktemp("terminal")
     write_arrays(folder / "images.npz", TABLE, VAL)
     (folder / "recipe.py").write_text(RECIPE)
@@ -377,6 +377,6 @@ def test_what_a_resumed_run_may_change(stopped, capfd):
     goal, other = ValidationFile(workdir / "checkpoints", None).goal, ["--checkpoint.best", "val loss"]
     assert "--train.ema was 0.9 and is now 0.5" in fails(["train", *words, *other, "--train.ema", "0.5"], capfd)
     assert ValidationFile(workdir / "checkpoints", None).goal == goal
-    # By another metric another checkpoint is the best.
+    # With another metric another checkpoint is the best.
     assert main(["train", *words, "--checkpoint.best", "val top1", "--train.stop-min-gain", "1"]) == 0
     assert ValidationFile(workdir / "checkpoints", None).goal == Config().checkpoint.goal

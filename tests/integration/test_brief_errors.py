@@ -1,4 +1,4 @@
-"""What C++ libraries and their threads print of one error: the last line says it, and few stand before it."""
+"""Output of C++ libraries and their threads for one error: few lines precede the message."""
 
 import shutil
 import sys
@@ -8,7 +8,7 @@ import pytest
 from support.processes import BRIEF, TRAIN, Launched, Program, without_what_lasts
 
 FEW = 3
-"""Lines beside the last one and those that a sound run prints."""
+"""Lines besides the last one and those of a successful run."""
 
 SMALL_FILES = """
 import resource, sys
@@ -26,11 +26,11 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture(autouse=True)
 def usual_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests are told to be quieter than a user's shell is."""
+    """Removes TensorFlow's log level of the tests, which is quieter than a user's."""
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
 
 
-# tests/test_bad_images.py has it in one process.
+# tests/test_bad_images.py covers one process.
 @pytest.mark.ci
 def test_a_broken_image_is_one_line_of_each_process(tree, start, tmp_path):
     shutil.copytree(tree, tmp_path / "tree")
@@ -43,7 +43,7 @@ def test_a_broken_image_is_one_line_of_each_process(tree, start, tmp_path):
         assert f"{image}: cut short: " in launched.last_of(rank)
         said = without_what_lasts((launched.logs / f"process-{rank}.log").read_text())
         assert "Traceback" not in said and "tensorflow" not in said
-        # Process 0 also says with whom it joined, what it trains and its steps.
+        # Process 0 also prints its peers, what it trains and its steps.
         assert len(said.splitlines()) <= 1 + FEW + 5 * (rank == 0)
 
 

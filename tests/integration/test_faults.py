@@ -1,4 +1,4 @@
-"""Faults from outside, in the middle of a training: every process ends, soon, and says whose fault it was."""
+"""External faults during training: every process ends soon, and names the cause."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 from support.processes import ENDLESS, TRAIN, Launched, checkpoint_steps, close, lines, losses, result
 
 SOON = 40
-"""Seconds within which all must have ended: the promise's 15, and the launcher's grace, on a machine that is busy."""
+"""Seconds within which all must end, on a busy machine: the promised 15, and the launcher's grace."""
 
 FAILING = """
 import itertools, os, sys
@@ -78,7 +78,7 @@ def workdir(tmp_path):
 
 @pytest.fixture
 def training(arrays, workdir, start, tmp_path):
-    """Starts two processes that would train for ever, and returns when they have made some steps."""
+    """Starts two processes that would train forever, and returns after some steps."""
 
     def run(*more: str, program: tuple[str, ...] = (), steps: int = 4, options: tuple[str, ...] = ()) -> Launched:
         words = [*program, *TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS, *more]
@@ -98,14 +98,14 @@ def test_a_killed_process_ends_the_job(training):
     assert launched.last_of(0).startswith("jaxddp: process 1 was lost (on ")
 
 
-# tests/test_job.py stops, and fails, processes that do not train.
+# tests/test_job.py covers processes that do not train.
 @pytest.mark.ci
 def test_a_stopped_process_ends_the_job(training):
     launched = training("--parallel.heartbeat-timeout", "3")
     os.kill(launched.worker(0), signal.SIGSTOP)
     assert launched.end(SOON) == 1
     assert "process 1: exit code 1\n" in launched.err
-    # It cannot end by itself: the launcher does it.
+    # It cannot end by itself, so the launcher ends it.
     assert "process 0: killed by SIGKILL\n" in launched.err
     expected = "jaxddp: process 0 gave no sign of life for 3 s"
     assert launched.last_of(1).startswith(expected)
@@ -125,7 +125,7 @@ def test_an_exception_in_one_process_ends_the_job_with_its_cause(training, tmp_p
     assert "Traceback" in log and log.count("disk on fire") >= 2
 
 
-# That of process 0 is the easier one to name: its word comes first.
+# A fault of process 0 is easier to name, because its message comes first.
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 def test_a_save_that_fails_in_one_process_ends_the_job_with_its_cause(start, arrays, workdir, tmp_path, rank):
     words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS, "--log.to", ""]
@@ -133,14 +133,14 @@ def test_a_save_that_fails_in_one_process_ends_the_job_with_its_cause(start, arr
     launched.wait_until((workdir / "checkpoints" / "40").is_dir)
     resource.prlimit(launched.worker(rank), resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     assert launched.end(SOON) == 2
-    # Of process 0 it may be the last manifest that does not fit any more.
+    # In process 0 the last manifest may be the file that does not fit.
     failed = re.compile(rf"{workdir / 'checkpoints'}\S*: cannot be written \(File too large\)")
     assert failed.search(launched.last_of(rank))
     said = launched.last_of(1 - rank)
     assert said.startswith(f"jaxddp: process {rank} ended: ") and failed.search(said)
 
 
-# tests/test_presence.py has all that may become of it, in one process.
+# tests/test_presence.py covers all changes, in one process.
 @pytest.mark.ci
 def test_a_work_directory_that_is_removed_ends_the_job_and_is_not_made_again(training, workdir):
     launched = training("--checkpoint.every", "5 steps")
@@ -154,7 +154,7 @@ def test_a_work_directory_that_is_removed_ends_the_job_and_is_not_made_again(tra
     assert not workdir.exists()
 
 
-# tests/test_own_code.py has all that may end a process, in one.
+# tests/test_own_code.py covers all such errors, in one process.
 @pytest.mark.ci
 @pytest.mark.parametrize(("ends", "said"), [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "")])
 def test_a_listener_that_ends_its_process_ends_the_job_for_good(arrays, start, workdir, tmp_path, ends, said):
@@ -175,7 +175,7 @@ def test_a_listener_that_ends_its_process_ends_the_job_for_good(arrays, start, w
 
 def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir, reference):
     done = 0
-    # The second comes in the midst of a validation, as a rule.
+    # The second usually comes during a validation.
     for number, more in ((signal.SIGTERM, ()), (signal.SIGINT, ("--eval.every", "1 step"))):
         before = len(lines(workdir))
         launched = training(*more, steps=before + 4)

@@ -1,4 +1,4 @@
-"""`jaxddp launch -- predict`: several processes write the file that one writes, errors and all."""
+"""`jaxddp launch -- predict`: several processes write the same file as one, with the same errors."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ COUNT = 150
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> Path:
-    """Two of them cannot be used: the second process meets one in the first batch, the first in the second."""
+    """Images of which two cannot be used: the second process reads one in the first batch, the first in the second."""
     folder = tmp_path_factory.mktemp("pictures")
     rng = np.random.default_rng(0)
     for row in range(COUNT):
@@ -28,10 +28,10 @@ def pictures(tmp_path_factory) -> Path:
     return folder
 
 
-# tests/test_predict.py has such images in one process.
+# tests/test_predict.py covers such images in one process.
 @pytest.mark.ci
 def test_where_no_image_can_be_used_two_processes_say_so(reference, start, tmp_path):
-    """The second has only padding in its part, and has not looked."""
+    """The second process has only padding, and has checked no image."""
     (tmp_path / "bad.png").write_text("no picture")
     out = tmp_path / "out.csv"
     start(Launched, tmp_path, 2, ["predict", str(reference), str(tmp_path), "--out", str(out)]).ends_well()
@@ -39,7 +39,7 @@ def test_where_no_image_can_be_used_two_processes_say_so(reference, start, tmp_p
     assert (row.startswith("bad.png,,") and row.endswith("give an image in one of these formats")) or "bad.png" in row
 
 
-# tests/test_predict.py has the answers of one process.
+# tests/test_predict.py covers the predictions of one process.
 @pytest.mark.ci
 def test_two_processes_write_the_bytes_that_one_writes(reference, pictures, start, tmp_path):
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"

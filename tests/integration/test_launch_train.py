@@ -1,4 +1,4 @@
-"""`jaxddp launch -- train`: the processes of a job compute what one would."""
+"""`jaxddp launch -- train`: the processes of a job compute the same as one process."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ def words(arrays):
 
 @pytest.fixture(scope="module")
 def by_two(words, tmp_path_factory) -> Path:
-    """The work directory of a run of two processes with two devices each, which also saved half-way."""
+    """The work directory of a run of two processes with two devices each, with a checkpoint half-way."""
     workdir = tmp_path_factory.mktemp("two")
     run = Launched(workdir, 2, words(workdir, "--parallel.cpu-devices", "2", "--checkpoint.every", "3 steps"))
     try:
@@ -29,7 +29,7 @@ def test_two_processes_of_two_devices_are_one_of_four(by_two, reference):
     assert are_the_same(by_two, reference), (series(by_two), series(reference))
 
 
-# Four processes of one device each are a second proof, that any number of them is one.
+# Four processes with one device each are a second proof.
 @pytest.mark.parametrize(("processes", "devices"), [(1, 4), pytest.param(4, 1, marks=pytest.mark.ci)])
 def test_the_newest_whole_checkpoint_of_two_processes_restores_on_one_and_on_four(
     by_two, words, reference, start, tmp_path, processes, devices
@@ -37,7 +37,7 @@ def test_the_newest_whole_checkpoint_of_two_processes_restores_on_one_and_on_fou
     workdir = tmp_path / "run"
     shutil.copytree(by_two, workdir, ignore=shutil.ignore_patterns("logs"))
     assert checkpoint_steps(workdir) == [3, STEPS]
-    # One flipped bit in the largest file of the last one.
+    # One flipped bit in the largest file of the last checkpoint.
     state = workdir / "checkpoints" / str(STEPS) / "state"
     damaged = max((file for file in state.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
     content = bytearray(damaged.read_bytes())
@@ -50,6 +50,6 @@ def test_the_newest_whole_checkpoint_of_two_processes_restores_on_one_and_on_fou
     assert f"step {STEPS} is damaged: " in run.out + run.err and checkpoint_steps(workdir) == [3, STEPS]
     assert is_whole(workdir, processes=processes)
     assert are_the_same(workdir, reference), (series(workdir), series(reference))
-    # One of them says where the files are.
+    # One process prints where the files are.
     said = [(run.logs / f"process-{rank}.log").read_text() for rank in range(processes)]
     assert [f"metrics: {workdir}" in each for each in said] == [True] + [False] * (processes - 1)

@@ -1,4 +1,4 @@
-"""Processes that are alive and stand still: the job ends, names the one that others wait for, and shows its stacks."""
+"""Processes that make no progress: the job ends, names the process that others wait for, and prints its stacks."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from support.processes import ENDLESS, TRAIN, Launched, Program
 
 SOON = 60
-"""Seconds within which all must have ended: three times the longest limit here, on a machine that is busy."""
+"""Seconds within which all must end, on a busy machine: three times the longest limit."""
 STALL = ["--parallel.stall-timeout", "3"]
 
 SCRIPT = """
@@ -63,7 +63,7 @@ sys.exit(main(sys.argv[5:]))
 
 @pytest.fixture
 def stalled(arrays, start, tmp_path):
-    """Starts a training in which a process is to stand still, and returns its words and its launch."""
+    """Starts a training in which a process stalls, and returns its arguments and its launch."""
 
     def run(who: int, where: str, how: str, *more: str, processes: int = 2) -> Program:
         script, workdir = tmp_path / "script.py", tmp_path / "run"
@@ -84,7 +84,7 @@ def ends_by_naming(run: Program, processes: int, process: int, phase: str, funct
     assert "the stacks of all threads:\n" in log and ", line " in log and f" in {function}\n" in log
 
 
-# tests/test_progress.py says who of several is the one, in which phase, and shows other ways to stand still.
+# tests/test_progress.py covers which of several processes it is, in which phase, and other stalls.
 @pytest.mark.parametrize(
     ("who", "where", "how"),
     [pytest.param(0, "listeners", "for_ever", marks=pytest.mark.ci), (1, "input", "in_a_loop")],
@@ -109,7 +109,7 @@ def test_of_a_save_the_one_that_does_not_write_its_part_is_named(stalled, who):
 
 @pytest.mark.ci
 def test_a_collective_that_others_do_not_enter(stalled):
-    """Both wait for each other, one in that collective, the other in the step's; so the stacks of both are shown."""
+    """Both processes wait for each other, in different collectives; so the stacks of both are printed."""
     run = stalled(1, "dispatch", "in_a_collective")
     assert run.end(SOON) == 1, run.out + run.err
     line = r"jaxddp: process [01] made no progress for \d+ s after step \d+, in phase '(dispatch|device)' .*the log of"
@@ -127,7 +127,7 @@ def test_a_process_that_holds_pythons_lock_is_silent(stalled):
     assert run.last_of(0).startswith("jaxddp: process 1 gave no sign of life for 3 s")
 
 
-# tests/test_progress.py shows the watch itself.
+# tests/test_progress.py tests the watchdog itself.
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("where", "how"), [("save", "in_a_file"), pytest.param("validation", "in_a_loop", marks=pytest.mark.exhaustive)]

@@ -1,4 +1,4 @@
-"""A made-up course of a run, told to listeners."""
+"""An invented run, with which listeners are called."""
 
 import math
 
@@ -29,7 +29,7 @@ BATCH, EXAMPLES, TOTAL = 32, 100, 10  # epochs end at steps 4, 7 and 10
 
 
 def drive(*listeners: Listener, start: int = 0, stop: int = TOTAL, evaluate: tuple[int, ...] = (4, 10)) -> None:
-    """Steps after `start`, up to `stop`; a run that stops early is killed there and has no end."""
+    """Calls listeners for the steps after `start` up to `stop`; a run that stops early is killed and has no end."""
     for listener in listeners:
         listener.start(run_start(start))
     for step in range(start + 1, stop + 1):

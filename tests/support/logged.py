@@ -1,4 +1,4 @@
-"""What loggers hold of a run, read back from their own files and stores: TensorBoard's, Weights & Biases', MLflow's."""
+"""Reads what loggers recorded of a run from the files and stores of TensorBoard, Weights & Biases and MLflow."""
 
 import json
 import os
@@ -12,14 +12,14 @@ import pytest
 from jaxddp.training.listeners import metric_rows as rows
 
 Series = dict[str, list[tuple[int, float]]]
-"""(step, value) of each scalar, in the order in which they were written."""
+"""Returns (step, value) of each scalar, in the order in which they were written."""
 
 BLOCK, HEADER = 32768, 7
 FULL, LAST = 1, 4
 
 
 def alone(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Loggers that hear of no account and no server of the user's, and that write here."""
+    """Makes loggers write to this folder, without the user's accounts and servers."""
     for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
         patch.delenv(name)
     patch.setenv("WANDB_MODE", "offline")
@@ -27,13 +27,13 @@ def alone(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_mlflow() -> None:
-    """What the logger has set in the environment."""
+    """The environment variables that the logger sets."""
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         del os.environ[name]
 
 
 def of_rows(found: list[rows.Row]) -> Series:
-    """The scalars of lines of metrics.jsonl; null there is what is not finite."""
+    """Returns the scalars of metrics.jsonl, where null is a number that is not finite."""
     series: Series = {}
     for row in found:
         for name, value in rows.scalars(row).items():
@@ -90,7 +90,7 @@ def wandb_records(folder: Path) -> Iterator[Any]:
 
 
 def wandb_history(folder: Path) -> list[dict[str, Any]]:
-    """The rows that were logged, without the library's own columns."""
+    """Returns the logged rows, without the library's own columns."""
     found = []
     for record in wandb_records(folder):
         if record.WhichOneof("record_type") == "history":
@@ -106,7 +106,7 @@ def wandb_history(folder: Path) -> list[dict[str, Any]]:
 
 
 def wandb_config(folder: Path) -> dict[str, Any]:
-    """The config as the whole run tells it."""
+    """Returns the config of the whole run."""
     found = {}
     for record in wandb_records(folder):
         for update in (*record.run.config.update, *record.config.update):
@@ -119,7 +119,7 @@ def wandb_ids(folder: Path) -> set[str]:
 
 
 def offline_runs(workdir: Path) -> list[Path]:
-    """The folders of the library's runs, oldest first, once all that it was told has come to the disk."""
+    """Returns the folders of the library's runs, oldest first, when all data are on disk."""
     import wandb
 
     wandb.teardown()
@@ -127,7 +127,7 @@ def offline_runs(workdir: Path) -> list[Path]:
 
 
 def of_wandb(workdir: Path) -> Series:
-    """Of the run that the work directory names."""
+    """Returns the metrics of the run of the work directory."""
     own = {json.loads((workdir / "wandb.json").read_text())["id"]}
     series: Series = {}
     for row in [row for folder in offline_runs(workdir) if wandb_ids(folder) == own for row in wandb_history(folder)]:
@@ -147,7 +147,7 @@ def mlflow_client() -> Any:
 
 
 def mlflow_run(workdir: Path) -> Any:
-    """The run that the work directory names."""
+    """Returns the run of the work directory."""
     return mlflow_client().get_run(json.loads((workdir / "mlflow.json").read_text())["id"])
 
 
