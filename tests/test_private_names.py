@@ -1,6 +1,7 @@
 """Private names of libraries: every use is listed, is tested before it is used, and has a message about what is lost.
 
-BUILD_NOTES.md explains the uses ("Private names")."""
+docs/design.md explains the uses ("Private names").
+"""
 
 import ast
 import functools
