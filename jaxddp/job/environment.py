@@ -12,7 +12,7 @@ from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import show
 from jaxddp.job.ports import split_address
 from jaxddp.job.schedulers import EXPLICIT, SCHEDULERS, Scheduler
-from jaxddp.job.variables import COUNT, INDEX, Environ, Found, look, number, text
+from jaxddp.job.variables import COUNT, INDEX, Environ, EnvValue, lookup, number, text
 from jaxddp.wire.handshake import KEY, Identity
 
 RUN_ID = "JAXDDP_RUN_ID"
@@ -66,7 +66,7 @@ def find_job(environ: Environ = os.environ) -> Job | None:
         InputError: the variables describe several processes, but not the coordinator's address or the id of this
             process; or a value is invalid. The error names the variables.
     """
-    schedulers = [scheduler for scheduler in SCHEDULERS if scheduler.sign is None or look(environ, scheduler.sign)]
+    schedulers = [scheduler for scheduler in SCHEDULERS if scheduler.sign is None or lookup(environ, scheduler.sign)]
     started = next((scheduler for scheduler in schedulers if scheduler.process(environ)), EXPLICIT)
     ordered = [EXPLICIT, started, *schedulers]
     count = next(filter(None, (scheduler.count(environ) for scheduler in ordered)), None)
@@ -103,31 +103,31 @@ def _is_set_to_be_alone(environ: Environ) -> bool:
     return EXPLICIT.count(environ) is not None and EXPLICIT.process(environ) is None
 
 
-def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> Found | None:
+def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValue | None:
     """Return the accelerators that this process uses: JAX_LOCAL_DEVICE_IDS, or one for each process of the host."""
-    if devices := look(environ, "JAX_LOCAL_DEVICE_IDS"):
+    if devices := lookup(environ, "JAX_LOCAL_DEVICE_IDS"):
         return devices
     for scheduler in schedulers:
-        local = look(environ, scheduler.local)
+        local = lookup(environ, scheduler.local)
         if local is None:
             continue
         # A scheduler that makes one device visible to each process has already assigned it.
         chosen = len(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) == 1 and environ.get("CUDA_VISIBLE_DEVICES")
-        shared = look(environ, scheduler.locals)
+        shared = lookup(environ, scheduler.locals)
         return None if chosen or shared is None or _first_count(shared) == 1 else local
     return None
 
 
-def _first_count(found: Found) -> int:
+def _first_count(found: EnvValue) -> int:
     """Return 2 for SLURM's `2(x3),1`, and the number itself for other variables."""
-    return number(Found(re.split(r"[(,]", found.value)[0], found.variable), COUNT)
+    return number(EnvValue(re.split(r"[(,]", found.value)[0], found.variable), COUNT)
 
 
-def _device_ids(found: Found) -> tuple[int, ...]:
-    return tuple(number(Found(part.strip(), found.variable), INDEX) for part in found.value.split(","))
+def _device_ids(found: EnvValue) -> tuple[int, ...]:
+    return tuple(number(EnvValue(part.strip(), found.variable), INDEX) for part in found.value.split(","))
 
 
-def _missing(address: Found | None, count: Found | None, process: Found | None) -> InputError:
+def _missing(address: EnvValue | None, count: EnvValue | None, process: EnvValue | None) -> InputError:
     parts = {
         "the coordinator's address (JAX_COORDINATOR_ADDRESS)": address,
         "the number of processes (JAX_NUM_PROCESSES)": count,

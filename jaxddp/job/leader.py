@@ -11,7 +11,7 @@ from jaxddp.job.environment import Job
 from jaxddp.job.ports import free_address, inherited, listen
 from jaxddp.job.process_messages import CODEC, Done, Message, Value
 from jaxddp.job.roster import Roster
-from jaxddp.job.variables import look
+from jaxddp.job.variables import lookup
 from jaxddp.job.watchdog import Loss, Timeouts, Watchdog
 from jaxddp.wire.admission import Admission, start_server
 from jaxddp.wire.connection import Connection
@@ -54,7 +54,7 @@ class Leader:
             InputError, Unreachable: as `jaxddp.job.control_plane.ControlPlane.join`.
         """
         _raise_file_limit(self._job.num_processes)
-        handed_over = look(os.environ, INHERITED_SOCKET)
+        handed_over = lookup(os.environ, INHERITED_SOCKET)
         os.environ.pop(INHERITED_SOCKET, None)
         listener = listen(self._job.host, self._job.port) if handed_over is None else inherited(handed_over)
         server = await start_server(listener, CODEC, self._serve)

@@ -11,7 +11,7 @@ import socket
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.wording import show
-from jaxddp.job.variables import HANDLES, Found, number
+from jaxddp.job.variables import HANDLES, EnvValue, number
 from jaxddp.wire.admission import BACKLOG
 
 LOOPBACK = "127.0.0.1"
@@ -42,7 +42,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(_advice(error, port)) from error
 
 
-def inherited(found: Found) -> socket.socket:
+def inherited(found: EnvValue) -> socket.socket:
     """Return the listening socket that a launcher has passed on by its number. Raises: InputError; there is none."""
     handle = number(found, HANDLES)
     try:

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 from jaxddp.core.errors import InputError
 from jaxddp.job.ports import LOOPBACK, is_loopback
-from jaxddp.job.variables import INDEX, Environ, Found, look, number
+from jaxddp.job.variables import INDEX, Environ, EnvValue, lookup, number
 
-Lookup = Callable[[Environ], Found | None]
+Lookup = Callable[[Environ], EnvValue | None]
 
 
 def variable(name: str) -> Lookup:
     """Return a lookup of one variable."""
-    return lambda environ: look(environ, name)
+    return lambda environ: lookup(environ, name)
 
 
-def nothing(environ: Environ) -> Found | None:
+def nothing(environ: Environ) -> EnvValue | None:
     """Return None, for a part that a scheduler does not set."""
     return None
 
@@ -70,14 +70,14 @@ def own_address() -> str:
         return chooser.getsockname()[0]
 
 
-def _torchrun_address(environ: Environ) -> Found | None:
+def _torchrun_address(environ: Environ) -> EnvValue | None:
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if not (host and port):
         return None
     # torchrun's agent listens at that port itself, for torch's own rendezvous.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port = port_of(f"{host}:{port}")
-    return Found(f"{host}:{port}", "MASTER_ADDR, MASTER_PORT")
+    return EnvValue(f"{host}:{port}", "MASTER_ADDR, MASTER_PORT")
 
 
 def _open_mpi_job(environ: Environ) -> str:
@@ -85,47 +85,47 @@ def _open_mpi_job(environ: Environ) -> str:
     return environ.get("OMPI_MCA_orte_hnp_uri") or environ.get("PMIX_NAMESPACE", "")
 
 
-def _open_mpi_address(environ: Environ) -> Found | None:
+def _open_mpi_address(environ: Environ) -> EnvValue | None:
     """Return the loopback if all ranks are on one machine, otherwise the machine of mpirun, which runs rank 0."""
     size, job = environ.get("OMPI_COMM_WORLD_SIZE"), _open_mpi_job(environ)
     if size and environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size:
-        return Found(f"{LOOPBACK}:{port_of(job)}", "OMPI_COMM_WORLD_LOCAL_SIZE")
+        return EnvValue(f"{LOOPBACK}:{port_of(job)}", "OMPI_COMM_WORLD_LOCAL_SIZE")
     host = re.search(r"tcp6?://\[?([^\],;]+)\]?[,:]", job)
-    return Found(f"{host[1]}:{port_of(job)}", "OMPI_MCA_orte_hnp_uri") if host else None
+    return EnvValue(f"{host[1]}:{port_of(job)}", "OMPI_MCA_orte_hnp_uri") if host else None
 
 
 def _slurm_step(environ: Environ) -> str:
     return f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
 
 
-def _slurm_process(environ: Environ) -> Found | None:
+def _slurm_process(environ: Environ) -> EnvValue | None:
     """Return the task's id in a step of srun. A batch script has id 0, too, but is a single process."""
-    task = look(environ, "SLURM_PROCID")
-    return task if task and (task.value != "0" or look(environ, "SLURM_STEP_ID")) else None
+    task = lookup(environ, "SLURM_PROCID")
+    return task if task and (task.value != "0" or lookup(environ, "SLURM_STEP_ID")) else None
 
 
-def _slurm_address(environ: Environ) -> Found | None:
+def _slurm_address(environ: Environ) -> EnvValue | None:
     """Return the first node of the step, which runs process 0, and a port that differs between the steps of a job."""
     first = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", environ.get("SLURM_STEP_NODELIST", ""))
     if first is None:
         return None
     host = LOOPBACK if environ.get("SLURM_STEP_NUM_NODES") == "1" else first[1] + (first[2] or "")
-    return Found(f"{host}:{port_of(_slurm_step(environ))}", "SLURM_STEP_NODELIST")
+    return EnvValue(f"{host}:{port_of(_slurm_step(environ))}", "SLURM_STEP_NODELIST")
 
 
-def _pmi_address(environ: Environ) -> Found | None:
+def _pmi_address(environ: Environ) -> EnvValue | None:
     """Return the loopback if all ranks are on one machine. PMI names no host."""
     size = environ.get("PMI_SIZE")
     if not size or environ.get("MPI_LOCALNRANKS") != size:
         return None
     # The ranks of one machine have the same parent process.
-    return Found(f"{LOOPBACK}:{port_of(str(os.getppid()))}", "MPI_LOCALNRANKS")
+    return EnvValue(f"{LOOPBACK}:{port_of(str(os.getppid()))}", "MPI_LOCALNRANKS")
 
 
-def _submitit_address(environ: Environ) -> Found | None:
+def _submitit_address(environ: Environ) -> EnvValue | None:
     """Return the address for submitit's local executor, which has one machine. Its SLURM executor uses srun."""
-    job = look(environ, "SUBMITIT_LOCAL_JOB_ID")
-    return Found(f"{LOOPBACK}:{port_of(job.value)}", job.variable) if job else None
+    job = lookup(environ, "SUBMITIT_LOCAL_JOB_ID")
+    return EnvValue(f"{LOOPBACK}:{port_of(job.value)}", job.variable) if job else None
 
 
 def _batch_job(environ: Environ) -> str:
@@ -134,50 +134,50 @@ def _batch_job(environ: Environ) -> str:
     return f"{job}.{environ.get('AWS_BATCH_JOB_ATTEMPT', '')}" if job else ""
 
 
-def _batch_process(environ: Environ) -> Found | None:
+def _batch_process(environ: Environ) -> EnvValue | None:
     """Return the node's index. The main node, whose end ends the job, swaps its index with node 0 to be process 0."""
-    node = look(environ, "AWS_BATCH_JOB_NODE_INDEX")
-    main = look(environ, "AWS_BATCH_JOB_MAIN_NODE_INDEX")
+    node = lookup(environ, "AWS_BATCH_JOB_NODE_INDEX")
+    main = lookup(environ, "AWS_BATCH_JOB_MAIN_NODE_INDEX")
     if node is None or main is None:
         return node
     first = number(main, INDEX)
     swapped = {first: 0, 0: first}
     index = number(node, INDEX)
-    return Found(str(swapped.get(index, index)), f"{node.variable}, {main.variable}")
+    return EnvValue(str(swapped.get(index, index)), f"{node.variable}, {main.variable}")
 
 
-def _batch_address(environ: Environ) -> Found | None:
+def _batch_address(environ: Environ) -> EnvValue | None:
     """Return the main node's private address. AWS Batch does not set it on the main node itself."""
-    main = look(environ, "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
+    main = lookup(environ, "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
     if main is None:
-        node, first = (look(environ, f"AWS_BATCH_JOB_{which}_INDEX") for which in ("NODE", "MAIN_NODE"))
+        node, first = (lookup(environ, f"AWS_BATCH_JOB_{which}_INDEX") for which in ("NODE", "MAIN_NODE"))
         if node is None or first is None or node.value != first.value:
             return None
-        main = Found(own_address(), first.variable)
-    return Found(f"{main.value}:{port_of(_batch_job(environ))}", main.variable)
+        main = EnvValue(own_address(), first.variable)
+    return EnvValue(f"{main.value}:{port_of(_batch_job(environ))}", main.variable)
 
 
-def _skypilot_address(environ: Environ) -> Found | None:
+def _skypilot_address(environ: Environ) -> EnvValue | None:
     """Return the first of the nodes' addresses, one on each line: that of the head node, which has rank 0."""
-    nodes = look(environ, "SKYPILOT_NODE_IPS")
+    nodes = lookup(environ, "SKYPILOT_NODE_IPS")
     if nodes is None:
         return None
-    return Found(f"{nodes.value.split()[0]}:{port_of(environ.get('SKYPILOT_TASK_ID', ''))}", nodes.variable)
+    return EnvValue(f"{nodes.value.split()[0]}:{port_of(environ.get('SKYPILOT_TASK_ID', ''))}", nodes.variable)
 
 
 def _beside(host: str, port: str) -> Lookup:
     """Return a lookup of an address whose host and port are in two variables."""
 
-    def address(environ: Environ) -> Found | None:
-        found = look(environ, host), look(environ, port)
-        return Found(f"{found[0].value}:{found[1].value}", f"{host}, {port}") if found[0] and found[1] else None
+    def address(environ: Environ) -> EnvValue | None:
+        found = lookup(environ, host), lookup(environ, port)
+        return EnvValue(f"{found[0].value}:{found[1].value}", f"{host}, {port}") if found[0] and found[1] else None
 
     return address
 
 
-def _given_address(environ: Environ) -> Found | None:
+def _given_address(environ: Environ) -> EnvValue | None:
     """Return the address in JAX's own variable. xpk sets the port in another one."""
-    address = look(environ, "JAX_COORDINATOR_ADDRESS")
+    address = lookup(environ, "JAX_COORDINATOR_ADDRESS")
     if address is None or ":" in address.value:
         return address
     return _beside("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT")(environ) or address

@@ -17,21 +17,21 @@ HANDLES = Range(0, 2**20)
 _LONGEST_TEXT = 1000
 
 
-class Found(NamedTuple):
+class EnvValue(NamedTuple):
     """A value, and the variable that holds it, or several variables separated by ", "."""
 
     value: str
     variable: str
 
 
-def look(environ: Environ, variable: str | None) -> Found | None:
+def lookup(environ: Environ, variable: str | None) -> EnvValue | None:
     """Return the value of a variable; None if it is not set or empty."""
     # Other programs do not strip a no-break space either.
     value = environ.get(variable, "").strip(string.whitespace) if variable else ""
-    return Found(value, variable) if value and variable else None
+    return EnvValue(value, variable) if value and variable else None
 
 
-def number(found: Found, bounds: Range) -> int:
+def number(found: EnvValue, bounds: Range) -> int:
     """Return a value as a whole number. Raises: InputError; it is not one, or is out of bounds."""
     value = whole(found.value, bounds)
     if value is None:

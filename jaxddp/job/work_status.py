@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from jaxddp.job.variables import HANDLES, look, number
+from jaxddp.job.variables import HANDLES, lookup, number
 
 STATUS_PIPE = "JAXDDP_STATUS_FD"
 """The environment variable that holds the number of the pipe's end to write to."""
@@ -40,7 +40,7 @@ def _write(status: bytes) -> None:
 
 @functools.cache
 def _pipe() -> int | None:
-    found = look(os.environ, STATUS_PIPE)
+    found = lookup(os.environ, STATUS_PIPE)
     # A child of this process must not write to this pipe.
     os.environ.pop(STATUS_PIPE, None)
     if found is None:
