@@ -474,7 +474,9 @@ def test_a_network_for_one_size_is_refused_before_anything_is_compiled(tree, dat
 def test_a_vision_transformer_says_why():
     table, growing = random_table(16, image=32), {"grow_from": 16, "grow_by": 16}
     net = MODELS.get("vit_ti16")(Config(), CLASSES)
-    with pytest.raises(InputError, match=r"32x32 pixels does not take 16x16 \(vit: images of 16x16 .* positions"):
+    with pytest.raises(
+        InputError, match=r"32x32 pixels does not take 16x16 \(vit: images of 16x16 .* position embeddings"
+    ):
         setup_of(table=table, net=net, **growing)
 
 
