@@ -158,7 +158,7 @@ def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
     fewer = prepared(LinenDense(), random_table(40), 4, SGD, 2, epochs=2)
     with pytest.raises(InputError, match="config.json: table.fingerprint was '.*' and is now '.*'"):
         train(jaxddp.softmax_cross_entropy, fewer, workdir=tmp_path)
-    with held(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is at work there"):
+    with held(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is writing there"):
         train(jaxddp.softmax_cross_entropy, setup, epochs=2, workdir=tmp_path)
     # As if written before it was; and with numbers that JSON has no word for.
     (tmp_path / "config.json").unlink()

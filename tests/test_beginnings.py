@@ -1,4 +1,4 @@
-"""A mistake that shows when a run begins leaves no work directory behind, and takes nothing away that was there."""
+"""An error at the start of a run leaves no work directory behind, and removes no earlier files."""
 
 import errno
 import logging
@@ -74,7 +74,7 @@ def test_a_lock_whose_file_was_taken_away_is_none(tmp_path, monkeypatch):
     tries = []
 
     def took(file):
-        """As where the other run ends, and takes its lock away, between the first look and the second."""
+        """As if the other run ends and removes its lock between the two attempts."""
         tries.append(file)
         if len(tries) == 2:
             (tmp_path / ".lock").unlink()
@@ -82,7 +82,7 @@ def test_a_lock_whose_file_was_taken_away_is_none(tmp_path, monkeypatch):
         return len(tries) > 1
 
     monkeypatch.setattr("jaxddp.workdir.lock.took", took)
-    with pytest.raises(InputError, match="another run is at work there"), locked(tmp_path):
+    with pytest.raises(InputError, match="another run is writing there"), locked(tmp_path):
         pass
 
 

@@ -1,4 +1,4 @@
-"""Of what Orbax logs in its threads, only what it does not raise as well is printed, and of a file in one line."""
+"""Orbax's threads log only errors that are not raised as well, and file errors in one line."""
 
 import errno
 import logging
@@ -20,7 +20,7 @@ BY_TENSORSTORE = ValueError(f"RESOURCE_EXHAUSTED: Error writing [os_error_code='
 
 @pytest.fixture
 def absl(tmp_path, monkeypatch) -> logging.Logger:
-    """Orbax's logger, after something was written."""
+    """Orbax's logger, after a first write."""
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     with writing(tmp_path):
         pass
@@ -70,7 +70,7 @@ def test_a_disk_or_a_server_that_fails_is_no_mistake(tmp_path, number, by_tensor
     with pytest.raises(Unreachable, match=line), writing(tmp_path):
         raise error
     (tmp_path / "4").mkdir()
-    # A sector that cannot be read is damage, after which the step before is taken.
+    # A sector that cannot be read is damage, so the run resumes from the step before.
     kind, line = (InputError, "cannot be restored") if number == errno.EIO else (Unreachable, "cannot be read")
     with pytest.raises(kind, match=f"^{tmp_path / '4'}: .*{line}"), restoring(tmp_path, 4):
         raise error

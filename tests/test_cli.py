@@ -221,13 +221,13 @@ def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
 def test_a_checkpoint_of_another_architecture(finished, data, tmp_path, capfd):
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
     message = fails([*arguments, "--model.width", "8"], capfd)
-    assert "config.json: --model.width was 4 and is now 8; a checkpoint is measured as it was trained" in message
+    assert "config.json: --model.width was 4 and is now 8; a checkpoint is evaluated as it was trained" in message
     # Without the run's settings, the arrays show the difference.
     shutil.copytree(finished / "checkpoints", tmp_path / "checkpoints")
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path), "--model.width", "8"]
     message = fails(arguments, capfd)
-    assert f"{tmp_path}/checkpoints: a checkpoint of another architecture: " in message
-    assert "is [4] there and [8] here" in message
+    assert f"{tmp_path}/checkpoints: the checkpoint is of another architecture: " in message
+    assert "is [4] in the checkpoint and [8] in the model" in message
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The history of a run, and the curves that are drawn of it, from an invented run."""
+"""The history of an invented run, and its curves."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run's work directory is all that commands ask for: its settings, its data's place, and what another takes over."""
+"""Commands need only the work directory of a run: its settings, the place of its data, and inherited settings."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ def get_model(config, num_classes):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder with a data set and a recipe that names it, and a run of another width that was started there."""
+    """A folder with a data set, a recipe that names it, and a run of another width that was started there."""
     folder = tmp_path_factory.mktemp("doors")
     write_arrays(folder / "set.npz", random_table(20), random_table(9, seed=1))
     (folder / "mine.py").write_text(RECIPE)
@@ -65,26 +65,26 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(place, tmp_path, monkeypatch) -> Path:
-    """A copy of the run, beside which nothing of it lies."""
+    """A copy of the run, away from its data and recipe."""
     monkeypatch.chdir(tmp_path)
     return shutil.copytree(place / "run", tmp_path / "copy")
 
 
 def figures(words: list[str], capfd) -> dict[str, float]:
-    """What `eval` prints."""
+    """Returns the output of `eval`."""
     capfd.readouterr()
     assert main(words) == 0
     return {name: float(value) for name, value in (line.split(": ") for line in capfd.readouterr().out.splitlines())}
 
 
 def validated(run: Path) -> dict[str, float]:
-    """What the run measured last."""
+    """Returns the last validation of the run."""
     splits = {line["split"]: line for line in metrics(run)}
     return {"loss": splits["val"]["loss"], "val_ema loss": splits["val_ema"]["loss"]}
 
 
 def told(config: str, *words: str, command: Any = Train, measures: bool = False):
-    """The options and the recipe of a command."""
+    """Returns the options and the recipe of a command."""
     return parse_recipe(command, "jaxddp", [config, *words], measures=measures)
 
 
@@ -95,7 +95,7 @@ def told(config: str, *words: str, command: Any = Train, measures: bool = False)
 def test_a_run_is_measured_by_its_directory_from_anywhere(place, run, capfd, caplog):
     wanted = {name: pytest.approx(value, rel=1e-6) for name, value in validated(run).items()} | {"count": 9}
     assert figures(["eval", str(run)], capfd).items() >= wanted.items()
-    # What the run was started with need not be said again, and what training alone reads is not looked at.
+    # The options of the run need not be repeated, and keys of training are ignored.
     unfit = ["--train.batch-size", "4096", "--train.accumulate", "7", "--optimizer.warmup", "900 epochs"]
     words = ["eval", str(place / "mine.py"), "--workdir", str(run), "--eval.batch-size", "3", *unfit]
     assert figures(words, capfd).items() >= wanted.items()
@@ -131,7 +131,9 @@ def test_an_evaluation_is_of_the_runs_network_images_and_classes(run):
         ({"train": {"ema": None}}, "train.ema was 0.5 and is now None"),
         ({"loss": {"class_weights": "balanced"}}, "loss.class_weights was None and is now 'balanced'"),
     ):
-        with pytest.raises(InputError, match=f"^{run}/config.json: {line}; a checkpoint is measured as it was trained"):
+        with pytest.raises(
+            InputError, match=f"^{run}/config.json: {line}; a checkpoint is evaluated as it was trained"
+        ):
             check_measured(run, own.replace(**changes))
     assert {f"loss.{field.name}" for field in dataclasses.fields(LossConfig)} <= {*MEASURED}
 
@@ -148,7 +150,7 @@ def test_one_word_names_a_run_for_every_command(run, tmp_path):
         options, file = told(str(run), "--eval.batch-size", "5", command=command)
         assert file.config.model.width == 3 and file.config.eval.batch_size == 5 and file.stored
         assert getattr(options, "workdir", run) == run and options.config == file.config
-    # A config's name comes first, and a folder beside may have it.
+    # The name of a config takes precedence over a folder of this name.
     (tmp_path / "digits").mkdir()
     assert recipe_path("digits").name == "digits.py" and recipe_path("copy") == Path("copy/config.json")
     with pytest.raises(InputError, match=r"'./digits': cannot be read \(a directory, not a regular file\)"):
@@ -162,7 +164,9 @@ def test_a_run_from_python_is_measured_under_a_config(run):
     (run / "config.json").write_text(json.dumps(content))
     _, file = told("digits", "--workdir", str(run), command=Eval, measures=True)
     assert file.config == load("digits") and not file.taken.notice
-    with pytest.raises(InputError, match="config.json: the run came from Python and does not say its network; measure"):
+    with pytest.raises(
+        InputError, match="config.json: the run came from Python and does not say its network; evaluate"
+    ):
         jaxddp.evaluate_run(run)
 
 
@@ -172,7 +176,7 @@ def test_an_option_is_read_before_the_others(words):
     assert option(["--workdirs", "a"], "--workdir") is None
 
 
-# --- Places ---
+# --- Paths ---
 
 
 def test_paths_are_absolute_and_links_stay(tmp_path, monkeypatch):
@@ -213,7 +217,7 @@ def test_a_name_becomes_a_place(tmp_path, monkeypatch):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     data = with_places(Config().replace(data={"name": "mine", "train": "few.csv"})).data
     assert (data.path, data.name, data.train, data.classes) == (str(tmp_path / "set"), None, "few.csv", "0:5")
-    # What an older release kept means the same, as long as the name is known.
+    # The settings of an older release mean the same, as long as the name is known.
     saved = saved_places({"data.name": "mine", "data.path": None, "data.train": "few.csv", "data.classes": None})
     assert saved == {f"data.{key}": getattr(data, key) for key in ("name", "path", "train", "val", "classes")}
     assert saved_places({"data.name": "other"}) == {"data.name": "other"}
@@ -227,12 +231,12 @@ def test_a_place_takes_the_place_of_a_name(tmp_path, monkeypatch):
         assert (data.path, data.name) == wanted
 
 
-# --- What is taken over ---
+# --- Inherited settings ---
 
 
 @pytest.fixture
 def trained(tmp_path) -> Path:
-    """The settings of a run of small images."""
+    """Settings of a run with small images."""
     config = load("digits").replace(model={"name": "resnet10", "width": 16}, data={"mean": (0.5,), "std": (0.25,)})
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "config.json").write_text(json.dumps(config.to_dict()))
@@ -244,7 +248,7 @@ def test_fine_tuning_takes_over_what_the_run_knows(trained):
     model, data = file.config.model, file.config.data
     assert (model.name, model.width, model.stem) == ("resnet10", 16, "small")
     assert (data.image_size, data.resize, data.mean, data.std) == (48, 32, (0.5,), (0.25,))
-    # The rest is the recipe's.
+    # The other settings are those of the recipe.
     assert (model.new_layers, file.config.train.batch_size, data.crop) == ("fc", 32, "random_area")
     assert file.taken.notice == (
         f"{trained}: the run's settings are taken over: data.mean=[0.5], data.resize=32, data.std=[0.25], "
@@ -289,7 +293,7 @@ def test_every_setting_is_shown_with_where_it_is_from(trained, capfd):
     found = rows("finetune_folder", "--data.path", "x", "--optimizer.learning-rate", "0.005")
     assert found["data.path"] == [os.path.join(os.getcwd(), "x"), "option"]
     assert found["seed"] == ["0", "default"] and found["train.batch_size"] == ["32", "finetune_folder"]
-    # It was named, though the recipe has the same.
+    # It was given, although the recipe has the same value.
     assert found["optimizer.learning_rate"] == ["0.005", "option"]
     assert rows(str(trained))["model.width"] == ["16", str(trained)]
     assert rows("finetune_folder", "--model.weights", str(trained))["model.width"] == ["16", str(trained)]

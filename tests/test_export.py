@@ -1,4 +1,4 @@
-"""`jaxddp export`, and a run that starts from what it wrote, by the command line."""
+"""`jaxddp export`, and a run that starts from exported weights, on the command line."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_a_run_is_exported_and_another_starts_from_it(data, run, tmp_path, capfd
         "params/fc/bias",
         "params/fc/kernel",
     }
-    # What was read once is not read again: a run resumes, and is evaluated, without the file.
+    # The weights are not read again: a run resumes, and is evaluated, without the file.
     file.unlink()
     more = [*more[:-1], "3 steps"]
     assert main(train(data, tmp_path / "probe", *more)) == 0

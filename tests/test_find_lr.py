@@ -1,4 +1,4 @@
-"""The range test of the learning rate: its rates, what it suggests, and that nothing but the picture is written."""
+"""The learning-rate range test: its rates, its suggestion, and that it writes only the picture."""
 
 import os
 import shlex
@@ -59,7 +59,7 @@ def test_the_smoothed_loss_is_a_mean_with_weights_that_add_up_to_one(losses, ste
 
 
 def descent(start: int, stop: int, steps: int = 100) -> np.ndarray:
-    """A loss of 2 that falls to 1 between two steps."""
+    """Returns a loss of 2 that falls to 1 between two steps."""
     return np.interp(np.arange(steps), [start, stop], [2.0, 1.0])
 
 
@@ -67,7 +67,7 @@ def test_the_rate_of_the_steepest_descent_is_suggested():
     test = after(descent(50, 60))
     rate, steepest, diverged = test.suggestion()
     assert rate == steepest and diverged is None and test.diverged_at is None
-    # Smoothed, the fall begins a little later than it does.
+    # The smoothed loss falls a little later.
     assert float(test.rates.schedule(50)) <= rate <= float(test.rates.schedule(53))
 
 
@@ -83,7 +83,7 @@ def test_it_is_at_most_a_tenth_of_the_rate_that_diverges():
     rate, steepest, diverged = test.suggestion()
     assert test.diverged_at == 91 and diverged == pytest.approx(float(test.rates.schedule(91)))
     assert rate == diverged / 10 < steepest
-    # The loss of a step that was under way has fallen back.
+    # The loss of a step that was already dispatched is small again.
     assert after(np.append(losses, [2.0]), steps=100).suggestion() == test.suggestion()
     finite = after(losses[:-1], steps=100, finite=False)
     assert finite.diverged_at is None and finite.suggestion().diverged == pytest.approx(float(test.rates.schedule(91)))
@@ -114,7 +114,7 @@ def test_the_words_that_the_suggestion_repeats(words, left):
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "devices"), [("recipe.py", "1"), ("hook.py", "4")])
 def test_a_recipe_is_tested_and_nothing_but_the_picture_is_written(place, monkeypatch, capfd, recipe, devices):
-    """Also where its warm-up is longer than the test, and where it brings an optimizer of its own."""
+    """Also with a warm-up that is longer than the test, and with an optimizer of the recipe file."""
     before = set(os.listdir(place)) - {"__pycache__"}
     words = ("--parallel.devices", devices, "--steps", "40", "--out", f"{recipe}.png")
     code, out, err = find(place, monkeypatch, capfd, recipe, *words)

@@ -1,4 +1,4 @@
-"""By what validations are compared: the best of them, and when they end a run, as pure functions of their metrics."""
+"""The comparison of validations: which one is the best, and when they end a run, as pure functions of metrics."""
 
 import json
 import math
@@ -21,7 +21,7 @@ GOALS = st.builds(
 
 
 def smoothed(values: list[float], share: float) -> list[float]:
-    """The weighted mean of all values up to each, whose weights fall by `share` from one to the one before."""
+    """Returns the weighted means of the values so far; the weight of each value is `share` times that of the next."""
     found = []
     for count in range(1, len(values) + 1):
         weights = [share ** (count - 1 - place) for place in range(count)]
@@ -48,7 +48,7 @@ def test_the_best_is_that_of_a_plain_loop(values, goal):
         assert judgement.best is None
     else:
         assert [*means][goal.best([*means.values()])] == best
-        # Of equal ones the run counts from the first.
+        # The run counts from the first of equal values.
         first = next(step for step, value in means.items() if value == means[best])
         assert (judgement.best, judgement.step) == (means[best], first)
 
@@ -69,7 +69,7 @@ def test_a_run_stops_after_so_many_without_gain_also_if_it_was_interrupted(value
     judgement, cut = empty, data.draw(st.integers(0, len(values)))
     for step, (value, stop) in enumerate(zip(values, stops, strict=True), start=1):
         if step == cut:
-            # What a checkpoint keeps is JSON.
+            # A checkpoint holds the state as JSON.
             judgement = empty.restored(json.loads(json.dumps(judgement.saved())))
         judgement = judgement.after(step, {"loss": value})
         assert judgement.stops == stop
@@ -118,7 +118,7 @@ def test_an_unknown_metric_names_those_that_there_are():
     assert str(raised.value) == (
         "checkpoint.best='val_ema f1' is not measured; did you mean 'val f1'? there are: val f1, val loss, val_ema loss"
     )
-    # The default needs no top-1, unless the run is to stop by it.
+    # The default goal needs no top-1, unless the run may stop early.
     EarlyStopping().check(["loss"])
     with pytest.raises(InputError, match="checkpoint.best='val top1' is not measured; .* there are: val loss"):
         EarlyStopping(stop_after=1).check(["loss"])
@@ -138,9 +138,9 @@ def test_the_file_says_by_what_the_run_compares(tmp_path):
         written.put(step, {"loss": math.inf if loss is None else loss, "top1": 1 - step / 10})
     for read in (ValidationFile(tmp_path, manifests), ValidationFile(tmp_path, None)):
         assert read.goal == goal and read.steps == [2, 4, 6, 8]
-        # Means of 1, 1/3 and 0.371: one low value is no trend.
+        # The means are 1, 1/3 and 0.371: a single low value is not a trend.
         assert (read.best([2, 4, 6, 8]), read.best([2, 6]), read.best([8])) == (4, 6, None)
-    # Another goal is written down where the run goes on by it, and not before: it may be refused.
+    # Another goal is written when the run resumes with it, and not before, because it may be rejected.
     again = ValidationFile(tmp_path, manifests, Goal())
     assert again.best([2, 4]) == 2 and ValidationFile(tmp_path, None).goal == goal
     again.resume(8)

@@ -1,4 +1,4 @@
-"""A history as a table, that of a run's folder, and how the bytes of process 0 come to the others."""
+"""A history as a table, read from a work directory, and copied from process 0 to the others."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def test_all_rows_as_one_table_in_the_order_of_logging(history, workdir):
     assert frame["split"].tolist() == ["train"] * 7 + ["val"] + ["train"] * 6 + ["val"]
     for name in frame:
         for value, line in zip(frame[name], lines, strict=True):
-            # JSON has no word for what is not finite.
+            # JSON cannot represent numbers that are not finite.
             given = line.get(name)
             assert value == given or (given is None and not math.isfinite(value))
     assert frame["odd"].iloc[7] == math.inf

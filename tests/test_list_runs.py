@@ -62,7 +62,7 @@ def test_a_run_of_another_process_is_seen(tmp_path):
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         assert is_locked(workdir) is True
-        with pytest.raises(InputError, match=f"{workdir}: another run is at work there"), locked(workdir):
+        with pytest.raises(InputError, match=f"{workdir}: another run is writing there"), locked(workdir):
             pass
         process.communicate()
     assert is_locked(workdir) is False

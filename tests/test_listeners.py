@@ -1,4 +1,4 @@
-"""The files of a run: metrics.jsonl and result.json, the parameters, and TensorBoard's, from an invented run."""
+"""The files of a run: metrics.jsonl, result.json, parameters.txt and TensorBoard's, from an invented run."""
 
 import json
 import math
@@ -259,7 +259,7 @@ def test_files_for_tensorboard_that_cannot_be_opened_are_one_line(
     def refuse(directory: Path) -> None:
         raise InputError("the disk is full")
 
-    # A disk that is full while TensorBoard opens its file, and not before, needs a mount.
+    # A disk that becomes full when TensorBoard opens its file would need a mount.
     monkeypatch.setattr(tensorboard, "_open", refuse)
     listener = tensorboard.TensorBoard(tmp_path)
     listener.start(run_start())

@@ -1,4 +1,4 @@
-"""What loggers are told beside the metrics, and that a run outlives them."""
+"""What loggers receive besides the metrics, and that a failing logger does not end the run."""
 
 import dataclasses
 import json
@@ -51,7 +51,7 @@ class Recorder:
 
 
 class Failing:
-    """Fails at one of the moments, and counts what it hears."""
+    """Raises in one of its methods, and records the calls."""
 
     def __init__(self, moment: str, error: Exception):
         self.heard: list[str] = []
@@ -104,7 +104,7 @@ def test_a_listener_of_the_users_own_still_ends_the_run():
 
 @pytest.fixture
 def words(tmp_path) -> list[str]:
-    """A command of a few steps."""
+    """A command that trains a few steps."""
     data = write_arrays(tmp_path / "set.npz", random_table(24, image=16), random_table(9, seed=1, image=16))
     return ["train", RECIPE, "--data.path", str(data), "--train.duration", "3 steps", "--parallel.devices", "1"]
 
@@ -198,7 +198,7 @@ def test_evaluations_hold_predictions_of_the_same_images(devices):
         np.testing.assert_array_equal(record.predictions.images, few.images)
         np.testing.assert_array_equal(record.predictions.labels, few.labels)
         assert tuple(record.predictions.class_names) == VAL.class_names
-    # All listeners are told the same.
+    # All listeners receive the same record.
     assert [record.predictions for record in some.evaluations] == [record.predictions for record in records]
     batch = setup.topology.place(next(iter(setup.feed.eval_batches(few, 16))))
     logits = make_predict(setup.classifier.objective(), setup.topology)(state, batch)
@@ -218,7 +218,7 @@ def test_classes_have_their_shares_of_the_images_and_there_are_no_more_than_all(
 
 
 def test_without_a_listener_that_wants_them_nothing_is_predicted():
-    # With programs of its own, in which nobody else has asked for a prediction.
+    # With new programs, in which no other test has requested a prediction.
     setup, _ = evaluations(recorder := Recorder(0), share=False)
     assert [record.predictions for record in recorder.evaluations] == [None, None]
     assert not [kind for (kind, _), *_ in setup.programs._kept if kind.startswith("classify")]
@@ -272,7 +272,7 @@ def test_the_commit_of_the_code_and_whether_its_files_differ(tmp_path, monkeypat
 def test_a_git_that_does_not_answer_or_is_not_there_leaves_the_commit_out(tmp_path, monkeypatch):
     (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "git").chmod(0o755)
-    # How long git may take is private: no user has a reason to choose it.
+    # The time limit of git is private.
     monkeypatch.setattr(tracking, "_GIT_SECONDS", 0.1)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert tracking.code_version(tmp_path) == {}
@@ -318,5 +318,5 @@ def test_an_id_is_kept_for_a_run_that_resumes(tmp_path):
     tracking.save_id(path, "abc")
     assert (tracking.saved_id(path, fresh), tracking.saved_id(path, resumed)) == (None, "abc")
     path.write_text("[]")
-    with pytest.raises(InputError, match="wandb.json: does not say the id of a run; remove it, and the logger begins"):
+    with pytest.raises(InputError, match="wandb.json: holds no id of a run; remove it to log to a new run"):
         tracking.saved_id(path, resumed)

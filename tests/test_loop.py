@@ -1,4 +1,4 @@
-"""The loop: figures of every step, exact evaluation, a run that stops where it must and resumes as if it had not."""
+"""The training loop: metrics of every step, exact evaluation, and stops after which a run resumes exactly."""
 
 import functools
 import json
@@ -38,7 +38,7 @@ def setup_of(devices: int = 4, optimizer=None, net=None, table=TABLE) -> RunSetu
 
 
 def plan_of(steps: int = STEPS, **cadences: str) -> dict:
-    """What a config says of it."""
+    """Options of a config."""
     every = {"log": "5 steps", "eval": "1 epoch", "checkpoint": "4 steps", **cadences}
     sections = {name: {"every": value} for name, value in every.items()}
     sections["eval"]["batch_size"] = 8
@@ -53,14 +53,14 @@ def run(setup, plan, **settings):
 
 @functools.cache
 def uninterrupted():
-    """The run that nothing stops, with a record of every step."""
+    """A run that is not interrupted, with a record of every step."""
     return run(setup_of(), plan_of(log="1 step"))
 
 
 @pytest.mark.slow
 def test_moments_come_in_the_order_that_fit_documents(tmp_path, monkeypatch):
-    # Listeners hear of every batch of a validation, of which none stands for all.
-    # Nothing public says how often it reports.
+    # Listeners are called for every batch of a validation, and no such record is final.
+    # The report interval is private.
     monkeypatch.setattr("jaxddp.training.validation.evaluator._REPORT_SECONDS", -1.0)
     _, recorder = run(setup_of(), plan_of(8, log="3 steps"), checkpoints=Checkpoints(tmp_path / "c"))
     # An epoch of 50 examples in batches of 8 ends with step 7; the run with step 8; step 4 saves and so has a record.
@@ -102,7 +102,7 @@ def test_speed_and_waiting_are_those_of_the_steps_since_the_last_record(monkeypa
         now[0] += computes
         clock.dispatched(1, 0.0)
 
-    # The first warms up.
+    # The first step warms up.
     for waits, computes in ((9, 90), (1, 3), (0, 4)):
         step(waits, computes)
     assert clock.rates() == (2 * 8 / 8, 1 / 8)
@@ -208,7 +208,7 @@ def test_resumed_on_another_number_of_devices_agrees_to_tolerance(tmp_path):
 def test_a_run_that_turns_non_finite_leaves_only_good_checkpoints(tmp_path, bad):
     checkpoints = Checkpoints(tmp_path / "c", keep=100)
     setup = setup_of(net=linear_model(), optimizer=exploding(bad))
-    like = jax.tree.map(jnp.copy, setup.state)  # Training takes the state's own memory.
+    like = jax.tree.map(jnp.copy, setup.state)  # Training reuses the memory of the state.
     with pytest.raises(NonFiniteError) as raised:
         run(setup, plan_of(30, log="10 steps", checkpoint="2 steps"), checkpoints=checkpoints)
     assert raised.value.exit_code == 1
@@ -246,7 +246,7 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     checkpoints.wait()
     assert (checkpoints.steps(), checkpoints.best()) == ([2, 6, 7], 2)
     checkpoints.close()
-    # What is known of a checkpoint that is no longer there must not stand for the next of its number.
+    # The metrics of a removed checkpoint must not be used for a new one of the same step.
     shutil.rmtree(tmp_path / "c" / "7")
     with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
         checkpoints.save(7, setup.state, {})
@@ -289,7 +289,7 @@ def test_reading_leaves_alone_what_another_is_writing(tmp_path):
         state, _ = reader.restore(reader.step("best"), setup.state)
     assert largest_difference(state.params, setup.state.params) == 0
     assert unfinished.exists()
-    # Whoever goes on writing there clears it away, in a thread.
+    # The next run that writes there removes it, in a thread.
     give_up = time.monotonic() + 20
     with Checkpoints(tmp_path / "c"):
         while unfinished.exists() and time.monotonic() < give_up:
@@ -304,7 +304,9 @@ def test_another_architecture_is_refused_by_name(tmp_path):
     checkpoints.save(1, setup_of().state, {})
     checkpoints.wait()
     other = setup_of(net=SmallNet(), optimizer=sgd(0.05, momentum=0.9))
-    with pytest.raises(InputError, match="another architecture or optimizer: .* is .* there and .* here"):
+    with pytest.raises(
+        InputError, match="another architecture or optimizer: .* is .* in the checkpoint and .* in this run"
+    ):
         checkpoints.restore(1, other.state)
 
 
@@ -330,7 +332,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path):
         checkpoints.save(1, state, {})
         with pytest.raises(InputError, match=expected):
             checkpoints.wait()
-        # What ended the run before is not hidden by it.
+        # It does not hide the error that ended the run.
         with pytest.raises(NonFiniteError) as raised, checkpoints:
             checkpoints.save(2, state, {})
             raise NonFiniteError("step 3")
@@ -351,7 +353,7 @@ def test_waiting_in_vain_for_another_process_is_no_matter_of_files(tmp_path, mon
 
 
 class Sees(Second):
-    """Of a process that hears what the first sees."""
+    """The peers of a process that receives what the first one sends."""
 
     def __init__(self, first: str):
         self._first = first
@@ -407,9 +409,9 @@ def test_the_schedule_of_the_notebook_multiplies_the_updates():
         schedule=lambda step: jnp.where(step < 2, 0.5, 0.0),
         listeners=[recorder],
     )
-    # Of the caller's optimizer nobody knows the rate; the factor is none.
+    # The rate of the caller's optimizer is unknown, so it is not logged, whatever the factor.
     assert recorder.steps and all(record.learning_rate is None for record in recorder.steps)
-    # A rate that is told is that of the step of its record.
+    # A logged rate is that of the step of its record.
     told = {"learning_rate": lambda step: 0.25 * step, "listeners": [known]}
     plain = train(setup_of(net=linear_model(), optimizer=sgd(0.05)), plan_of(2, log="1 step"), **told)
     assert [(record.step, record.learning_rate) for record in known.steps] == [(1, 0.0), (2, 0.25)]

@@ -1,4 +1,4 @@
-"""Checkpoints and the files beside them: damage is found before anything of it is used, and is one line."""
+"""Checkpoints and the files beside them: damage is found before they are used, and reported in one line."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def state_of(setup=None) -> TrainState:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    """The checkpoints of steps 2 and 4, validated."""
+    """The validated checkpoints of steps 2 and 4."""
     place = tmp_path_factory.mktemp("saved") / "checkpoints"
     with Checkpoints(place) as checkpoints:
         for step in (2, 4):
@@ -67,17 +67,17 @@ def flip(file: Path, bit: int) -> None:
 
 
 def arrays(step: Path) -> Path:
-    """The largest file of those that hold arrays."""
+    """Returns the largest of the files with arrays."""
     return max(files_in(step / "state" / "ocdbt.process_0" / "d"), key=lambda file: file.stat().st_size)
 
 
-# What is found
+# Damage that is found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", few((200,), 1000))
 def test_a_thousand_of_a_thousand_damages_are_found(place, count):
-    """Bits, lengths and files of a whole directory of checkpoints, with its manifests and what lies beside them."""
+    """Damages bits, lengths and files of a whole directory of checkpoints, with its manifests and other files."""
 
     def faults() -> list[str]:
         manifests = Integrity(place)
@@ -114,11 +114,11 @@ def test_reading_and_restoring_leave_a_checkpoint_as_its_manifest_says(place):
         with Checkpoints(place, read_only=read_only) as checkpoints:
             state, progress = checkpoints.restore(4, state_of())
         assert largest_difference(state.params, state_of().params) == 0 and progress == {"epoch_values": 0.5}
-    # What a file server or a desktop leaves there is no damage, what could be read as data is.
+    # Hidden files of file servers and desktops are not damage; a file that could be read as data is.
     (place / "4" / "state" / ".nfs0001").write_text("")
     assert [Integrity(place).check(step) for step in (2, 4)] == [None, None]
     (place / "4" / "state" / "array_metadatas" / "process_7").write_text("{}")
-    assert Integrity(place).check(4) == "state/array_metadatas/process_7 was not saved with it"
+    assert Integrity(place).check(4) == "state/array_metadatas/process_7 does not belong to it"
 
 
 def test_what_is_damaged_is_not_restored(place):
@@ -141,10 +141,10 @@ def test_a_quick_check_compares_names_and_sizes(place):
 
 
 def test_every_process_hears_what_is_damaged(place):
-    """Process 0 verifies, and the others end with its line."""
+    """Process 0 verifies, and its message ends the other processes."""
 
     class Told(Peers):
-        """What another process finds comes from there."""
+        """The peers of another process, which receives the result."""
 
         def from_first(self, name, make):
             if name == "whole checkpoints":
@@ -169,7 +169,7 @@ def test_a_checkpoint_of_an_older_release_restores_and_a_line_says_that_it_was_n
         own.checkpoints.save(6, state_of(), {})
     manifests = Integrity(place)
     assert [manifests.has(step) for step in (4, 6)] == [False, True]
-    # Even without one, what no checkpoint lacks is looked for.
+    # Without a manifest, the files that every checkpoint has are checked.
     (place / "4" / "state" / "_METADATA").unlink()
     assert manifests.check(4) == "state/_METADATA is missing"
 
@@ -188,13 +188,13 @@ def test_a_run_that_was_killed_before_the_manifest_resumes_there(saved, place, m
 def test_a_manifest_that_was_deleted_is_damage(place, caplog):
     (place / "4" / "manifest.json").unlink()
     assert Integrity(place).check(4) == "manifest.json is missing"
-    # Without the index, the other steps tell that this run writes manifests.
+    # Without the index, the manifests of other steps show that this run writes them.
     (place / "manifests.json").unlink()
     assert Integrity(place).check(4) == "manifest.json is missing"
     with session(place.parent) as own:
         assert own.resume_step == 2
         own.checkpoints.save(4, state_of(), {})
-    assert "manifests.json: is missing; it is written anew" in caplog.text
+    assert "manifests.json: is missing; it is rebuilt" in caplog.text
     manifests = Integrity(place)
     assert manifests.fault is None and [manifests.check(step) for step in (2, 4)] == [None, None]
 
@@ -297,7 +297,7 @@ def test_a_manifest_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch):
 
 
 def test_a_large_file_is_hashed_early_and_again_if_it_changes(tmp_path):
-    """What is hashed while a step is being written stands for the same file under its later name, and for no other."""
+    """A digest that was computed while a step is written is used for the renamed file, and for no other file."""
     growing, place = tmp_path / "8.orbax-checkpoint-tmp" / "d.lock", tmp_path / "8"
     other = growing.with_name("other")
     growing.parent.mkdir()
@@ -320,7 +320,7 @@ def test_a_large_file_is_hashed_early_and_again_if_it_changes(tmp_path):
     assert Integrity(tmp_path).check(8) is None
 
 
-# The doors
+# Commands and the Python API
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +336,7 @@ def words(data: Path, workdir: Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory) -> Path:
-    """A run of four steps from the terminal, saved after 2 and 4."""
+    """A run of four steps from the command line, saved after steps 2 and 4."""
     workdir = tmp_path_factory.mktemp("trained") / "run"
     assert main(words(data, workdir, "--train.duration", "4 steps")) == 0
     return workdir
@@ -349,7 +349,7 @@ def workdir(trained, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory) -> tuple[Callable[[Path], object], Path]:
-    """What trains from Python in a work directory, and such a directory with one checkpoint, of step 2."""
+    """Returns a function that trains from Python in a work directory, and a directory with the checkpoint of step 2."""
     setup = jaxddp.prepare_training(linear_model(), random_table(16), 1, sgd(0.1), 8)
     workdir = tmp_path_factory.mktemp("python") / "run"
 
@@ -361,7 +361,7 @@ def python(tmp_path_factory) -> tuple[Callable[[Path], object], Path]:
 
 
 def line_of(arguments: list[str], capfd) -> str:
-    """The last line of a command that ends with code 2."""
+    """Returns the last line of a command that ends with code 2."""
     assert main(arguments) == 2
     error = capfd.readouterr().err
     assert "Traceback" not in error
@@ -382,14 +382,14 @@ def instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
     return change
 
 
-# What happens to a step's directory, and what the line says of it.
+# Changes to a step's directory, with the message of each.
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file is missing": (lambda step: arrays(step).unlink(), " is missing"),
     "a file is cut": (lambda step: os.truncate(arrays(step), 10), " has 10 bytes, and "),
     "zeros": (lambda step: zeros(arrays(step)), " does not hold what was saved"),
     "a flipped bit": (lambda step: flip(arrays(step), 99), " does not hold what was saved"),
     "no OCDBT manifest": (lambda step: (step / "state/manifest.ocdbt").unlink(), "state/manifest.ocdbt is missing"),
-    # Which of its files is named first depends on Orbax.
+    # The first missing file depends on Orbax.
     "no progress": (lambda step: shutil.rmtree(step / "progress"), " is damaged: progress/"),
     "no metadata": (lambda step: (step / "state/_METADATA").unlink(), "state/_METADATA is missing"),
     "a directory": (lambda step: instead(Path.mkdir)(arrays(step)), " is not a regular file"),
@@ -406,13 +406,13 @@ def test_a_damaged_checkpoint_is_one_line(case, data, workdir, python, tmp_path,
     place = workdir / "checkpoints"
     damage(place / "4")
     before = sorted(file.name for file in place.iterdir())
-    # What is damaged decides nothing about how a step is named, and a reader waits before it believes in damage.
+    # How a step is named does not depend on its damage, and a reader looks again before it reports damage.
     for which in ("latest", "4") if case == "zeros" else ("4",):
         line = line_of(["eval", *words(data, workdir)[1:6], "--step", which], capfd)
         assert line.startswith(f"jaxddp: {place / '4'}: step 4 is damaged: ") and expected in line
         assert line.endswith("; steps 2 are whole")
     assert sorted(file.name for file in place.iterdir()) == before
-    # Nothing to fall back to.
+    # There is no earlier checkpoint.
     shutil.rmtree(place / "2")
     line = line_of(words(data, workdir, "--train.duration", "6 steps"), capfd)
     assert line.startswith(f"jaxddp: {place / '4'}: step 4 is damaged: ") and expected in line
@@ -435,7 +435,7 @@ def test_the_newest_whole_checkpoint_is_resumed_and_the_others_are_set_aside(dat
 
     before = lines()
     flip(arrays(place / "4"), 1234)
-    # What looks like a newer one to Orbax.
+    # Orbax takes it for a later checkpoint.
     (place / "99").mkdir()
     assert main(words(data, workdir, "--train.duration", "4 steps", "--resume", "must")) == 0
     said = caplog.text
@@ -443,9 +443,9 @@ def test_the_newest_whole_checkpoint_is_resumed_and_the_others_are_set_aside(dat
     assert f"{place / '4'}: step 4 is damaged: " in said and "this one is kept as 4.damaged" in said
     folders = sorted(entry.name for entry in place.iterdir() if entry.is_dir())
     assert folders == ["2", "4", "4.damaged", "99.damaged"]
-    # It is the run that was never interrupted.
+    # The run equals one that was never interrupted.
     assert lines() == before and ("train", 4) in [line[:2] for line in before]
-    # All that it saved is whole, and listed; with --verify a damaged one is the exit code.
+    # All its checkpoints are undamaged and listed; with --verify a damaged one sets the exit code.
     capfd.readouterr()
     assert main(["checkpoints", str(workdir), "--verify"]) == 0
     listed = capfd.readouterr().out
@@ -503,8 +503,8 @@ def test_damaged_metrics_of_validation_are_one_line(text, data, workdir, capfd):
     file = workdir / "checkpoints" / "validation.json"
     file.write_text(text)
     line = line_of(words(data, workdir, "--train.duration", "6 steps"), capfd)
-    assert line.startswith(f"jaxddp: {file}: is damaged (") and line.endswith("it will not be known")
-    # The line's advice helps; what is still known is that there were some.
+    assert line.startswith(f"jaxddp: {file}: is damaged (") and line.endswith("which will be unknown")
+    # The advice of the message helps, and the loss of the earlier metrics is logged.
     file.unlink()
     with Checkpoints(file.parent) as checkpoints:
         assert checkpoints.best() is None and checkpoints.latest() == 4
@@ -527,7 +527,7 @@ def test_a_damaged_line_of_metrics_is_named_and_a_torn_one_is_cut(line, tmp_path
 
 @pytest.mark.slow
 def test_a_reader_never_finds_half_a_file(tmp_path):
-    """config.json, result.json, validation.json and the index are whole at every moment in which they are there."""
+    """config.json, result.json, validation.json and the index are complete whenever they exist."""
     done, torn = threading.Event(), []
     names = ("config.json", "result.json", "validation.json", "manifests.json")
 

@@ -1,6 +1,6 @@
-"""MLflow, with a local store, its own server and one that does not answer: what other loggers do not do.
+"""MLflow with a local store, with its server, and without an answer of the server: what only this logger does.
 
-The rest is in tests/conformance.
+tests/conformance has the rest.
 """
 
 import os
@@ -27,7 +27,7 @@ TRAIN, VAL = random_table(24), random_table(9, seed=1)
 
 @pytest.fixture(scope="module", autouse=True)
 def store(tmp_path_factory) -> Iterator[Path]:
-    """The folder in which the runs of these tests start, and so that of the library's own store."""
+    """The current directory of these tests, in which the library makes its store."""
     folder = tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
         alone(folder, patch)
@@ -58,7 +58,7 @@ def test_a_run_from_step_0_begins_another_and_the_environment_has_its_say(tmp_pa
 
 
 def test_project_name_and_config_are_those_of_the_run(tmp_path, monkeypatch):
-    """Before what the environment says; from Python in the same words."""
+    """The config takes precedence over the environment; Python has the same options."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "others")
     setup = shared(jaxddp.prepare_training(linear_model(), TRAIN, 1, sgd(0.1), 8))
     own = {"log_project": "petals", "log_name": "first", "log_config": {"fold": 3, "note": "baseline"}}
@@ -104,7 +104,7 @@ server.serve_forever()
 
 @pytest.fixture
 def server(tmp_path) -> Iterator[str]:
-    """MLflow's own server, with a store and with artifacts that come through it."""
+    """MLflow's server, with a store, which also serves the artifacts."""
     told = {
         "FILE_STORE": f"sqlite:///{tmp_path}/server.db",
         "ARTIFACT_ROOT": "mlflow-artifacts:/",

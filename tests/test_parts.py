@@ -154,7 +154,9 @@ def test_a_checkpoint_with_other_parts_is_refused_by_name(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(1, made(parts=AVERAGE).state, {})
     checkpoints.wait()
-    with pytest.raises(InputError, match="another architecture or optimizer: parts/average/eval_params/.* absent here"):
+    with pytest.raises(
+        InputError, match="another architecture or optimizer: parts/average/eval_params/.* absent in this run"
+    ):
         checkpoints.restore(1, made().state)
 
 

@@ -1,4 +1,4 @@
-"""`jaxddp predict` and `load_run`: each image once and in order, the same bytes on any devices, errors as rows."""
+"""`jaxddp predict` and `load_run`: each image once and in order, equal bytes on any devices, errors as rows."""
 
 import csv
 import json
@@ -39,7 +39,7 @@ COUNT = 150
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> Path:
-    """A folder of JPEG files by class, of which the validation split is what is predicted."""
+    """A folder of JPEG files by class, whose validation split is predicted."""
     root = tmp_path_factory.mktemp("pictures")
     for split, count in {"train": 20, "val": COUNT}.items():
         table = random_table(count, seed=len(split), image=24)
@@ -83,7 +83,7 @@ def last_line(capfd) -> str:
     return capfd.readouterr().err.rstrip("\n").split("\n")[-1]
 
 
-# --- What is answered ---
+# --- Predictions ---
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_an_interrupted_prediction_goes_on(run, pictures, whole, answered, tmp_p
         write_predictions(run, open_inputs([pictures / "val"]), out, "csv", progress=stop)
     assert not out.exists()
     partial = out.with_name("out.csv.partial")
-    # Killed while a batch was being written.
+    # As if killed while a batch is written.
     partial.write_bytes(partial.read_bytes()[:-7])
     content = written(run, [pictures / "val"], out, progress=lambda done, errors: asked.append(done))
     assert content == whole
@@ -162,12 +162,12 @@ def test_answers_to_another_question_are_made_anew(run, pictures, whole, tmp_pat
     out = tmp_path / "out.csv"
     out.with_name("out.csv.partial").write_text('{"run": "another"}\n{"id": "cat.jpg"}\n')
     assert written(run, [pictures / "val"], out) == whole
-    assert "holds answers to another question" in caplog.text
+    assert "holds predictions of other images" in caplog.text
 
 
 def test_one_prediction_at_a_time_writes_a_file(run, pictures, tmp_path):
     out, first = tmp_path / "out.csv", Partial(tmp_path / "out.csv", {}, [])
-    with first.held(), pytest.raises(InputError, match=r"out\.csv\.partial: another prediction is at work there; wait"):
+    with first.held(), pytest.raises(InputError, match=r"out\.csv\.partial: another prediction is writing there; wait"):
         written(run, [pictures / "val"], out)
     assert not out.exists()
 
@@ -176,7 +176,7 @@ def test_one_prediction_at_a_time_writes_a_file(run, pictures, tmp_path):
 def test_images_that_are_lost_on_the_way_end_it_and_what_was_answered_stays(run, pictures, whole, tmp_path):
     folder, away, out = tmp_path / "val", tmp_path / "away", tmp_path / "out.csv"
     shutil.copytree(pictures / "val", folder)
-    # More than are read ahead.
+    # More images than are read ahead.
     for copy in range(4):
         shutil.copytree(folder / "a", folder / f"z{copy}")
     count = len(open_inputs([folder]))
@@ -204,13 +204,13 @@ def test_how_many_are_answered_at_once_depends_on_their_number_alone():
     assert [images_at_once(count) for count in (1, 2, 3, 33, 64, 65, 10**6)] == [1, 2, 4, 64, 64, 64, 64]
 
 
-# --- Predictions of a stand-in, which computes nothing ---
+# --- Predictions of a fake run, which computes nothing ---
 
 
 def stand_in(step: int = 6, bad: tuple[int, ...] = ()) -> Any:
-    """Of a run: every class is as probable as all others, and the images of some rows cannot be used."""
+    """A fake run: all classes are equally probable, and the images of some rows cannot be used."""
 
-    def answers(source, at_once):
+    def stream(source, at_once):
         for start in range(0, len(source), at_once):
             rows = range(start, min(start + at_once, len(source)))
             errors = {row: f"row {row} is cut short" for row in rows if row in bad}
@@ -224,7 +224,7 @@ def stand_in(step: int = 6, bad: tuple[int, ...] = ()) -> Any:
         "class_ids": names,
         "class_names": names,
     }
-    return SimpleNamespace(step=step, answers=answers, **known)
+    return SimpleNamespace(step=step, stream=stream, **known)
 
 
 def asked(run: Any, out: Path, count: int = 70, seed: int = 0, **more) -> list[dict[str, str]]:
@@ -252,7 +252,7 @@ def test_what_is_asked_is_the_step_the_images_and_how_many_classes(tmp_path, cap
     more = {"top": top, "progress": lambda done, errors: answered.append(done)}
     assert len(asked(stand_in(step), tmp_path / "out.csv", seed=seed, **more)) == 70
     assert answered == ([64, 70] if again else [70])
-    assert ("holds answers to another question" in caplog.text) == again
+    assert ("holds predictions of other images" in caplog.text) == again
 
 
 def test_fewer_answers_than_images_are_no_file(tmp_path):
@@ -262,17 +262,17 @@ def test_fewer_answers_than_images_are_no_file(tmp_path):
         lines = partial.read_bytes().splitlines(keepends=True)
         os.truncate(partial, sum(map(len, lines[:-1])))
 
-    with pytest.raises(InputError, match=r"out\.csv\.partial: 68 answers for 70 images; remove the file"):
+    with pytest.raises(InputError, match=r"out\.csv\.partial: 68 rows for 70 images; remove the file"):
         asked(stand_in(), out, progress=lose)
     assert not out.exists()
 
 
-# --- What cannot be used ---
+# --- Images that cannot be used ---
 
 
 @pytest.fixture
 def spoiled(pictures, tmp_path) -> Path:
-    """The pictures of a class, of which some are unusable, in ways that show at a first look and only when decoding."""
+    """Pictures of a class; some cannot be used, which shows in their headers or only when they are decoded."""
     folder = tmp_path / "spoiled"
     folder.mkdir()
     for path in sorted((pictures / "val" / "a").iterdir())[:12]:
@@ -326,7 +326,7 @@ def test_a_listed_image_that_is_missing_is_a_row(run, pictures, tmp_path, capfd)
     assert "missing" in rows[0]["error"]
 
 
-# --- Forms of answers ---
+# --- Formats ---
 
 
 @pytest.mark.slow
@@ -474,7 +474,9 @@ def test_a_run_that_came_from_python_is_given_its_model(tmp_path):
     assert found.class_names == tuple("abcde") and jaxddp.evaluate(state, setup, val)["top1"] == np.mean(
         found.labels == val.labels
     )
-    with pytest.raises(InputError, match=r"params/weight is \[192, 5\] there and \[192, 3\] here; give its"):
+    with pytest.raises(
+        InputError, match=r"params/weight is \[192, 5\] in the checkpoint and \[192, 3\] in the model; give its"
+    ):
         jaxddp.load_run(tmp_path, model=linear_model(3))
     for step, message in {"5": "no checkpoint '5'", "lates": "no checkpoint 'lates'"}.items():
         with pytest.raises(InputError, match=message):

@@ -1,4 +1,4 @@
-"""A work directory that is taken away from under a run: the run ends with one line, and makes no other one there."""
+"""A work directory that is removed during a run: the run ends with one line, and does not make it again."""
 
 import os
 import shutil
@@ -56,11 +56,11 @@ CHANGES: dict[Callable[[Path], None], str] = {
     without_its_checkpoints: "run/checkpoints",
     without_its_config: "run/config.json",
 }
-"""And what is named."""
+"""Each change, with the path that the message names."""
 
 
 class Changes:
-    """A listener that changes the work directory at a moment."""
+    """A listener that changes the work directory in one of its methods at a step."""
 
     def __init__(self, change: Callable[[Path], None], moment: str, step: int):
         self._change, self._at = change, (moment, step)
@@ -79,7 +79,7 @@ class Changes:
             self._change(self._workdir)
 
 
-# A checkpoint follows the second step at once, and is being written at the third.
+# A checkpoint is saved right after the second step, and is still being written at the third.
 AT = [("step", 1), ("step", 2), ("step", 3), ("evaluation", 2)]
 CASES = [*((removed, *at) for at in AT), *((change, "step", 1) for change in CHANGES if change is not removed)]
 
@@ -109,7 +109,7 @@ def test_a_process_that_may_wait_for_what_will_not_come_ends_too(peers, phase, t
         said.append((reason, code))
         ended.set()
 
-    # This process is not to end; how long it may take to end by itself is private.
+    # This process must not exit; the time that it has to end by itself is private.
     monkeypatch.setattr(presence, "end_now", end_now)
     monkeypatch.setattr(presence, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(presence, "_FAILING_SECONDS", 0.05)

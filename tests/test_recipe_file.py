@@ -101,10 +101,10 @@ def test_a_changed_recipe_is_refused_on_resume_and_a_moved_one_is_not(folder, da
     assert main(["train", "mine.py", *words]) == 0
     whole = lines(folder / "w")
     (folder / "mine.py").write_text(WHOLE.replace("momentum=0.9", "momentum=0.8"))
-    assert "the recipe file mine.py is another now" in refused(["train", "mine.py", *words], capfd)
+    assert "the recipe file mine.py has changed" in refused(["train", "mine.py", *words], capfd)
     write(folder)
     (folder / "network.py").write_text(NETWORK + "\n# Another line.\n")
-    assert "the recipe file network.py is another now" in refused(["train", "mine.py", *words], capfd)
+    assert "the recipe file network.py has changed" in refused(["train", "mine.py", *words], capfd)
     (folder / "elsewhere").mkdir()
     write(folder / "elsewhere")
     forget(folder)

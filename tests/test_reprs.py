@@ -1,4 +1,4 @@
-"""What an object prints of itself is one short line: counts, classes and shapes, and no arrays."""
+"""The repr of an object is one short line with counts, classes and shapes, without arrays."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""A run knows its own checkpoints, and what lies beside them, from those of another run that differs in its seed."""
+"""A run distinguishes its checkpoints and files from those of another run, which differs in the seed."""
 
 import dataclasses
 import json
@@ -17,14 +17,14 @@ from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.reports.read_runs import read_runs
 from jaxddp.training.checkpoints.integrity import Integrity
-from jaxddp.training.checkpoints.manifest_format import Index, Listing, sha256
+from jaxddp.training.checkpoints.manifest_format import Index, StepManifest, sha256
 from jaxddp.training.checkpoints.run_identity import RunIdentity
 
 TABLE, VAL = random_table(24), random_table(9, seed=1)
 
 
 def train(workdir: Path, seed: int, epochs: int = 2):
-    """Saved after steps 2 and 3, the end of the first epoch, and after 4 and 6, that of the second."""
+    """A run that saves after steps 2 and 3, the end of the first epoch, and after 4 and 6, the end of the second."""
     made = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.05), 8, seed=seed, epochs=2)
     often = {"log_every": "1 step", "save_every": "2 steps"}
     state, _ = jaxddp.train(
@@ -44,13 +44,13 @@ def runs(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What the first run comes to."""
+    """The result of the first run."""
     return train(tmp_path_factory.mktemp("whole") / "a", 0)
 
 
 @pytest.fixture
 def run(runs, tmp_path) -> tuple[Path, Path]:
-    """The first, to be spoiled, and the second."""
+    """Copies of the first run, which a test may change, and of the second."""
     return shutil.copytree(runs[0], tmp_path / "run"), runs[1]
 
 
@@ -59,7 +59,7 @@ def id_of(workdir: Path) -> str:
 
 
 def copy(*names: str) -> Callable[[Path, Path], None]:
-    """Files and folders of the other run take the place of this one's."""
+    """Returns a function that replaces files and folders of a run with those of the other run."""
 
     def spoil(own: Path, other: Path) -> None:
         for name in names:
@@ -72,18 +72,18 @@ def copy(*names: str) -> Callable[[Path, Path], None]:
     return spoil
 
 
-NAMED = "step 3 is damaged: it is of run {other}, and config.json names run {own}; put the right one of them back; "
+NAMED = "step 3 is damaged: it belongs to run {other}, and config.json names run {own}; restore the right one; "
 INDEX, VALIDATION = "checkpoints/manifests.json", "checkpoints/validation.json"
 REFUSED = {
     "all checkpoints": (copy("checkpoints"), f"{NAMED}no checkpoint there is whole"),
     "the config alone": (
         copy("config.json"),
-        "step 3 is damaged: it is of run {own}, and config.json names run {other}",
+        "step 3 is damaged: it belongs to run {own}, and config.json names run {other}",
     ),
     "the validations": (copy(VALIDATION), "validation.json: is damaged (its SHA-256 is not that in manifests.json)"),
     "validations and index": (
         copy(INDEX, VALIDATION),
-        "is damaged (manifests.json, which knows it, is of run {other}, and config",
+        "is damaged (manifests.json, which lists it, is of run {other}, and config",
     ),
     "the metrics": (copy("metrics.jsonl"), "metrics.jsonl: the loss of step 3 is "),
 }
@@ -103,9 +103,12 @@ def test_what_is_another_runs_is_refused_in_one_line(case, run):
 MENDED = {
     "the index": (
         copy(INDEX),
-        "manifests.json: is of run {other}, and config.json names run {own}; it is written",
+        "manifests.json: is of run {other}, and config.json names run {own}; it is rebuilt",
     ),
-    "a step and the index": (copy("checkpoints/3", INDEX), "step 3 is damaged: it is of run {other}, and config.json"),
+    "a step and the index": (
+        copy("checkpoints/3", INDEX),
+        "step 3 is damaged: it belongs to run {other}, and config.json",
+    ),
     "a step and its number": (
         lambda own, other: shutil.copytree(own / "checkpoints/3", own / "checkpoints/5"),
         "step 5 is damaged: its manifest is of step 3; the run resumes from step 3",
@@ -141,18 +144,18 @@ def test_asking_a_run_compares_too(run, runs, capfd):
     ids = {"own": id_of(own), "other": id_of(other)}
     assert jaxddp.load_run(own, model=linear_model()).step == 3
     copy("signature.json")(own, other)
-    with pytest.raises(InputError, match=f"it is of run '{ids['other']}', and config.json names run {ids['own']}"):
+    with pytest.raises(InputError, match=f"it belongs to run '{ids['other']}', and config.json names run {ids['own']}"):
         jaxddp.load_run(own, model=linear_model())
     copy("signature.json")(own, own_before)
     copy("checkpoints")(own, other)
-    for last in (" is of run", "step 3 is damaged: it is of run"):
+    for last in (" is of run", "step 3 is damaged: it belongs to run"):
         with pytest.raises(InputError, match=f"{last} {ids['other']}, and config.json names run {ids['own']}"):
             jaxddp.load_run(own, model=linear_model())
         (own / VALIDATION).unlink(missing_ok=True)
-    # And without JAX.
+    # Also without JAX.
     assert main(["checkpoints", str(own)]) == 0
     said = capfd.readouterr().out
-    assert said.startswith(f"run {ids['own']}\n") and said.count(f"damaged: it is of run {ids['other']}") == 2
+    assert said.startswith(f"run {ids['own']}\n") and said.count(f"damaged: it belongs to run {ids['other']}") == 2
     assert main(["checkpoints", str(other), "--verify"]) == 0
     assert capfd.readouterr().out.startswith(f"run {ids['other']}\n")
 
@@ -166,17 +169,17 @@ def test_a_report_says_that_its_curves_are_another_runs(run):
 
 
 def test_a_config_that_was_changed_behind_a_run_is_not_its_config(run):
-    """Also by who starts it under the other seed."""
+    """Also by a command with the other seed."""
     own, _ = run
     content = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps(content | {"seed": 1}))
-    with pytest.raises(InputError, match="step 3 is damaged: it is of other settings than config.json says"):
+    with pytest.raises(InputError, match="step 3 is damaged: its settings differ from config.json"):
         train(own, 1)
-    # Where the data lie, and what a resumed run may change, is no such setting.
+    # The place of the data, and keys that a resumed run may change, are not compared.
     moved = content | {"data": content["data"] | {"path": "elsewhere"}}
     (own / "config.json").write_text(json.dumps(moved))
     assert Integrity(own / "checkpoints").check(3) is None
-    # Another release may compare more.
+    # Another release may compare more keys.
     (own / "config.json").write_text(json.dumps(content | {"seed": 1, "data": content["data"] | {"new": 0}}))
     assert Integrity(own / "checkpoints").check(3) is None
 
@@ -190,7 +193,7 @@ def test_a_run_of_an_older_release_goes_on_with_a_line_and_has_an_id_from_there_
     digests = {}
     for step in (2, 3):
         file = place / str(step) / "manifest.json"
-        file.write_bytes(dataclasses.replace(Listing.parse(file.read_bytes()), run=None).encode())
+        file.write_bytes(dataclasses.replace(StepManifest.parse(file.read_bytes()), run=None).encode())
         digests[str(step)] = sha256(file.read_bytes())
     index = Index.parse((place / "manifests.json").read_bytes())
     (place / "manifests.json").write_bytes(dataclasses.replace(index, steps=digests, run_id=None).encode())
@@ -212,7 +215,7 @@ def test_each_start_of_a_run_has_an_id_of_its_own_and_resuming_keeps_it(runs, tm
     train(again, 0)
     assert id_of(again) == before
     (again / "config.json").unlink()
-    # What is known of it is in its checkpoints.
+    # Its id is in its checkpoints.
     train(again, 0)
     assert id_of(again) == before
 

@@ -1,4 +1,4 @@
-"""Programs of trained networks: in a process that has only jax, and by onnxruntime, they answer as evaluation does."""
+"""Exported programs give the logits of evaluation, in a process with only jax, and in onnxruntime."""
 
 import contextlib
 import io
@@ -66,7 +66,7 @@ def run(workdir) -> TrainedRun:
 
 @pytest.fixture(scope="module")
 def val(run):
-    """The validation images as evaluation sees them, with their labels."""
+    """Returns the validation images, cropped as for evaluation, with their labels."""
     source = open_splits(run.config.data)["val"]
     batch = next(iter(source.eval_batches(EvalOrder(len(source), len(source)), run.config.data)))
     return batch.image, batch.label
@@ -74,7 +74,7 @@ def val(run):
 
 @pytest.fixture(scope="module")
 def evaluated(workdir) -> str:
-    """What `jaxddp eval` says of top-1."""
+    """Returns the top-1 of `jaxddp eval`."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         assert main(["eval", str(workdir / "config.json"), "--workdir", str(workdir), "--step", "best"]) == 0
@@ -97,7 +97,7 @@ np.savez(out, all=call(images), one=call(images[:1]))
 
 
 def answers_of(form: str, file: Path, images: np.ndarray, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The logits of all images at once, and of the first alone."""
+    """Returns the logits of all images at once, and of the first one alone."""
     if form == "onnx":
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         return tuple(session.run(["logits"], {"images": some})[0] for some in (images, images[:1]))
@@ -193,7 +193,7 @@ def test_the_server_of_the_docs_serves(files, run, pictures, tmp_path):
             with socket.create_connection(("127.0.0.1", int(port)), 30) as client:
                 client.sendall(f"POST / HTTP/1.1\r\n{told}\r\n\r\nimage".encode())
                 assert client.makefile("rb").readline().split()[1] == b"%d" % status, told
-        # Whoever does not wait for the answer is no news.
+        # A client that does not wait for the response is not reported.
         socket.create_connection(("127.0.0.1", int(port)), 30).close()
         thin = io.BytesIO()
         Image.new("L", (1, 60_000)).save(thin, "PNG")

@@ -1,4 +1,4 @@
-"""Seconds a step by process and phase: who is slow, what is said of it, and what `jaxddp doctor` reads."""
+"""Seconds per step by process and phase: the slow process, its warning, and the file for `jaxddp doctor`."""
 
 import logging
 from pathlib import Path
@@ -17,7 +17,7 @@ FAST = {"input": 0.01, "dispatch": 0.001, "device": 0.08, "save": 0.0, "training
 
 
 def looked(*each: dict[str, float], step: int = 100) -> dict[int, tuple[int, dict[str, float]]]:
-    """What processes that spend so many seconds a step have spent after a step."""
+    """Returns the time that processes have spent after a step, given their seconds per step."""
     return {
         process: (step, {phase: seconds * step for phase, seconds in phases.items()} | {"compile": 70.0})
         for process, phases in enumerate(each)
@@ -42,7 +42,7 @@ def test_the_process_that_makes_the_others_wait_is_named_and_not_those_that_wait
     slow = {**FAST, "input": 0.07, "device": 0.02}
     (first,) = found(FAST, slow, FAST, FAST).slow()
     assert str(first) == "process 1 takes 0.07 s a step in phase 'input', 7.0 times the median"
-    # Of two processes the median is the lesser.
+    # The median of two processes is the smaller value.
     assert [(each.process, each.phase) for each in found(slow, FAST).slow()] == [(0, "input")]
 
 

@@ -218,7 +218,7 @@ def test_a_run_without_gain_stops_and_stays_stopped_until_it_is_asked_for_more(t
     reason = "no gain in val loss in 2 validations since step 3, where it was "
     assert (ends.status, ends.at, int(state.step)) == ("stopped", 9, 9) and history.val["step"].tolist() == [3, 6, 9]
     assert ends.reason.startswith(reason) and result() | {"reason": ends.reason} == result()
-    assert ends.reason.endswith("; the best checkpoint is step 6; a larger stop_after or another duration goes on")
+    assert ends.reason.endswith("; the best checkpoint is step 6; a larger stop_after or another duration continues it")
     written = lines(tmp_path)
     again, history = trained(setup, tmp_path, [ends])
     assert (ends.status, ends.at) == ("stopped", 9) and ends.reason.startswith(reason)
@@ -379,6 +379,6 @@ def test_what_a_resumed_run_may_change(stopped, capfd):
     goal, other = ValidationFile(workdir / "checkpoints", None).goal, ["--checkpoint.best", "val loss"]
     assert "--train.ema was 0.9 and is now 0.5" in fails(["train", *words, *other, "--train.ema", "0.5"], capfd)
     assert ValidationFile(workdir / "checkpoints", None).goal == goal
-    # By another metric another checkpoint is the best.
+    # With another metric another checkpoint is the best.
     assert main(["train", *words, "--checkpoint.best", "val top1", "--train.stop-min-gain", "1"]) == 0
     assert ValidationFile(workdir / "checkpoints", None).goal == Config().checkpoint.goal

@@ -1,4 +1,4 @@
-"""A run that is stopped or killed at any step, and started again, logs what the run does that nobody disturbs."""
+"""A run that is stopped or killed at any step, and resumed, logs the same as an uninterrupted run."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ TIMES = ("seconds", "images_per_second", "data_wait_fraction", "epoch_seconds", 
 
 
 class Killed(BaseException):
-    """As if the process had been killed."""
+    """Ends a run as if the process were killed."""
 
 
 class KilledAt:
@@ -43,7 +43,7 @@ def lines(workdir: Path) -> list[dict]:
 
 
 def run(workdir: Path, log: str, save: str, *, stop: int = 0, kill: int = 0) -> Records:
-    """A run of 16 steps, with epochs of 6.25, that goes on in a work directory until it is stopped, killed or done."""
+    """Trains 16 steps, with epochs of 6.25 steps, in a work directory until it is stopped, killed or done."""
     records = Records()
     plan = {"train": {"duration": f"{STEPS} steps"}, "log": {"every": log}, "checkpoint": {"every": save}}
     with Checkpoints(workdir / "checkpoints") as checkpoints:
@@ -85,7 +85,7 @@ def test_stopped_or_killed_at_any_steps_a_run_has_the_lines_of_one_that_was_not(
                 run(workdir, log, save, **({"kill": step} if killed else {"stop": step}))
         told = [record.step for record in run(workdir, log, save).steps]
         assert lines(workdir) == expected
-        # Other loggers hear of no step that is not among them.
+        # Other loggers receive no other steps.
         assert {*told} <= {*steps}
     finally:
         shutil.rmtree(workdir)

@@ -1,4 +1,4 @@
-"""Weights & Biases, offline: what it does that other loggers do not; the rest is in tests/conformance."""
+"""Weights & Biases, offline: what only this logger does; tests/conformance has the rest."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def offline(tmp_path_factory) -> Iterator[None]:
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    """The library reads its environment once in a process."""
+    """The library reads its environment once per process."""
     import wandb
 
     wandb.teardown()
@@ -49,7 +49,7 @@ def test_a_run_from_step_0_begins_another_and_the_environment_has_its_say(anew, 
 
 @pytest.mark.slow
 def test_project_name_and_config_are_those_of_the_run(anew, tmp_path, monkeypatch):
-    """Before what the environment says."""
+    """The config takes precedence over the environment."""
     monkeypatch.setenv("WANDB_PROJECT", "others")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     log = {"to": ["wandb"], "project": "flowers", "name": "first", "config": ["fold=3", "note=baseline"]}

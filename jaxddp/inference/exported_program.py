@@ -1,6 +1,6 @@
-"""A trained network as one file that answers by itself: from pixels to logits, for any number of images.
+"""Exports a trained network as a StableHLO or ONNX program, from pixels to logits, for any number of images.
 
-Beside FILE lies FILE.json, which says what it takes and which classes it tells apart.
+FILE.json beside the program FILE describes its input and its classes.
 """
 
 import json
@@ -24,29 +24,33 @@ from jaxddp.overrides import checked
 from jaxddp.workdir.signature import Signature
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-"""What a StableHLO program runs on."""
+"""The platforms of a StableHLO program."""
 INPUT, OUTPUT = "images", "logits"
 
 Logits = Callable[[Any], jax.Array]
 """From pixels [B, H, W, C] to logits float32[B, K]."""
 _TRIED = 3
 _TOLERANCE = 1e-4
-"""Of logits up to 1, and in proportion above."""
+"""The largest difference between logits up to 1; for larger logits relative to the largest."""
 
 
 def export_program(run: TrainedRun, out: str | Path, form: str | None = None) -> str:
-    """Write a run's network, with its parameters and the normalization of pixels, as a program; returns what it did.
+    """Write a run's network, with its parameters and the normalization of pixels, as a program.
 
-    The format is what the file's name ends in unless given.
+    The program takes uint8 or uint16 [B, H, W, C] with any B, images cropped as for evaluation, and returns logits
+    float32[B, K]. Before it is written, its logits for a few random images are compared with the network's.
 
-    It takes uint8 (or uint16) [B, H, W, C] with any B, as evaluation crops images, and returns float32[B, K].
-    "stablehlo" is what `jax.export.deserialize` reads, "onnx" what onnxruntime does. Before it is written it answers
-    for a few random images here, as the network does.
+    Args:
+        form: "stablehlo", which `jax.export.deserialize` reads, or "onnx", which onnxruntime reads. The default is the
+            suffix of the file's name.
+
+    Returns:
+        A summary line.
 
     Raises:
         InputError: a package is not installed, the network has an operation that the format lacks, or the file cannot
             be written.
-        JaxddpError: the program's answers are not the network's.
+        JaxddpError: the program's logits differ from the network's.
     """
     if not isinstance(run, TrainedRun):
         raise InputError(f"run={show(run)}: give what jaxddp.load_run returns")
@@ -55,7 +59,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
     if form not in writers:
         raise InputError(f"{out}: its name says no format; {choices(form, writers)}, or give form=")
     function, write = logits_of(run), writers[form]
-    content, answer = write(function, run.signature)
+    content, program = write(function, run.signature)
     pixels = np.random.default_rng(0).integers(
         0, np.iinfo(run.signature.dtype).max, (_TRIED, *run.signature.image_shape)
     )
@@ -63,11 +67,11 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
     expected = np.asarray(jax.jit(function)(pixels))
     if not np.isfinite(expected).all():
         raise JaxddpError(f"{out}: not written: the network's logits of random pixels are not finite")
-    # An image alone too: its answer must not depend on those beside it.
-    difference = max(float(np.abs(answer(some) - expected[: len(some)]).max()) for some in (pixels, pixels[:1]))
+    # Also for a single image: its logits must not depend on the other images.
+    difference = max(float(np.abs(program(some) - expected[: len(some)]).max()) for some in (pixels, pixels[:1]))
     if not difference <= _TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise JaxddpError(f"{out}: not written: the program's logits differ from the network's by {difference:g}")
-    # Where the program is, what lies beside it is its own.
+    # So that a program is never beside the description of another one.
     files.remove(out)
     files.replace(Path(f"{out}.json"), (json.dumps(description(run, form), indent=2) + "\n").encode())
     files.replace(out, content)
@@ -78,7 +82,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
 
 
 def logits_of(run: TrainedRun) -> Logits:
-    """The logits of pixels, as evaluation computes them; parameters are constants."""
+    """Returns the function from pixels to logits, as in evaluation, with the parameters as constants."""
     objective = run.classifier(run.model).objective()
     params, model_state = jax.device_get((run.state.params, run.state.model_state))
 
@@ -91,7 +95,7 @@ def logits_of(run: TrainedRun) -> Logits:
 
 
 def description(run: TrainedRun, form: str) -> dict[str, Any]:
-    """What FILE.json says."""
+    """Returns the content of FILE.json."""
     signature = run.signature
     height, width, channels = signature.image_shape
     return {
@@ -115,7 +119,7 @@ def _stablehlo(function: Logits, signature: Signature) -> tuple[bytes, Callable[
     try:
         exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)(pixels)
         content = bytes(exported.serialize())
-    # What a network that somebody else wrote may raise while JAX traces it.
+    # A user's network may raise any error while JAX traces it.
     except Exception as error:
         reason = first_line(error) or type(error).__name__
         raise InputError(

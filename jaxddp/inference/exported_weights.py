@@ -1,4 +1,4 @@
-"""The weights of a run as other libraries read them."""
+"""Exports the weights of a run with the names that other libraries use."""
 
 from pathlib import Path
 
@@ -16,19 +16,19 @@ from jaxddp.weights.torch_layout import namings_of, published
 from jaxddp.workdir.saved_state import read_run, recipe_of_run
 
 _ANY_CLASSES = 2
-"""The names of a network's arrays are the same for any number of classes."""
+"""Any number of classes will do: the names of a network's arrays do not depend on it."""
 
 
 def export_run(directory: Path, which: str, out: Path) -> str:
-    """Write the weights of a run's checkpoint ("latest", "best" or a step) as .safetensors; returns what it did.
+    """Write the weights of a run's checkpoint ("latest", "best" or a step) as .safetensors; returns a summary line.
 
     Raises:
-        InputError: there is no such checkpoint, the run's config does not say its network, or `out` cannot be written.
+        InputError: there is no such checkpoint, the run's config does not name its network, or `out` cannot be written.
     """
     file = recipe_of_run(directory)
     if not file.has_network:
         raise InputError(
-            f"{file.path}: the run came from Python and does not say its network; there, write its weights with "
+            f"{file.path}: the run came from Python and does not say its network; write its weights in Python with "
             "jaxddp.export_weights(state, setup, FILE)"
         )
     step, arrays = read_run(directory, which, Topology.create(1))
@@ -37,14 +37,14 @@ def export_run(directory: Path, which: str, out: Path) -> str:
 
 
 def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers: Peers = ALONE) -> int:
-    """Write arrays by path as the network's publisher names them, once for all processes; returns how many.
+    """Write arrays by path under their published names; returns their number. Only the first process writes.
 
-    Raises: InputError.
+    Raises: InputError; the file cannot be written, or its name does not end in .safetensors.
     """
     if out.suffix != ".safetensors":
-        raise InputError(f"{out}: the format is known by its name; give one that ends in .safetensors")
+        raise InputError(f"{out}: its name must end in .safetensors")
     named = published(arrays, namings_of(model)[0])
-    # The processes of a job would write one file over another.
+    # Otherwise the processes of a job would overwrite each other's file.
     if peers.is_first:
         write(out, named)
     return len(named)

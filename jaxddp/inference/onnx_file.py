@@ -1,4 +1,4 @@
-"""ONNX through jax2onnx, and the answers of onnxruntime (the extra `onnx`)."""
+"""Converts functions to ONNX with jax2onnx, and runs them with onnxruntime (the extra `onnx`)."""
 
 import contextlib
 import io
@@ -15,22 +15,22 @@ from jaxddp.core.wording import first_line, not_installed
 
 
 def convert(function: Callable[[Any], Any], example: Any, name: str, output: str) -> bytes:
-    """The ONNX model of a function of one array, whose shape may have names for sizes that are open.
+    """Returns the ONNX model of a function of one array, whose shape may have names for dynamic sizes.
 
-    Raises: InputError; jax2onnx is not installed, or knows no operation of ONNX for one of the function's.
+    Raises: InputError; jax2onnx is not installed, or cannot convert an operation of the function.
     """
-    # It warns of each rule that does not know the installed JAX, and of each size; what matters is compared later.
+    # It warns of rules for other JAX releases and of sizes; the logits are compared later anyway.
     for library in ("jax2onnx", "onnx_ir"):
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
         from jax2onnx import to_onnx
     except ModuleNotFoundError:
         raise _missing("jax2onnx") from None
-    # It prints what it looks at.
+    # It prints progress.
     with contextlib.redirect_stdout(io.StringIO()), _open_sizes_padded():
         try:
             model: Any = to_onnx(function, [example], input_names=[name], output_names=[output])
-        # What it meets in a network that it does not know can be anything.
+        # jax2onnx may raise any error for a network that it cannot convert.
         except Exception as error:
             reason = first_line(error) or type(error).__name__
             raise InputError(f"format=onnx: jax2onnx cannot convert the network: {reason}") from error
@@ -39,9 +39,9 @@ def convert(function: Callable[[Any], Any], example: Any, name: str, output: str
 
 @contextlib.contextmanager
 def _open_sizes_padded() -> Iterator[None]:
-    """Have jax2onnx pad arrays of open sizes, whose names its rule for `lax.pad` takes for numbers.
+    """Make jax2onnx's rule for `lax.pad` accept names of dynamic sizes, which it takes for numbers.
 
-    The rule's module is no part of what jax2onnx documents. Without it a network that pads may be refused.
+    The module of this rule is not part of jax2onnx's public API. Without it a network that pads may not be converted.
     """
     try:
         from jax2onnx.plugins.jax.lax import pad
@@ -55,7 +55,7 @@ def _open_sizes_padded() -> Iterator[None]:
         return
 
     class Named(types.ModuleType):
-        """`onnx_ir`, but for shapes of sizes that have names."""
+        """`onnx_ir`, with shapes whose sizes may be names."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(library, name)
@@ -72,7 +72,7 @@ def _open_sizes_padded() -> Iterator[None]:
 
 
 def session(content: bytes, name: str) -> Callable[[np.ndarray], np.ndarray]:
-    """What onnxruntime answers on the CPU. Raises: InputError; it is not installed."""
+    """Returns a function that runs an ONNX model on the CPU. Raises: InputError; onnxruntime is not installed."""
     try:
         import onnxruntime
     except ModuleNotFoundError:

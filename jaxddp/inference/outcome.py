@@ -1,4 +1,4 @@
-"""What a network said of a labelled set, in numbers: confusions, accuracy of each class, the surest mistakes."""
+"""Statistics of predictions for a labelled set: confusions, accuracy by class, and the most confident mistakes."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +10,7 @@ from jaxddp.core.wording import counted, figure
 
 
 class Confusion(NamedTuple):
-    """Images of one class that were taken for another: labels, how many, and their share of the class."""
+    """The images of one class that were predicted as another: the labels, their number, and share of the class."""
 
     label: int
     prediction: int
@@ -20,15 +20,15 @@ class Confusion(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The predictions of N images out of K classes.
+    """The predictions of N images out of K classes, with their labels.
 
-    An image without a label, or with a probability that is not finite, has no part in anything here.
+    An image without a label, or with a probability that is not finite, is excluded.
 
     Attributes:
-        labels: int[N].
+        labels: int[N]; negative where unknown.
         probabilities: float[N, K].
-        class_names: K, for people.
-        step: of the checkpoint.
+        class_names: the names of the K classes, for display.
+        step: the step of the checkpoint.
     """
 
     labels: np.ndarray
@@ -37,44 +37,44 @@ class Outcome:
     step: int
 
     def __repr__(self) -> str:
-        found = f"accuracy {figure('accuracy', self.accuracy)} of {counted(len(self.known), 'image')}"
-        return f"Outcome(step {self.step:,}: {found}, {counted(len(self.class_names), 'class')})"
+        accuracy = f"accuracy {figure('accuracy', self.accuracy)} of {counted(len(self.known), 'image')}"
+        return f"Outcome(step {self.step:,}: {accuracy}, {counted(len(self.class_names), 'class')})"
 
     @cached_property
     def known(self) -> np.ndarray:
-        """The rows that have a part, int64[M]."""
+        """The rows that are not excluded, int64[M]."""
         return np.flatnonzero((self.labels >= 0) & np.isfinite(self.probabilities).all(1))
 
     @cached_property
     def predictions(self) -> np.ndarray:
-        """The most probable class of each image, int64[N]; of equal ones the first."""
+        """The most probable class of each image, int64[N]; the first of equally probable ones."""
         return self.probabilities.argmax(1)
 
     @cached_property
     def confusion(self) -> np.ndarray:
-        """int64[K, K]: how many images of each class (row) were taken for each class (column)."""
+        """int64[K, K]: the number of images of each class (row) that were predicted as each class (column)."""
         matrix = np.zeros((len(self.class_names),) * 2, np.int64)
         np.add.at(matrix, (self.labels[self.known], self.predictions[self.known]), 1)
         return matrix
 
     @property
     def accuracy(self) -> float:
-        """Top-1; NaN of no images."""
+        """Top-1 accuracy; NaN without images."""
         return float(self.confusion.trace() / self.confusion.sum()) if len(self.known) else float("nan")
 
     @property
     def class_counts(self) -> np.ndarray:
-        """Images of each class, int64[K]."""
+        """The number of images of each class, int64[K]."""
         return self.confusion.sum(1)
 
     @property
     def class_accuracy(self) -> np.ndarray:
-        """The share of each class's images that were recognized, float64[K]; NaN of a class without images."""
+        """The accuracy of each class, float64[K]; NaN for a class without images."""
         counts = self.class_counts
         return np.divide(self.confusion.diagonal(), counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
     def confusions(self, most: int) -> list[Confusion]:
-        """The most frequent ones; of equally frequent ones those of the first classes."""
+        """Returns the most frequent confusions; among equally frequent ones those of the first classes come first."""
         wrong = self.confusion - np.diag(self.confusion.diagonal())
         order = np.argsort(-wrong, axis=None, kind="stable")[:most]
         labels, predictions = np.unravel_index(order, wrong.shape)
@@ -85,10 +85,10 @@ class Outcome:
         ]
 
     def surest_mistakes(self, most: int) -> np.ndarray:
-        """The rows that were taken for another class with the highest probabilities, int64[at most `most`]."""
+        """Returns the rows of the wrong predictions with the highest probabilities, int64[at most `most`]."""
         wrong = self.known[self.predictions[self.known] != self.labels[self.known]]
         return wrong[np.argsort(-self.probability(wrong), kind="stable")[:most]]
 
     def probability(self, rows: np.ndarray) -> np.ndarray:
-        """That of the predicted class, float[n]."""
+        """Returns the probability of the predicted class, float[n]."""
         return self.probabilities[rows, self.predictions[rows]]

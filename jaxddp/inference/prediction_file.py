@@ -1,4 +1,4 @@
-"""The images of a source become a file of predictions, each once and in order, on all devices of all processes."""
+"""Writes a file with the predictions for each image of a source, on all devices of all processes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,11 +20,11 @@ from jaxddp.workdir.digests import checksums
 
 
 class PredictionCounts(NamedTuple):
-    """What was written."""
+    """The number of images in a prediction file."""
 
     images: int
     errors: int
-    """Images that cannot be used."""
+    """The number of images that cannot be used."""
 
 
 def write_predictions(
@@ -37,42 +37,43 @@ def write_predictions(
     *,
     guard_formulas: bool = False,
 ) -> PredictionCounts:
-    """Write the `top` classes of every image, or all classes if there are fewer; go on where a killed one stopped.
+    """Write the `top` most probable classes of every image, or all classes if there are fewer.
 
-    The file is the same, byte for byte, on any number of devices and processes, and it is there when it is whole.
+    An interrupted prediction is continued. The file has the same bytes on any number of devices and processes, and it
+    appears when it is complete.
 
     Args:
-        guard_formulas: whether CSV has an apostrophe before what a spreadsheet would take for a formula.
-        progress: told by the first process how many images were answered, and how many of them cannot be used.
+        guard_formulas: whether to write an apostrophe before text that a spreadsheet would take for a formula.
+        progress: called by the first process with the numbers of images so far, and of those that cannot be used.
 
     Raises:
-        InputError: the file cannot be written, or the processes differ in what they are asked.
+        InputError: the file cannot be written, or the processes have different arguments.
     """
     prediction_formats.check(form)
     peers = run.topology.peers
     peers.agree({"--out": str(out), "--top": str(top), "--format": form, "--guard-formulas": str(guard_formulas)})
-    # The first process writes it.
+    # The first process writes the file.
     place = Path(peers.from_first("the file", lambda: str(files.check_out(out))))
     count, at_once, top = len(table), images_at_once(len(table)), min(top, len(run.class_ids))
-    asked = {"run": str(run.directory.resolve()), "step": run.step, "top": top, "images": table.fingerprint}
-    partial = Partial(place, {**asked, **checksums(run.state), "version": 1}, column_names(top))
-    with ExitStack() as held:
+    header = {"run": str(run.directory.resolve()), "step": run.step, "top": top, "images": table.fingerprint}
+    partial = Partial(place, {**header, **checksums(run.state), "version": 1}, column_names(top))
+    with ExitStack() as stack:
 
         def begin() -> str:
-            held.enter_context(partial.held())
+            stack.enter_context(partial.held())
             return str(partial.resume(at_once, count))
 
         done = int(peers.from_first("answers so far", begin))
         errors = sum(row["error"] is not None for row in partial.rows()) if peers.is_first and done else 0
         rest = table.rows(np.arange(done, count)) if done else table
-        for answers in run.answers(rest, at_once) if done < count else ():
-            first, number = done + answers.start, len(answers.probabilities)
-            errors += len(answers.errors)
+        for batch in run.stream(rest, at_once) if done < count else ():
+            first, number = done + batch.start, len(batch.probabilities)
+            errors += len(batch.errors)
             if peers.is_first:
                 ids = [str(table.record(row).id) for row in range(first, first + number)]
-                own = {row - answers.start: error for row, error in answers.errors.items()}
-                found = Predictions(ids, answers.probabilities, run.class_ids, run.class_names, own)
-                partial.append(found.rows(top))
+                faults = {row - batch.start: error for row, error in batch.errors.items()}
+                predictions = Predictions(ids, batch.probabilities, run.class_ids, run.class_names, faults)
+                partial.append(predictions.rows(top))
                 progress(first + number, errors)
         if peers.is_first:
             rows = _all(partial.rows(), count, partial.path)
@@ -84,12 +85,12 @@ def write_predictions(
 
 
 def _all(rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
-    """The rows. Raises: InputError; they are not so many."""
-    found = 0
+    """Yields the rows. Raises: InputError; their number is not `count`."""
+    number = 0
     for row in rows:
-        found += 1
+        number += 1
         yield row
-    if found != count:
+    if number != count:
         raise InputError(
-            f"{path}: {counted(found, 'answer')} for {counted(count, 'image')}; remove the file and predict again"
+            f"{path}: {counted(number, 'row')} for {counted(count, 'image')}; remove the file and predict again"
         )

@@ -1,4 +1,4 @@
-"""Files of predictions: CSV, JSON lines and Parquet with one row an image, and Kaggle's submission file."""
+"""Formats of prediction files: CSV, JSON lines and Parquet with a row per image, and Kaggle's submission file."""
 
 import csv
 import io
@@ -22,22 +22,22 @@ _THREADS = 16
 
 
 def format_of(out: Path) -> Format:
-    """The format that a file's name says. Raises: InputError; it says none."""
-    known = get_args(Format)[:3]
-    found = next((each for each in known if out.suffix.lower() == f".{each}"), None)
-    if found is None:
-        raise InputError(f"{out}: its name says no format; {choices(out.suffix[1:], known)}, or give --format")
-    return found
+    """Returns the format of a file by the suffix of its name. Raises: InputError; no format has it."""
+    names = get_args(Format)[:3]
+    form = next((name for name in names if out.suffix.lower() == f".{name}"), None)
+    if form is None:
+        raise InputError(f"{out}: its name says no format; {choices(out.suffix[1:], names)}, or give --format")
+    return form
 
 
 def check(form: Format) -> None:
-    """Raises `InputError` where a package is not installed that the format needs."""
+    """Raises `InputError` if a package that the format needs is not installed."""
     if form == "parquet":
         _parquet_library()
 
 
 def content(form: Format, columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
-    """The file, in parts. `rows` are those of all images of the source, in its order."""
+    """Yields the file in parts. `rows` are those of all images of the source, in order."""
     write: dict[Format, Callable[[list[str], Iterable[Row], Table], Iterator[bytes]]] = {
         "csv": _csv,
         "jsonl": _json_lines,
@@ -84,7 +84,7 @@ def _parquet_library() -> tuple[Any, Any]:
 
 
 def _kaggle(columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
-    """The submission file of the ImageNet localization challenge: each class with a box, which is the whole image.
+    """Yields the submission file of the ImageNet localization challenge; the box of each class is the whole image.
 
     An image that cannot be used has no prediction.
     """

@@ -1,4 +1,4 @@
-"""What a trained network says of images: a probability for each class, or why an image cannot be used."""
+"""The predictions of a trained network: a probability for each class, or why an image cannot be used."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Row = dict[str, Cell]
 
 
 def column_names(top: int) -> list[str]:
-    """`id,class,probability,class_2,probability_2,…,error`."""
+    """Returns `id,class,probability,class_2,probability_2,…,error`."""
     of_classes = [f"{name}_{place}" if place > 1 else name for place in range(1, top + 1) for name in _OF_A_CLASS]
     return ["id", *of_classes, "error"]
 
@@ -27,13 +27,13 @@ _NOT_FINITE = "the network's output is not finite"
 
 @dataclass(frozen=True)
 class Predictions:
-    """The classes of N images out of K.
+    """The predictions of N images out of K classes.
 
     Attributes:
-        ids: N, what each image is called.
-        probabilities: float32[N, K], in the order of the classes; NaN in the row of an image that cannot be used.
-        class_ids: K, by which data sets are compared, such as the name of a folder.
-        class_names: K, for people.
+        ids: the ids of the N images, such as file names.
+        probabilities: float32[N, K], in the order of the classes; NaN for an image that cannot be used.
+        class_ids: the ids of the K classes, by which data sets are compared, such as folder names.
+        class_names: the names of the K classes, for display.
         errors: why an image cannot be used, by its row.
     """
 
@@ -53,7 +53,7 @@ class Predictions:
 
     @cached_property
     def labels(self) -> np.ndarray:
-        """int32[N], the most probable class; -1 where there is none."""
+        """int32[N], the most probable class; -1 for an image that cannot be used."""
         best = np.where(self._known, self._sorted[:, 0], -1)
         return best.astype(np.int32)
 
@@ -63,9 +63,9 @@ class Predictions:
         return [self.class_names[int(label)] if label >= 0 else None for label in self.labels]
 
     def top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k most probable classes and their probabilities: int64[N, k] and float32[N, k].
+        """Returns the k most probable classes, int64[N, k], and their probabilities, float32[N, k].
 
-        Of equal ones the first comes first. Raises: InputError; there are fewer classes.
+        Equally probable classes keep their order. Raises: InputError; there are fewer than k classes.
         """
         if not 1 <= checked(k, int, "k") <= len(self.class_ids):
             raise InputError(f"k={k}: expected 1 to {len(self.class_ids)}, the number of classes")
@@ -73,7 +73,7 @@ class Predictions:
         return labels, np.take_along_axis(self.probabilities, labels, 1)
 
     def rows(self, top: int = 5) -> Iterator[Row]:
-        """A row for each image, of `column_names`: class ids, and probabilities with all digits of a float32."""
+        """Yields a row of `column_names` for each image: class ids, and probabilities with all digits of a float32."""
         top = checked(top, int, "top")
         columns = column_names(min(top, len(self.class_ids)))
         labels, shares = self.top(min(top, len(self.class_ids)))
@@ -82,12 +82,12 @@ class Predictions:
             cells: list[Cell] = [None] * (len(columns) - 2)
             if error is None:
                 cells[::2] = [self.class_ids[int(label)] for label in labels[row]]
-                # The shortest decimal that is this float32.
+                # The shortest decimal that rounds to this float32.
                 cells[1::2] = [float(str(share)) for share in shares[row]]
             yield dict(zip(columns, (identity, *cells, error), strict=True))
 
     def to_frame(self, top: int = 5) -> Any:
-        """`rows` as a pandas DataFrame. Raises: InputError; pandas is not installed."""
+        """Returns `rows` as a pandas DataFrame. Raises: InputError; pandas is not installed."""
         try:
             import pandas
         except ImportError:
@@ -97,7 +97,7 @@ class Predictions:
 
     @cached_property
     def _known(self) -> np.ndarray:
-        """bool[N]: whether the image has probabilities."""
+        """bool[N]: whether the probabilities of the image are finite."""
         return np.asarray(np.isfinite(self.probabilities).all(1))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A run that is asked: its network, as a checkpoint has it, with all that it takes to classify images."""
+"""A trained run, loaded for inference: the network of a checkpoint, with what it needs to classify images."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.setup.classifier import Classifier
 from jaxddp.training.validation.predicted_images import MOST_SHOWN, PredictedImages
 from jaxddp.workdir.saved_state import recipe_of_run, restored
-from jaxddp.workdir.signature import Signature
+from jaxddp.workdir.signature import SIGNATURE_FILE, Signature
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,16 +47,16 @@ Images = np.ndarray | Source | str | os.PathLike[str] | Sequence[str | os.PathLi
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A network as a checkpoint of a run has it.
+    """The network of a checkpoint of a run.
 
     Attributes:
-        directory: the run's work directory.
-        step: of the checkpoint.
-        config: the run's; of a run whose objects came from Python, what it wrote down of it.
-        model: `apply(state.params, state.model_state, images, train=False, key=None)` gives (logits float[B, K], …).
-        state: on every device, with the parameters that evaluation measures and without those of an optimizer.
-        preprocess: from pixels to the network's input.
-        signature: its classes and its images.
+        directory: the work directory of the run.
+        step: the step of the checkpoint.
+        config: the config of the run; for a run from Python, the part that it saved.
+        model: `apply(state.params, state.model_state, images, train=False, key=None)` returns (logits float[B, K], …).
+        state: the parameters for evaluation, on every device, without an optimizer state.
+        preprocess: converts pixels to the network's input.
+        signature: the classes and the format of the images.
     """
 
     directory: Path
@@ -70,40 +70,40 @@ class TrainedRun:
 
     @property
     def class_ids(self) -> tuple[str, ...]:
-        """K, by which data sets are compared, such as the name of a folder."""
+        """The ids of the K classes, by which data sets are compared, such as folder names."""
         return self.signature.class_ids
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """K, for people."""
+        """The names of the K classes, for display."""
         return self.signature.class_names
 
     def predict(self, images: Images) -> Predictions:
-        """Classify images as evaluation does; all processes of a job must ask alike.
+        """Classify images as in evaluation. All processes of a job must call it with the same images.
 
         Args:
-            images: an array, uint8, uint16 or floats [N, H, W, C] as an `ArrayTable` takes them, of the size that the
-                network was trained on; a folder, a CSV file or a test listing, or paths of files (see
+            images: an array, uint8, uint16 or floats [N, H, W, C] as for an `ArrayTable`, of the size that the network
+                was trained on; a folder, a CSV file or a test listing, or paths of files (see
                 `jaxddp.data.inputs.open_inputs`); or a source.
 
         Returns:
-            The classes of all images, in their order; a file that cannot be used has an error instead.
+            The predictions of all images, in order; a file that cannot be used has an error instead.
 
         Raises:
-            InputError: the images are of another kind, or not there.
+            InputError: the images have another format, or do not exist.
         """
         source = self.source(images)
-        answers = [*self.answers(source)]
+        batches = [*self.stream(source)]
         return Predictions(
             [id_of(source, row) for row in range(len(source))],
-            np.concatenate([each.probabilities for each in answers]),
+            np.concatenate([batch.probabilities for batch in batches]),
             self.class_ids,
             self.class_names,
-            {row: error for each in answers for row, error in each.errors.items()},
+            {row: error for batch in batches for row, error in batch.errors.items()},
         )
 
     def outcome(self, source: Source) -> Outcome:
-        """How the network tells the classes of a labelled source apart: confusions, accuracies, the surest mistakes.
+        """Returns statistics of the predictions for a labelled source: confusions, accuracies, confident mistakes.
 
         Raises: InputError; the source has other classes, or as `predict`.
         """
@@ -115,9 +115,9 @@ class TrainedRun:
         return Outcome(np.asarray(source.labels), probabilities, self.class_names, self.step)
 
     def show(self, source: Source, rows: Sequence[int] | np.ndarray) -> "Figure":
-        """Some images of a source with label, prediction and probability, as a figure for a notebook.
+        """Returns a figure of some images of a source with label, prediction and probability, for a notebook.
 
-        Raises: InputError; no such row, or as `predict`.
+        Raises: InputError; the source has no such row, or as `predict`.
         """
         from jaxddp.training.pictures import prediction_grid
 
@@ -130,12 +130,12 @@ class TrainedRun:
         if not whole or chosen.min() < 0 or chosen.max() >= len(source):
             raise InputError(f"rows={show(rows)}: give numbers of rows of the source, 0 to {len(source) - 1}")
         images = chosen_images(source, self.data_of(source), chosen)
-        found = self.predict(images)
+        predictions = self.predict(images)
         labels = np.asarray(source.labels)[chosen]
-        return prediction_grid(PredictedImages.of(images, labels, found.probabilities, self.class_names))
+        return prediction_grid(PredictedImages.of(images, labels, predictions.probabilities, self.class_names))
 
     def source(self, images: Images) -> Source:
-        """What `predict` is given, as a source. Raises: InputError."""
+        """Returns the images of `predict` as a source. Raises: InputError."""
         if isinstance(images, str | os.PathLike):
             return open_inputs([images])
         paths: list[Any] = [*images] if isinstance(images, list | tuple) else [None]
@@ -149,11 +149,11 @@ class TrainedRun:
         source: Any = images
         return source
 
-    def answers(self, source: Source, at_once: int | None = None) -> PredictionStream:
-        """To be iterated: the answers of a source, a batch at a time, with so many images on each device.
+    def stream(self, source: Source, at_once: int | None = None) -> PredictionStream:
+        """Returns the predictions of a source as an iterable of batches, with `at_once` images on each device.
 
         Raises:
-            InputError: the network does not take such images.
+            InputError: the network does not accept such images.
         """
         data = self.data_of(source)
         if (shape := source.image_shape(data)) != self.signature.image_shape:
@@ -167,12 +167,12 @@ class TrainedRun:
         )
 
     def data_of(self, source: Source) -> DataConfig:
-        """The config by which evaluation makes a source's images. Raises: InputError; files have none such."""
+        """Returns the config for evaluation on a source. Raises: InputError; files cannot have the run's images."""
         data = self.config.data
         return data.of_evaluation if source.pixel_shape is not None else self.signature.data(data)
 
     def classifier(self, model: Model) -> Classifier:
-        """By this form of the network; its loss is the usual one of such labels."""
+        """Returns the classifier of a model, with the default loss for the labels."""
         labels = self.signature.labels
         loss = example_loss(sigmoid_cross_entropy if labels.several else softmax_cross_entropy, labels)
         return Classifier(model, loss, {}, self.preprocess, self.config.eval.views, self.topology)
@@ -197,11 +197,11 @@ def restore_run(
     """Restore the network of a run's checkpoint: "best", "latest" or its step.
 
     Args:
-        model: the network of a run whose objects came from Python, which its work directory does not say.
-        precision: of the computation; the run's where absent.
+        model: the network of a run from Python, which its work directory does not name.
+        precision: the precision of the computation; the default is that of the run.
 
     Raises:
-        InputError: there is no such run or checkpoint, or the network is another one.
+        InputError: there is no such run or checkpoint, or the network does not fit it.
     """
     place = Path(directory).expanduser()
     file = recipe_of_run(place)
@@ -219,24 +219,31 @@ def restore_run(
 
 
 def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path) -> TrainState:
-    """What evaluation measures of a checkpoint, in the trees that the network has for images [H, W, C].
+    """Returns the state for evaluation from a checkpoint, in the trees of the network for images [H, W, C].
 
-    Raises: InputError; the arrays are not the network's.
+    Raises: InputError; the arrays do not fit the network.
     """
     trees = trees_of(network, image_shape)
     arrays = by_path(saved.eval_params, saved.model_state)
-    there, here = ({path: list(each.shape) for path, each in held.items()} for held in (arrays, by_path(*trees)))
-    for path in sorted(there.keys() | here.keys()):
-        if there.get(path) != here.get(path):
-            shapes = f"{there.get(path, 'absent')} there and {here.get(path, 'absent')} here"
-            raise InputError(f"{place}: a checkpoint of another architecture: {path} is {shapes}; give its own model")
+    of_checkpoint, of_network = (
+        {path: list(each.shape) for path, each in held.items()} for held in (arrays, by_path(*trees))
+    )
+    for path in sorted(of_checkpoint.keys() | of_network.keys()):
+        if of_checkpoint.get(path) != of_network.get(path):
+            found, expected = of_checkpoint.get(path, "absent"), of_network.get(path, "absent")
+            raise InputError(
+                f"{place}: the checkpoint is of another architecture: {path} is {found} in the checkpoint and "
+                f"{expected} in the model; give its own model"
+            )
     params, model_state = with_weights(*trees, arrays)
     return TrainState(saved.step, params, model_state, ())
 
 
 def _signature_of_data(place: Path, config: Config) -> Signature:
-    """For a run of a release that wrote no signature."""
+    """Returns the signature from the data, for a run of a release that wrote none."""
     try:
         return Signature.of(open_splits(config.data)["train"], config.data)
     except InputError as error:
-        raise InputError(f"{place}: says nothing of its classes, and its data cannot be asked ({error})") from error
+        raise InputError(
+            f"{place}: has no {SIGNATURE_FILE}, and the data of the run cannot be opened ({error})"
+        ) from error

@@ -1,4 +1,4 @@
-"""A range test of the learning rate (Smith 2017, arXiv:1506.01186): a few steps at rising rates, and what they say."""
+"""The learning-rate range test (Smith 2017, arXiv:1506.01186): a few steps at rising rates suggest a rate."""
 
 import dataclasses
 import math
@@ -18,14 +18,14 @@ from jaxddp.training.loop import fit
 from jaxddp.training.run import Keeping
 
 _WORSE = 4
-"""So many times its least is a loss that diverges."""
+"""A loss above this multiple of its minimum diverges."""
 _SMOOTHED, _WINDOW = 1 / 20, 1 / 10
-"""Of the test, over which the loss is smoothed, and over which its fall is measured."""
+"""The shares of the test over which the loss is smoothed, and over which its decrease is measured."""
 
 
 @dataclass(frozen=True)
 class RateRange:
-    """The rates of a test: from the lowest to the highest, each the same multiple of the one before."""
+    """The rates of a test: a geometric sequence from the lowest to the highest."""
 
     lowest: float
     highest: float
@@ -36,22 +36,22 @@ class RateRange:
             raise InputError(f"--lowest {self.lowest:g} and --highest {self.highest:g}: give a lower and a higher rate")
 
     def schedule(self, step: jax.typing.ArrayLike) -> jax.Array:
-        """The rate of a step, 0 for the first."""
+        """Returns the rate of a step, counted from 0."""
         rise = math.log(self.highest / self.lowest) / (self.steps - 1)
         return self.lowest * jnp.exp(rise * step)
 
     def part(self, share: float) -> int:
-        """A share of the steps, at least 1."""
+        """Returns a share of the steps as a number, at least 1."""
         return max(1, round(share * self.steps))
 
 
 class Suggestion(NamedTuple):
-    """What a test says.
+    """The result of a test.
 
     Attributes:
-        rate: None where the loss never fell.
-        steepest: where the loss fell fastest; None as well.
-        diverged: the rate of the step at which the test ended; None where it came to its highest rate.
+        rate: the suggested rate; None if the loss never decreased.
+        steepest: the rate at which the loss decreased fastest; None if it never decreased.
+        diverged: the rate at which the loss diverged; None if it did not.
     """
 
     rate: float | None
@@ -61,7 +61,7 @@ class Suggestion(NamedTuple):
 
 @dataclass
 class RateTest:
-    """A listener that keeps the loss of each step and its rate, and knows when to stop."""
+    """A listener that collects the losses of a range test and suggests a rate."""
 
     rates: RateRange
     losses: list[float] = field(default_factory=list)
@@ -72,7 +72,7 @@ class RateTest:
 
     @property
     def smoothed(self) -> np.ndarray:
-        """float64[steps]: the exponential mean of the losses, corrected for the nothing that it begins with."""
+        """float64[steps]: the exponential moving average of the losses, with bias correction."""
         means, mean, keep = [], 0.0, 1 - 1 / self.rates.part(_SMOOTHED)
         for step, loss in enumerate(self.losses, 1):
             mean = keep * mean + (1 - keep) * loss
@@ -81,24 +81,24 @@ class RateTest:
 
     @property
     def tried(self) -> np.ndarray:
-        """float64[steps]: the rates of the losses."""
+        """float64[steps]: the rates of the steps."""
         return np.asarray(self.rates.schedule(jnp.arange(len(self.losses))), np.float64)
 
     @property
     def diverged_at(self) -> int | None:
-        """The first step, from 0, at which the smoothed loss is more than four times its least so far; None if none is.
+        """The first step, from 0, whose smoothed loss exceeds four times its minimum so far; None if there is none.
 
-        A step that was under way may follow, with a smaller loss again.
+        A step that was already dispatched may follow, with a smaller loss.
         """
         smoothed = self.smoothed
         worse = np.flatnonzero(smoothed > _WORSE * np.minimum.accumulate(smoothed))
         return int(worse[0]) if worse.size else None
 
     def suggestion(self) -> Suggestion:
-        """The rate at which the loss falls fastest, but at most a tenth of that at which it diverges.
+        """Returns the rate at which the loss decreases fastest, but at most a tenth of the rate at which it diverges.
 
-        That is the first rate of the window, a tenth of the test, over which the least smoothed loss so far falls
-        most: to fall back from a rise counts for nothing.
+        It is the first rate of the window of a tenth of the test over which the minimum of the smoothed loss so far
+        decreases most. So a decrease after an increase does not count.
         """
         least, tried, window = np.minimum.accumulate(self.smoothed), self.tried, self.rates.part(_WINDOW)
         diverged = None
@@ -114,17 +114,17 @@ class RateTest:
 
 
 def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
-    """Train a setup, whose state is consumed, until its loss diverges. Nothing is written.
+    """Train a setup until its loss diverges; consumes its state and writes no files.
 
-    Its config is `of_a_test`, and its optimizer follows the rates. All processes of a job must ask alike; the first
-    has the losses. Raises: InputError.
+    The config of the setup must be from `of_a_test`, and its optimizer must use the schedule of `rates`. All processes
+    of a job must call it with the same rates; only the first one has the losses. Raises: InputError.
     """
     peers = setup.topology.peers
     peers.agree({"the rates to test": str(rates)})
     test = RateTest(rates)
 
     def stops(step: int) -> bool:
-        # The first process alone has a listener, and all have to stop at one step.
+        # Only the listener of the first process is called, and all must stop at the same step.
         return peers.from_first("whether the loss diverges", lambda: str(test.diverged_at is not None)) == str(True)
 
     run = make_run(setup, listeners=[test])
@@ -139,12 +139,12 @@ def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
 
 
 def of_a_test(config: Config, rates: RateRange) -> Config:
-    """The config for a test of some rates."""
+    """Returns the config for a range test."""
     return config.replace(
-        # All of it is of images of one size, and nothing is validated that a schedule or a stop could follow.
+        # The images have one size, and without validation no schedule or early stopping can follow it.
         data={"grow_from": None},
         optimizer={"schedule": "constant"},
-        # The first loss that is not finite ends it.
+        # The first loss that is not finite ends the test.
         train={"duration": f"{rates.steps} steps", "max_bad_steps": 0, "stop_after": None},
         log={"every": "1 step", "profile": None},
         eval={"every": "0 steps"},

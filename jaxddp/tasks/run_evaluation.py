@@ -1,6 +1,6 @@
-"""A run's checkpoint on the validation split: what `jaxddp eval` does.
+"""Evaluates a checkpoint of a run on the validation split, for `jaxddp eval` and `jaxddp.evaluate_run`.
 
-Nothing is made that training alone needs: no optimizer, no schedule, no training batch.
+It makes nothing that only training needs: no optimizer, no schedule, no training batch.
 """
 
 from pathlib import Path
@@ -38,41 +38,41 @@ from jaxddp.workdir.signature import Signature
 
 @phase("start")
 def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[str, float]:
-    """The validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
+    """Returns the validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
 
-    Those of averaged parameters follow, as "val_ema loss" and so on.
+    The metrics of averaged parameters follow, as "val_ema loss" and so on.
 
     Raises:
-        InputError: there is no such checkpoint or no such data, the recipe has another network, classes or images than
-            the run, or it does not say its network.
+        InputError: the checkpoint or the data do not exist, the recipe has another network, classes or images than the
+            run, or it does not say its network.
     """
     file.check_copy()
     if not file.has_network:
         raise InputError(
-            f"{file.path}: the run came from Python and does not say its network; measure it there with "
-            "jaxddp.evaluate, or at the terminal under a config that says it"
+            f"{file.path}: the run came from Python and does not say its network; evaluate it in Python "
+            "with jaxddp.evaluate, or on the command line with a config that says it"
         )
     topology, config = join_and_resolve(file)
     check_measured(directory, config)
-    # A missing or damaged one is an error before the data are opened.
+    # Before the data are opened, which takes longer, check that the checkpoint exists and is undamaged.
     with Checkpoints(directory / CHECKPOINTS, topology.peers, read_only=True) as checkpoints:
         agreed_step(checkpoints, which)
     train, val = open_validation(config, topology)
     _check_classes(directory, train)
-    known, give = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
-    model = model_of(config, known.num_classes, give)
-    check_eval_size(config.data, model, known)
-    evaluator = _evaluator(config, give, model, known, val, topology)
+    data, give = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
+    model = model_of(config, data.num_classes, give)
+    check_eval_size(config.data, model, data)
+    evaluator = _evaluator(config, give, model, data, val, topology)
     topology.peers.agree(settings())
     topology.connect()
-    # Looked up again, for a run may have gone on meanwhile.
+    # Looks the step up again: a training run may have saved another one.
     saved = restored(directory, which, topology)
-    # Parts whose arrays are not there measure nothing.
-    steps = steps_of(config, Plan.of(config, known.num_examples))
+    # Parts without arrays in the checkpoint have nothing to evaluate.
+    steps = steps_of(config, Plan.of(config, data.num_examples))
     parts = [part for part in parts_of(config, steps, give) if part.name in saved.parts]
-    shape, place = known.image_shape, directory / CHECKPOINTS
-    states = {split: fitted(model, own, shape, place) for split, own in measured_states(saved, parts).items()}
-    return {"step": int(saved.step), **flat({split: evaluator(own) for split, own in states.items()})}
+    shape, place = data.image_shape, directory / CHECKPOINTS
+    states = {split: fitted(model, state, shape, place) for split, state in measured_states(saved, parts).items()}
+    return {"step": int(saved.step), **flat({split: evaluator(state) for split, state in states.items()})}
 
 
 def _check_classes(directory: Path, source: Source) -> None:
@@ -82,10 +82,10 @@ def _check_classes(directory: Path, source: Source) -> None:
 
 
 def _evaluator(
-    config: Config, give: ObjectSource, model: Model, known: TrainingData, val: Source, topology: Topology
+    config: Config, give: ObjectSource, model: Model, data: TrainingData, val: Source, topology: Topology
 ) -> Evaluator:
-    check_normalization(config.data, known.image_shape)
-    (_, loss), metrics = losses_of(config, known, give), metrics_of(config, known, give)
-    own = for_platform(model, topology.platform), loss, metrics, Preprocess.of(config), config.eval.views
+    check_normalization(config.data, data.image_shape)
+    (_, loss), metrics = losses_of(config, data, give), metrics_of(config, data, give)
+    arguments = for_platform(model, topology.platform), loss, metrics, Preprocess.of(config), config.eval.views
     size = no_larger(config.eval.batch_size, val, topology)
-    return Classifier(*own, topology).evaluator(val, lambda: zip(eval_batches(val, config.data, size, topology)))
+    return Classifier(*arguments, topology).evaluator(val, lambda: zip(eval_batches(val, config.data, size, topology)))

@@ -1,4 +1,4 @@
-"""The only training: what `jaxddp train` does with a recipe file, and `jaxddp.train` with a setup."""
+"""Trains a run: `jaxddp train` calls it with a recipe file, and `jaxddp.train` with a setup."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -34,14 +34,13 @@ from jaxddp.workdir.signature import Signature
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """What is trained, and what its two doors do differently.
+    """An experiment to train, with what differs between the command line and the Python API.
 
     Attributes:
-        claimed: what config.json says of it.
-        begin: makes the setup of it, with a `fresh` state or with one that is going to be restored. Its run consumes
-            the state.
-        listeners: those that a recipe file brings, of the work directory.
-        again: whether a run that has ended is restored, so that its state is returned.
+        claimed: the content of config.json.
+        begin: makes the setup, with a `fresh` state or with one that a checkpoint replaces. The run consumes the state.
+        listeners: returns the listeners of the recipe file for a work directory.
+        again: whether a run that has ended is restored, to return its state.
     """
 
     experiment: Experiment
@@ -52,13 +51,13 @@ class TrainingTask:
 
 
 def of_file(experiment: Experiment) -> TrainingTask:
-    """Of a recipe file, which is initialized once the work directory is known to be its own."""
+    """Returns the task of a recipe file; its state is initialized after the work directory was checked."""
     file, peers = experiment.file, experiment.topology.peers
 
     def listeners(directory: Path) -> Sequence[Any]:
         hooks = {} if file is None or not peers.is_first else file.hooks
-        given = objects_of_hooks(hooks)("listeners", experiment.config, directory)
-        return () if given is None else check_listeners(given.value, given.where)
+        hook = objects_of_hooks(hooks)("listeners", experiment.config, directory)
+        return () if hook is None else check_listeners(hook.value, hook.where)
 
     def begin(*, fresh: bool) -> RunSetup:
         setup = initialize(experiment, fresh=fresh)
@@ -73,19 +72,19 @@ def of_file(experiment: Experiment) -> TrainingTask:
 def train_setup(
     setup: RunSetup, directory: Path | None, listeners: Sequence[Any] = (), evaluators: Sequence[Measure] = ()
 ) -> TrainState:
-    """Train a setup, which stays as it was; see `train`."""
-    # With those of a run, and of other processes.
+    """Train a setup, which is not changed; see `train`."""
+    # The objects are compared with those of a resumed run, and of other processes.
     compared = directory is not None or not setup.topology.peers.is_alone
     claimed = _claim_of(setup, setup.identity() if compared else {})
 
     def begin(*, fresh: bool) -> RunSetup:
         check_start(setup, resumes=not fresh)
-        # The step consumes what it is given.
+        # Training consumes the state.
         return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
     training = TrainingTask(setup.experiment, claimed, begin)
     state = train(training, directory, listeners=listeners, evaluators=evaluators)
-    assert state is not None  # A run that has ended is restored.
+    assert state is not None  # With `again`, a run that has ended is restored.
     return state
 
 
@@ -99,10 +98,10 @@ def train(
     listeners: Sequence[Any] = (),
     evaluators: Sequence[Measure] = (),
 ) -> TrainState | None:
-    """Train, and return the last state; None of a run that has ended and is asked for nothing else, as a line says.
+    """Train, and return the last state; None if the run has ended before and nothing changed, which is printed.
 
-    In a directory it resumes or begins, saves, validates and logs as its config says, and SIGTERM makes it save and
-    stop. Without one nothing is kept.
+    With a directory it resumes or starts a run there, and saves, validates and logs as configured; SIGTERM makes it
+    save and stop. Without a directory nothing is saved.
 
     Raises:
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.
@@ -110,47 +109,51 @@ def train(
     experiment, config, claimed = training.experiment, training.experiment.config, training.claimed
     if directory is None:
         return fit(make_run(training.begin(fresh=True), listeners, evaluators, claimed.objects, claimed.record()))
-    # What runs here may change the working directory.
+    # The user's code may change the current directory.
     directory, peers = directory.absolute(), experiment.topology.peers
     loggers = make_loggers(config, directory)
     check_wanted(loggers, experiment.layout.training_data.labels)
-    with session(directory, peers, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as own:
-        # Runs of setups once had no config.json.
-        known = experiment.file is not None or (directory / CONFIG_FILE).exists()
-        resuming = known and own.resume_step is not None
-        record, is_same = claim(directory, claimed, peers, resuming=resuming, run_id=own.run_id)
-        own.belongs_to(record)
+    with session(directory, peers, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as opened:
+        # Older releases wrote no config.json for runs from Python.
+        has_config = experiment.file is not None or (directory / CONFIG_FILE).exists()
+        resuming = has_config and opened.resume_step is not None
+        record, is_same = claim(directory, claimed, peers, resuming=resuming, run_id=opened.run_id)
+        opened.belongs_to(record)
         if not training.again:
             total_steps = experiment.layout.plan.total_steps
-            if ended := how_it_ended(directory, own.resume_step, total_steps, peers, is_same=is_same):
+            if ended := how_it_ended(directory, opened.resume_step, total_steps, peers, is_same=is_same):
                 if peers.is_first:
                     print(f"{directory}: {ended}", flush=True)
                 return None
-        watching = [*listeners, *loggers, *training.listeners(directory)]
-        setup = training.begin(fresh=own.resume_step is None)
-        run = make_run(setup, watching, evaluators, claimed.objects, record)
+        all_listeners = [*listeners, *loggers, *training.listeners(directory)]
+        setup = training.begin(fresh=opened.resume_step is None)
+        run = make_run(setup, all_listeners, evaluators, claimed.objects, record)
         if peers.is_first:
             Signature.of(setup.table, setup.data).write(directory, record[RUN_ID])
-        return fit(own.joined(run))
+        return fit(opened.joined(run))
 
 
 def _claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
-    """What is known of a run whose model, loss and optimizer are objects, of which `objects` is the identity."""
-    told, numbers = setup.recipe.config.to_dict(), ("batch_size", "duration", "gradient_precision")
-    config = {"seed": told["seed"], "data": told["data"], "train": {key: told["train"][key] for key in numbers}}
-    # Of the input, and float32 where None: as runs of older releases, which claimed none, had it.
-    precision = told["train"]["precision"]
+    """Returns the claim of a run from Python; `objects` are the digests of its model, loss, optimizer and so on."""
+    settings, numbers = setup.recipe.config.to_dict(), ("batch_size", "duration", "gradient_precision")
+    config = {
+        "seed": settings["seed"],
+        "data": settings["data"],
+        "train": {key: settings["train"][key] for key in numbers},
+    }
+    # None stands for float32, as in older releases, which wrote no precision.
+    precision = settings["train"]["precision"]
     config["train"]["precision"] = None if precision == "float32" else precision
-    config["parallel"] = {"reproducible": told["parallel"]["reproducible"]}
+    config["parallel"] = {"reproducible": settings["parallel"]["reproducible"]}
     fingerprints = _fingerprints(setup.experiment)
-    # What is validated on is another argument of each call of `train`.
+    # Each call of `train` may have other validation data.
     fingerprints.pop("val", None)
     return Claim(config, fingerprints, objects=objects)
 
 
 def _fingerprints(experiment: Experiment) -> dict[str, str]:
-    """Of what is trained and validated on, and of what the objective brings. All processes must ask together."""
+    """Returns the fingerprints of the data and of the objective. All processes must call it together."""
     resources = experiment.resources
     splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
-    found = {split: source.fingerprint for split, source in splits.items() if source is not None}
-    return found | objective_fingerprints(experiment)
+    fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
+    return fingerprints | objective_fingerprints(experiment)

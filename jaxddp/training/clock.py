@@ -1,4 +1,4 @@
-"""How long steps take, evaluation and saving excluded, and how much of it is waiting for data."""
+"""The time that steps take without evaluation and saving, and the share of it spent waiting for data."""
 
 import time
 from collections.abc import Iterator
@@ -11,9 +11,14 @@ from jaxddp.core.phases import phase
 
 
 class Clock:
-    """Times the steps between two records, of an epoch, and of all that this process trains; `batch_size` is global.
+    """Times the steps between two records, in an epoch, and in the whole run of this process.
 
-    `epoch_seconds` is what the running epoch has taken up to the last call of `rates`, from what a resumed one had on.
+    Args:
+        batch_size: the global batch size.
+        epoch_seconds: the seconds that a resumed epoch had taken before.
+
+    Attributes:
+        epoch_seconds: the seconds of the running epoch up to the last call of `rates`.
     """
 
     def __init__(self, batch_size: int, epoch_seconds: float = 0.0):
@@ -25,7 +30,7 @@ class Clock:
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
-        """What passes in the block is time spent waiting for data."""
+        """Count the time in the block as waiting for data."""
         begin = time.perf_counter()
         with phase("input", None if self._started else "reading the first batch"):
             yield
@@ -33,17 +38,17 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What passes in the block is no training time."""
+        """Exclude the time in the block from training time."""
         begin = time.perf_counter()
         yield
         self._begin += time.perf_counter() - begin
 
     def resume(self) -> None:
-        """What passed since the last call of `rates` was no training time."""
+        """Exclude the time since the last call of `rates` from training time."""
         self._begin, self._waited, self._steps = time.perf_counter(), 0.0, 0
 
     def dispatched(self, steps: int, result: Any) -> None:
-        """Count steps dispatched together; the first, which warm up, are waited for, and only then the clock starts."""
+        """Count steps that were dispatched together. The clock starts after the first ones, which warm up."""
         if self._started:
             self._steps += steps
             return
@@ -54,9 +59,9 @@ class Clock:
         self.resume()
 
     def rates(self) -> tuple[float, float]:
-        """(images a second over all devices, share of the time spent waiting for data) since the last call.
+        """Returns images per second over all devices, and the share of time waiting for data, since the last call.
 
-        The run's first dispatch has no part in it, unless there was no other; compiling never has.
+        The first dispatch of the run is excluded unless it was the only one; compiling is always excluded.
         """
         seconds = time.perf_counter() - self._begin
         self.epoch_seconds += seconds + self._first_seconds
@@ -69,10 +74,10 @@ class Clock:
         return steps * self._batch_size / seconds, waited / seconds
 
     def rate(self) -> float | None:
-        """Images a second over all devices up to the last call of `rates`; None where the first dispatch was all."""
+        """Returns images per second over all devices up to the last call of `rates`; None before a second dispatch."""
         return self._all_steps * self._batch_size / self._all_seconds if self._all_steps else None
 
     def end_epoch(self) -> float:
-        """The training seconds of the epoch that ends here; the next begins."""
+        """Returns the training seconds of the epoch that ends, and begins the next one."""
         seconds, self.epoch_seconds = self.epoch_seconds, 0.0
         return seconds

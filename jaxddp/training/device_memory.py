@@ -1,4 +1,4 @@
-"""The memory of a run's devices: looked at before the first step, and named where it runs out later."""
+"""Device memory of a run: checked before the first step, and reported if it runs out later."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,26 +17,26 @@ from jaxddp.training.run import Run
 
 
 class Memory:
-    """How the step of a run fits its devices, once that is known."""
+    """How the step of a run fits the memory of its devices; known after `check`."""
 
     def __init__(self, run: Run):
         self._run = run
         self._fit: Fit | None = None
         self.step = 0
-        """Up to which steps were dispatched."""
+        """The last step that was dispatched."""
 
     @property
     def is_known(self) -> bool:
-        """Whether a step was checked."""
+        """Whether `check` was called."""
         return self._fit is not None
 
     def check(self, state: TrainState, feed: tuple[Any, ...], needed: tuple[Any, ...]) -> None:
-        """See that the program that was prepared last fits the devices of all processes, on which the feed lies.
+        """Check that the program that was prepared last fits the devices of all processes, beside the feed.
 
-        All processes must call it alike, before the first step. Raises: InputError; the same on all of them.
+        All processes must call it together, before the first step. Raises: InputError; the same on all processes.
 
         Args:
-            needed: what the program was prepared for.
+            needed: the feed, or its shapes, for which the program was prepared.
         """
         steps, topology = self._run.steps, self._run.topology
         program, division = steps.program, steps.division
@@ -46,10 +46,10 @@ class Memory:
             self._fit.check(lambda then: needs_of_batch(then, division, program.function, state, needed, topology))
 
     def of_steps(self) -> AbstractContextManager[None]:
-        """Around all steps: an allocation that fails becomes an `InputError`."""
+        """Context of all steps, in which a failed allocation becomes an `InputError`."""
 
         def when() -> str:
-            # The devices compute behind the host: what failed may be an earlier step.
+            # The devices run behind the host: an earlier step may have failed.
             return f"by step {self.step}" if self.step else "before the first step"
 
         def advice() -> Words:
@@ -59,7 +59,7 @@ class Memory:
         return memory_errors(when, advice)
 
     def of_validation(self, step: int) -> AbstractContextManager[None]:
-        """The same around the validation after a step, whose batch is another one."""
+        """Context of the validation after a step; the advice of its error is about the validation batch."""
 
         def advice() -> Words:
             return (f"{self._fit}; " if self._fit else "", "lower ", Option("eval.batch_size"))
@@ -70,10 +70,14 @@ class Memory:
 def needs_of_batch(
     then: Division, now: Division, function: Any, state: TrainState, feed: tuple[Any, ...], topology: Topology
 ) -> Needs | None:
-    """What a jitted step needs for another batch than the feed's, in as many microbatches; None where it takes none.
+    """Returns the memory that a jitted step needs for a batch of another size, in as many microbatches.
+
+    None if the step does not accept such a batch.
 
     Args:
-        feed: beside the state, what the step takes; shapes will do.
+        then: the division of the other batch.
+        now: the division of the feed's batch.
+        feed: the arguments of the step after the state, or their shapes.
     """
 
     def shape(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -83,7 +87,7 @@ def needs_of_batch(
     other = [jax.tree.map(shape, part) if isinstance(part, Batch) else part for part in feed]
     try:
         cost = compile_with_cost(function, state, *other)[1]
-    # A network of the user's may take one size of batch alone.
+    # A user's network may accept one batch size only.
     except Exception:
         return None
     return Needs.of(cost, state.params, topology)

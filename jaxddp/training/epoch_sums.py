@@ -1,4 +1,4 @@
-"""Metrics of steps that the devices may still be computing: kept as arrays, fetched together when they are wanted."""
+"""Metric sums of an epoch: kept on the devices while steps are computed, and fetched together for a record."""
 
 import math
 from typing import Any
@@ -14,16 +14,20 @@ from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.engine.step_objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.training.skipped_steps import SkippedSteps
 
-# The host goes on while this many steps that it dispatched last are unfinished, or the one chunk that holds more; so
-# batches in flight stay few, and a chunk is dispatched while the devices compute the one before it.
+# The host runs ahead of the devices by at most this many steps, or by one chunk that has more: few batches are in
+# flight, and a chunk is dispatched while the devices compute the one before it.
 _STEPS_IN_FLIGHT = 3
 
 
 class EpochSums:
-    """Adds up the sums of an epoch, step by step; from `values` on, where a resumed epoch stood.
+    """Adds up the metric sums of an epoch.
 
-    No more than `max_substituted` images of an epoch may be substituted; None sets no limit. Steps that were `skipped`
-    because the loss is not finite have no part in the means, but for the substituted images.
+    Steps that were skipped because the loss was not finite are excluded from the means; their substituted images count.
+
+    Args:
+        values: the sums of a resumed epoch when it was saved.
+        max_substituted: the largest number of substituted images in an epoch; None sets no limit.
+        skipped: counts the skipped steps.
     """
 
     def __init__(self, values: Any = 0.0, max_substituted: int | None = None, skipped: SkippedSteps | None = None):
@@ -34,14 +38,14 @@ class EpochSums:
 
     @property
     def values(self) -> list[Any] | float:
-        """The running epoch's sums up to the last call of `fetch`, as plain values."""
+        """The sums of the running epoch up to the last call of `fetch`, as plain values."""
         return self._values.tolist()
 
     def add(self, steps: range, sums: MetricSums) -> None:
-        """Take the sums of steps that were just dispatched together; waits where too many are unfinished.
+        """Add the sums of steps that were just dispatched together; waits if too many steps are unfinished.
 
         Args:
-            steps: their numbers, from 1; sums of several have an axis of steps first.
+            steps: their numbers, from 1. Sums of several steps have a first axis of steps.
         """
         self._pending.append((steps, sums))
         in_flight = 0
@@ -53,26 +57,27 @@ class EpochSums:
             in_flight += len(dispatched)
 
     def fetch(self) -> dict[str, float]:
-        """Wait for every step so far, and return the means of the last one.
+        """Wait for all steps so far, and return the means of the last one.
 
-        Raises: NonFiniteError; names the first step with such a loss that was not skipped, or too many were.
-        InputError; too many images were substituted.
+        Raises:
+            NonFiniteError: a step that was not skipped has a loss that is not finite, or too many were skipped.
+            InputError: too many images were substituted.
         """
         steps = [step for several, _ in self._pending for step in several]
         with phase("device"):
             fetched = jax.device_get([sums.values for _, sums in self._pending])
         values = [
             value.astype(np.float64)
-            for (several, _), found in zip(self._pending, fetched, strict=True)
-            for value in found.reshape(len(several), *found.shape[-2:])
+            for (several, _), array in zip(self._pending, fetched, strict=True)
+            for value in array.reshape(len(several), *array.shape[-2:])
         ]
-        names, found = self._pending[-1][1].names, {}
+        names, latest = self._pending[-1][1].names, {}
         self._pending.clear()
         self._names = tuple(name for name in names if name != SKIPPED)
-        told = [place for place, name in enumerate((*names, "examples")) if name != SKIPPED]
+        columns = [column for column, name in enumerate((*names, "examples")) if name != SKIPPED]
         for step, whole in zip(steps, values, strict=True):
-            value, means = whole[told], means_of(names, whole)
-            found, skipped = means_of(self._names, value), means.get(SKIPPED)
+            value, means = whole[columns], means_of(names, whole)
+            latest, skipped = means_of(self._names, value), means.get(SKIPPED)
             counts = self._skipped.see(step, means)
             if counts and not math.isfinite(value[0, 0]):
                 raise NonFiniteError(
@@ -80,28 +85,30 @@ class EpochSums:
                     "Lower the learning rate, or lengthen its warm-up"
                 )
             self._values = self._values + (self._of_skipped(value, counts) if skipped else value)
-            # The sums are of all processes, so all of them stop at one step, however many they are.
+            # The sums cover all processes, so all of them stop at the same step.
             if self._max_substituted is not None and SUBSTITUTED in self._names:
                 count = round(self._values[self._names.index(SUBSTITUTED), 0])
                 check_substituted(count, self._max_substituted, f"step {step}")
-        return found
+        return latest
 
     def _of_skipped(self, value: np.ndarray, counts: bool) -> np.ndarray:
-        """What a skipped step adds: its substituted images in any case, and where its metrics count, those that are
-        finite. The norm of a gradient that overflowed is not."""
+        """Returns what a skipped step adds: always its substituted images, and if its metrics count, the finite ones.
+
+        The norm of a gradient that overflowed is not finite.
+        """
         finite = np.isfinite(value).all(axis=1, keepdims=True)
         substituted = np.array([[name == SUBSTITUTED] for name in (*self._names, "examples")])
         return np.where(substituted | (counts & finite), value, 0)
 
     def end_epoch(self) -> dict[str, float]:
-        """The means of the epoch that ends here, NaN if all of its steps were skipped; the next begins."""
+        """Returns the means of the epoch, NaN if all its steps were skipped, and begins the next epoch."""
         nothing = np.zeros((len(self._names) + 1, 2))
         means, self._values = means_of(self._names, nothing + self._values), np.array(0.0)
         return means
 
 
 def check_substituted(count: int, limit: int, where: Words) -> None:
-    """Raises `InputError` where more images of an epoch were substituted than may be."""
+    """Raises `InputError` if more than `limit` images of an epoch were substituted."""
     if count > limit:
         raise InputError(
             *(where, f": {counted(count, 'image')} of this epoch {'was' if count == 1 else 'were'} substituted, and "),

@@ -1,4 +1,4 @@
-"""What the loop tells its listeners: plain numbers, already fetched from the devices."""
+"""The records that listeners of a run receive: plain numbers that are already on the host."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 
 @dataclass(frozen=True)
 class Used:
-    """What the steps ask of the devices, and how much of them they use; None where that is unknown."""
+    """The operations of a step, and how much of the devices is used; None where unknown."""
 
     flops_per_step: int | None = None
-    """Floating-point operations over all devices."""
+    """Floating-point operations of a step over all devices."""
     flops_utilization: float | None = None
-    """Model FLOP utilization: their share of what the devices could do at their peak."""
+    """Model FLOP utilization: the operations per second as a share of the devices' peak."""
     peak_memory: int | None = None
-    """The most bytes that a device of the first process has held so far; see `Topology.peak_memory`."""
+    """The largest number of bytes that a device of the first process has held; see `Topology.peak_memory`."""
 
 
 UNKNOWN = Used()
@@ -30,26 +30,32 @@ Status = Literal["done", "stopped", "preempted", "interrupted", "failed"]
 
 
 def status_of(error: BaseException) -> Status:
-    """Of a run that an error ends."""
+    """Returns the status of a run that an error ends."""
     if isinstance(error, Preempted):
         return "preempted"
     return "interrupted" if is_ctrl_c(error) else "failed"
 
 
 def reason_of(error: BaseException) -> str:
-    """What is said of it; nothing of Ctrl-C."""
+    """Returns the reason to report for an error that ends a run; empty for Ctrl-C."""
     return "" if is_ctrl_c(error) else told(error)
 
 
 @dataclass(frozen=True)
 class RunStart:
-    """What is known before the first step.
+    """A run before its first step.
 
-    `start_step` is 0, or the step of the checkpoint that the run resumes; `total_steps` is the step at which it ends.
-    `params` is the parameter pytree (arrays, or shapes and dtypes), for an overview. `traced` are the steps, from 1,
-    that a profile traces; None where none was asked for. `config` is what config.json says of the run; `class_names`
-    are those of its data. `logged` is the `step` and the `loss` of the last step that was logged before the checkpoint
-    of `start_step` was saved; None where that does not say.
+    Attributes:
+        start_step: 0, or the step of the checkpoint that the run resumes from.
+        total_steps: the step at which the run ends.
+        batch_size: the global batch size.
+        num_examples: the number of training examples.
+        params: the parameter pytree: arrays, or shapes and dtypes.
+        traced: the steps, from 1, that are profiled; None if no profile was requested.
+        config: the content of config.json.
+        class_names: the class names of the data.
+        logged: the `step` and `loss` of the last step logged before the checkpoint of `start_step` was saved; None if
+            the checkpoint does not hold them.
     """
 
     start_step: int
@@ -69,7 +75,7 @@ class RunStart:
 
 @dataclass(frozen=True)
 class EpochMetrics:
-    """An epoch that ended, counted from 1: means over all of its examples, and its wall-clock seconds."""
+    """A finished epoch, counted from 1: means over all of its examples, and its training time in seconds."""
 
     number: int
     metrics: Mapping[str, float]
@@ -78,12 +84,16 @@ class EpochMetrics:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The metrics of one logged step. `metrics` are that step's own over the global batch: `loss`, `top1`, …
+    """A logged step.
 
-    `images_per_second` and `data_wait_fraction` are of the steps since the last record, evaluation and saving excluded;
-    a step took `RunStart.batch_size` over the former, in seconds.
-    `epoch` is the position in the run in epochs. `epoch_end` is set where an epoch ended with this step. `used` is at
-    the speed of `images_per_second`. `image_size` is the side of the step's images, where it grows.
+    Attributes:
+        epoch: the position in the run, in epochs.
+        metrics: means over the global batch of this step: `loss`, `top1`, …
+        images_per_second, data_wait_fraction: of the steps since the last record, without evaluation and saving. A step
+            took `RunStart.batch_size / images_per_second` seconds.
+        epoch_end: the epoch that ended with this step; None if none did.
+        used: at the speed of `images_per_second`.
+        image_size: the side of the step's images in pixels; None if all images have one size.
     """
 
     step: int
@@ -99,12 +109,14 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """An evaluation in progress (`seen < total`, for a progress display) or finished (`seen == total`).
+    """An evaluation in progress (`seen < total`, for a progress display) or a finished one (`seen == total`).
 
-    The `split` is "val", or "val_ema" for averaged parameters, which are measured after the trained ones. `metrics` are
-    means over the `seen` examples so far. Padding is not seen: when finished, `seen` is the set's size, and
-    the last split's `predictions` are those of a few images, the same ones each time, if a listener wants them. `sets`
-    then has, by the names of metrics over the whole set, the NumPy arrays that they were made of.
+    Attributes:
+        metrics: means over the first `seen` examples.
+        seen, total: examples evaluated so far, and in the set; padding is not counted.
+        split: "val", or "val_ema" for averaged parameters, which are evaluated after the trained ones.
+        predictions: of a few images, the same each time, with the last finished split, if a listener wants them.
+        sets: in a finished evaluation, the NumPy arrays that metrics over the whole set were computed from, by name.
     """
 
     step: int
@@ -124,11 +136,15 @@ class EvaluationRecord:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended. `validation` holds the last evaluation's metrics, with `count`; empty where there was none.
+    """The end of a run.
 
-    `averaged` holds those of parameters that are measured beside the trained ones ("val_ema"). A run is "stopped" where
-    its validations brought no gain, which `reason` tells. `used` is at the speed of all the steps that this process
-    trained, its first dispatch and compiling excluded.
+    Attributes:
+        status: "stopped" if validation no longer improved.
+        seconds: since `fit` was called.
+        validation: the metrics of the last evaluation, with `count`; empty if there was none.
+        reason: why the run stopped or failed.
+        used: at the mean speed of this process's steps, without the first dispatch and compiling.
+        averaged: like `validation`, for averaged parameters ("val_ema").
     """
 
     status: Status
@@ -141,23 +157,23 @@ class RunEnd:
 
 
 MOMENTS = {"start": "run", "step": "record", "evaluation": "record", "end": "run"}
-"""A listener's methods, in their order, and what each is called with."""
+"""The methods of a listener, in the order of their calls, with the name of each one's argument."""
 
 
 class Listener:
-    """Anything that watches a run: an object with any of these methods, a subclass of this one or not.
+    """Receives the records of a run. Any object with some of these methods is a listener; subclassing is optional.
 
-    Only the first process has listeners; none of the moments may change the state. `start` comes first, `end` last,
-    and once, however the run ended, to each listener whose `start` returned.
+    Only the listeners of the first process are called, and no method may change the state. `start` is called first.
+    `end` is called last and once, however the run ends, on each listener whose `start` returned.
     """
 
     wants_predictions = 0
-    """Of how many validation images the finished evaluations are to have `predictions`; most wanted by any listener."""
+    """The number of validation images to predict for `EvaluationRecord.predictions`; the largest of all listeners."""
     wants_metrics: tuple[str, ...] = ()
-    """Built-in metrics over a whole set that evaluations are to measure beside those of the config, by their names."""
+    """Names of built-in metrics over a whole set to evaluate in addition to those of the config."""
 
     def start(self, run: RunStart) -> None:
-        """The run begins, or resumes."""
+        """The run starts or resumes."""
 
     def step(self, record: StepRecord) -> None:
         """A step was logged."""
@@ -166,4 +182,4 @@ class Listener:
         """An evaluation is in progress, or finished."""
 
     def end(self, run: RunEnd) -> None:
-        """The run is done, was stopped or preempted, or failed."""
+        """The run ended; see `RunEnd.status`."""

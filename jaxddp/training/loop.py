@@ -30,30 +30,30 @@ from jaxddp.training.validation.reported import ReportedEvaluation
 def fit(run: Run) -> TrainState:
     """Train from the run's state to its plan's last step, and return the last state.
 
-    The order of operations, for each chunk of steps, of which there is often but one:
+    For each chunk of steps (often a single step) it does the following, in this order:
 
-    1. take what its steps are fed with (time spent here is `data_wait_fraction`), and before the first step test the
-       averaged gradient of it;
-    2. dispatch them; the host does not wait for them;
-    3. where a record is due (the log cadence, an epoch's end, anything of 4 or 5): fetch the sums of all steps since,
-       stop if a loss is not finite, tell the listeners. Where only a stop is, they hear nothing: the run that nobody
-       stops has no record there;
-    4. where a checkpoint is due, or the run was asked to stop: save. Before it, and where the plan says so, compare the
-       replicas;
-    5. where validation is due: evaluate, predict the images that listeners want to show, tell them, put the metrics
-       beside the checkpoint of 4. If it fails, that checkpoint is there; if the run is asked to stop meanwhile, one is
-       saved. A resumed run validates it first;
-    6. judge by those metrics: parts of the step may follow them, and the run may end. A checkpoint is of before its
-       validation, so a resumed run judges again.
+    1. Take the chunk's batches; the time spent here is `data_wait_fraction`. Before the first step, test the averaged
+       gradient of its batch.
+    2. Dispatch the steps; the host does not wait for them.
+    3. If a record is due (by the log cadence, at the end of an epoch, or because 4 or 5 is due): fetch the sums of all
+       steps since the last record, stop if a loss is not finite, and call the listeners. If only a stop is due, the
+       listeners are not called: a run that is not stopped has no record at this step either.
+    4. If a checkpoint is due, or the run was asked to stop: save one. Before that, and where the plan says so, compare
+       the replicas.
+    5. If validation is due: evaluate, predict the images that listeners want to show, call the listeners, and write the
+       metrics beside the checkpoint of 4. If validation fails, the checkpoint is there already. If the run is asked to
+       stop during validation, a checkpoint is saved; the resumed run begins with that validation.
+    6. Apply the metrics of the validation: parts of the step may follow them, and the run may end. A checkpoint holds
+       the state before its validation, so a resumed run applies them again.
 
     Raises:
-        NonFiniteError: a loss or the state is not finite, or the gradients of too many steps in a row. Nothing of it is
-            saved.
-        GradientError: the devices' averaged gradient is wrong, so no step is taken.
-        ReplicaError: the devices hold different states. Nothing of them is saved.
-        InputError: the step does not fit the devices, which is said before the first one, or their memory runs out
-            later; or more images were substituted than the plan allows.
-        Preempted: `run.keeping.should_stop` said so; the state was saved.
+        NonFiniteError: a loss or the state is not finite, or the gradients of too many steps in a row are not. That
+            state is not saved.
+        GradientError: the averaged gradient of the devices is wrong; no step was taken.
+        ReplicaError: the devices hold different states. They are not saved.
+        InputError: the step does not fit the devices (found before the first step), their memory runs out later, or
+            more images were substituted than the plan allows.
+        Preempted: `run.keeping.should_stop` returned True; the state was saved.
     """
     loop, state = _Loop(run), run.state
     plan, done, begin = run.plan, loop.step, time.perf_counter()
@@ -92,17 +92,17 @@ def fit(run: Run) -> TrainState:
 
 
 class _Due(NamedTuple):
-    """What follows a chunk of steps."""
+    """What is due after a chunk of steps."""
 
     stop: bool
-    """The run was asked to."""
+    """Whether the run was asked to stop."""
     record: bool
     save: bool
     validate: bool
 
 
 class _Loop:
-    """What one call of `fit` keeps between steps, beside the state."""
+    """What one call of `fit` keeps between steps, apart from the state."""
 
     def __init__(self, run: Run):
         self.run, self.plan, self.peers = run, run.plan, run.topology.peers
@@ -112,26 +112,26 @@ class _Loop:
         self.sums = EpochSums(saved.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped)
         self.memory = Memory(run)
         self.work, self._recent = MeanCost(), MeanCost()
-        # What one process prints and writes, all would print and write.
+        # Otherwise every process would print and write the same.
         self.notifier = Notifier(run.listeners if self.peers.is_first else ())
         self.early_stopping = run.validation.early_stopping.restored(saved.get("judgement"))
         self.measure = ReportedEvaluation(run, self.notifier.notify)
         self.step, self.used, self.logged = int(run.state.step), UNKNOWN, saved.get("logged")
-        self._untested, self._told = run.checks.self_test, False
+        self._untested, self._logged_once = run.checks.self_test, False
 
     def ended(self, status: Status, seconds: float, reason: str, used: Used) -> RunEnd:
-        """How the run ended, as listeners are told."""
+        """Returns the record of the run's end for the listeners."""
         last = self.measure.last
         return RunEnd(status, self.step, seconds, last.get(VAL, {}), reason, used, last.get(VAL_EMA, {}))
 
     def why_stopped(self) -> str:
-        """Why the run ends before its last step, and what goes on."""
+        """Returns why the run ends before its last step, and how to continue it."""
         best = None if self.checkpoints is None else self.checkpoints.best()
         kept = "" if best in (None, self.early_stopping.step) else f"; the best checkpoint is step {best}"
-        return f"{self.early_stopping.reason}{kept}; a larger stop_after or another duration goes on"
+        return f"{self.early_stopping.reason}{kept}; a larger stop_after or another duration continues it"
 
     def begin(self, step: int, state: TrainState) -> TrainState:
-        """The state that the first step takes: of a resumed run, what follows from the validation of its checkpoint."""
+        """Returns the state for the first step; in a resumed run the validation of its checkpoint is applied to it."""
         measured, saved = self.run.keeping.validated, self.run.keeping.progress
         if measured is None:
             measured = self.validate(step, state, saved=True)
@@ -141,7 +141,7 @@ class _Loop:
         return state
 
     def take(self, stream: Iterator[Chunk], state: TrainState) -> Chunk:
-        """Point 1 of `fit`. The first chunk of this run, which may be a resumed one, is tested."""
+        """Point 1 of `fit`. The gradient is tested on the first chunk, also of a resumed run."""
         with self.clock.waiting_for_data():
             chunk = next(stream)
         test, self._untested = self._untested, None
@@ -163,11 +163,12 @@ class _Loop:
         return state
 
     def compile(self, state: TrainState, feed: tuple[Any, ...]) -> None:
-        """What takes a chunk. Before the first one it has to fit, and so has what takes the largest images."""
+        """Compile the program for a chunk if needed. Before the first chunk, check that it fits the devices' memory,
+        and so does the program for the run's largest images."""
         growing, first = self.run.steps.growing, not self.memory.is_known
         for needed in (feed, growing.largest(feed)) if first and growing else (feed,):
             if first or not self.run.steps.program.is_ready(*needed):
-                # What the devices still compute meanwhile is training time, and compiling is not.
+                # The steps that the devices still compute are training time; compiling is not.
                 with phase("device"):
                     jax.block_until_ready(state)
                 with self.clock.paused(), phase("compile", "compiling the step"):
@@ -206,12 +207,12 @@ class _Loop:
 
     def _save(self, step: int, state: TrainState) -> None:
         if self.checkpoints:
-            told = {"epoch_values": self.sums.values, "epoch_seconds": self.clock.epoch_seconds}
-            told["skipped_in_a_row"] = self.skipped.in_a_row
-            told |= {"judgement": self.early_stopping.saved(), "total_steps": self.plan.total_steps}
-            told["logged"] = self.logged
+            progress = {"epoch_values": self.sums.values, "epoch_seconds": self.clock.epoch_seconds}
+            progress["skipped_in_a_row"] = self.skipped.in_a_row
+            progress |= {"judgement": self.early_stopping.saved(), "total_steps": self.plan.total_steps}
+            progress["logged"] = self.logged
             with doing(f"saving step {step:,}"):
-                self.checkpoints.save(step, state, told)
+                self.checkpoints.save(step, state, progress)
         self.clock.resume()
 
     def _leave(self, step: int) -> None:
@@ -220,7 +221,7 @@ class _Loop:
         raise Preempted(f"asked to stop: saved step {step} of {self.plan.total_steps}; the same command resumes it")
 
     def fetch(self, state: TrainState) -> tuple[dict[str, float], float, float]:
-        """The metrics of the last step, and the rates of the clock; the epoch's sums and seconds then include it."""
+        """Returns the metrics of the last step and the clock's rates; the epoch's sums and seconds then include it."""
         try:
             metrics = self.sums.fetch()
         except TooManySkipped as error:
@@ -231,23 +232,23 @@ class _Loop:
 
     def record(self, step: int, state: TrainState) -> None:
         metrics, images_per_second, data_wait = self.fetch(state)
-        ended = None
+        epoch_end = None
         if self.plan.epochs.due(step):
-            ended = EpochMetrics(self.plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
+            epoch_end = EpochMetrics(self.plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
         rate = None
         if self.run.steps.learning_rate is not None:
             rate = float(self.run.steps.learning_rate(step - 1)) * rate_factor(self.run.steps.parts, state)
         epoch = self.plan.epoch(step)
         used, self._recent = self.run.usage(images_per_second, self._recent.mean()), MeanCost()
         side = None if self.run.steps.growing is None else self.run.steps.growing.side(step - 1)
-        record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, ended, used, side)
-        # At the first one listeners open their files, some after an import that takes seconds.
-        with nullcontext() if self._told else self.clock.paused():
+        record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, epoch_end, used, side)
+        # At the first record listeners open their files, some after an import that takes seconds.
+        with nullcontext() if self._logged_once else self.clock.paused():
             self.notifier.notify("step", record)
-        self._told, self.logged = True, {"step": step, "loss": float(metrics["loss"])}
+        self._logged_once, self.logged = True, {"step": step, "loss": float(metrics["loss"])}
 
     def validate(self, step: int, state: TrainState, *, saved: bool) -> Mapping[str, float | None] | None:
-        """Point 5: the `flat` metrics; None where no validation is due. They go beside the step's checkpoint."""
+        """Point 5: returns the `flat` metrics and writes them beside the step's checkpoint; None if none is due."""
         evaluator = self.run.validation.evaluator
         if evaluator is None or not self.plan.evaluates(step):
             return None
@@ -265,9 +266,10 @@ class _Loop:
         with self.memory.of_validation(step):
             records = self.measure(evaluator, step, state, leave_if_asked)
         measured = flat(self.measure.last)
-        # What users measure may differ from process to process, and all must judge alike.
-        told = self.peers.from_first("what validation measured", lambda: json.dumps(measured, default=float))
-        metrics = json.loads(told)
+        # Functions of the user may return other values on other processes, and all must stop at the same step.
+        metrics = json.loads(
+            self.peers.from_first("what validation measured", lambda: json.dumps(measured, default=float))
+        )
         self.early_stopping.check(metrics)
         if self.early_stopping.after(step, metrics).stops:
             save()
@@ -279,7 +281,7 @@ class _Loop:
         return metrics
 
     def judge(self, step: int, state: TrainState, metrics: Mapping[str, float | None] | None) -> TrainState:
-        """Point 6: whether the run stops, and the state to go on; the same where nothing was validated."""
+        """Point 6: updates early stopping, and returns the state for the next step; unchanged without validation."""
         if metrics is None:
             return state
         self.early_stopping, following = self.early_stopping.after(step, metrics), self.run.steps.follow(state, metrics)

@@ -1,4 +1,4 @@
-"""The pictures of a run: its curves over epochs, and grids of images; without pyplot and its global settings."""
+"""Pictures of a run: curves over epochs and grids of images, drawn with matplotlib but without pyplot."""
 
 import gc
 import io
@@ -16,16 +16,16 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from jaxddp.training.listeners.metric_rows import Columns, Series
 from jaxddp.training.validation.predicted_images import PredictedImages, drawable
 
-# Okabe and Ito's blue, vermilion and green: told apart by readers with any kind of colour vision.
+# Okabe and Ito's blue, vermilion and green, which are distinct for all kinds of colour vision.
 # https://jfly.uni-koeln.de/color/
 TRAIN, VAL, VAL_EMA, INK, GRID = "#0072B2", "#D55E00", "#009E73", "#404040", "#E4E4E4"
 _COLOURS = {"train": TRAIN, "val": VAL, "val_ema": VAL_EMA}
 
 SMALL = [("learning_rate", "learning rate"), ("images_per_second", "images/s"), ("data_wait_fraction", "data wait")]
-"""What the small panels show, where it is known; the learning rate of a notebook's optimizer is not."""
+"""The metrics of the small panels, if known; the learning rate of a notebook's optimizer is not."""
 
 LABEL_GAP = 0.06
-"""The least distance between two labels, as a part of the panel's height."""
+"""The smallest distance between two labels, as a share of the panel's height."""
 
 
 T = TypeVar("T")
@@ -39,28 +39,28 @@ class Picture(Figure):
 
 
 def png(picture: Figure) -> bytes:
-    """The picture as PNG; the same curves give the same bytes."""
+    """Returns the picture as PNG; equal curves give equal bytes."""
     file = io.BytesIO()
     picture.savefig(file, format="png", dpi=144, metadata={"Software": None})
     return file.getvalue()
 
 
 def pixels(picture: Figure) -> np.ndarray:
-    """The picture as uint8 [H, W, 4]."""
+    """Returns the picture as uint8 [H, W, 4]."""
     canvas = FigureCanvasAgg(picture)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())
 
 
 def drawn(draw: Callable[[], T]) -> T:
-    """What a function returns that draws a figure and drops it, with nothing of the figure left in memory.
+    """Returns what a function returns that draws a figure, and frees the figure's memory.
 
-    The parts of a figure refer to each other, so that several MB of each wait for Python's collection of all objects.
-    That comes seldom beside JAX's and TensorFlow's, and takes half a second. To look through what was made since the
-    figure was begun takes a hundredth of one.
+    The parts of a figure refer to each other, so several MB of each figure would wait for a full garbage collection.
+    With the objects of JAX and TensorFlow that is rare, and takes half a second. A collection of the objects made since
+    the start of the figure takes a hundredth of a second.
     """
     collects = gc.isenabled()
-    # Otherwise a collection of the young, on its way, would make the first parts old.
+    # Otherwise a collection while drawing could move the first parts to an older generation.
     gc.disable()
     try:
         return draw()
@@ -71,10 +71,10 @@ def drawn(draw: Callable[[], T]) -> T:
 
 
 def figure(series: Series) -> Picture:
-    """Loss and top-1 of training (each logged step thin, epochs bold) and validation, above two of SMALL.
+    """Returns the curves of loss and top-1 in training (thin: logged steps, bold: epochs) and validation.
 
-    The loss has a logarithmic axis where its epochs span more than a factor of 100. Without `top1` its panel is left
-    out.
+    Below are two of SMALL. The axis of the loss is logarithmic if its epochs span more than a factor of 100. Without
+    `top1` its panel is left out.
     """
     measures = [name for name in ("loss", "top1") if name == "loss" or any(name in columns for columns in series)]
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, hspace=0.02)
@@ -121,7 +121,7 @@ def _small_panel(axes: Axes, train: Columns, name: str, title: str) -> None:
 
 
 def _spread(*parts: Columns) -> float:
-    """How many times the largest loss is the smallest; 1 where there is none, or one that is not positive."""
+    """Returns the largest loss divided by the smallest; 1 if there is none, or one is not positive."""
     losses = np.concatenate([columns.get("loss", np.zeros(0)) for columns in parts])
     losses = losses[np.isfinite(losses)]
     return float(losses.max() / losses.min()) if losses.size and losses.min() > 0 else 1.0
@@ -138,7 +138,7 @@ def _style(axes: Axes, title: str) -> None:
 
 
 def _line(axes: Axes, columns: Columns, name: str, colour: str, **style: Any) -> tuple[float, float] | None:
-    """Draws a metric over epochs and returns its last point; few points are marked, because one alone is no line."""
+    """Draws a metric over epochs, and returns its last point. A few points are marked, because one makes no line."""
     if name not in columns:
         return None
     x, y = columns["epoch"], columns[name]
@@ -152,8 +152,8 @@ def _line(axes: Axes, columns: Columns, name: str, colour: str, **style: Any) ->
 
 
 def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -> None:
-    """Writes each line's name and last value at the right edge, in its colour, moved apart where they would touch."""
-    axes.get_ylim()  # matplotlib sets the limits when they are asked for
+    """Writes the name and last value of each line at the right edge, in its colour, with a gap between labels."""
+    axes.get_ylim()  # makes matplotlib set the limits
     to_panel = axes.transScale + axes.transLimits
     height = -1.0
     for label, end in sorted(ends.items(), key=lambda item: item[1][1]):
@@ -163,9 +163,9 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -
 
 
 def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray, chosen: float | None) -> Picture:
-    """The losses of a range test over its learning rates, each step thin and smoothed bold, with the chosen rate.
+    """Returns the losses of a range test over the learning rate (thin: steps, bold: smoothed), with the chosen rate.
 
-    Losses of more than twice the first are outside of the picture.
+    Losses above twice the first are outside of the picture.
     """
     picture = Picture(figsize=(7, 4.5), layout="constrained", facecolor="white")
     axes = picture.add_subplot()
@@ -174,10 +174,10 @@ def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray
     axes.set_xscale("log")
     axes.plot(rates, losses, color=TRAIN, linewidth=0.8, alpha=0.4)
     axes.plot(rates, smoothed, color=TRAIN, linewidth=1.8, solid_joinstyle="round")
-    shown = [loss for loss in (*losses, *smoothed) if loss <= 2 * losses[0]]
-    if shown:
-        margin = 0.05 * (max(shown) - min(shown)) or 1
-        axes.set_ylim(min(shown) - margin, max(shown) + margin)
+    visible = [loss for loss in (*losses, *smoothed) if loss <= 2 * losses[0]]
+    if visible:
+        margin = 0.05 * (max(visible) - min(visible)) or 1
+        axes.set_ylim(min(visible) - margin, max(visible) + margin)
     if chosen is not None:
         axes.axvline(chosen, color=VAL, linewidth=1.2)
         place = {"xy": (chosen, 1), "xycoords": ("data", "axes fraction"), "xytext": (4, -4)}
@@ -186,7 +186,7 @@ def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray
 
 
 def prediction_grid(predictions: PredictedImages) -> Picture:
-    """Each image under its predicted class and that class's probability; a wrong one coloured, with the right class."""
+    """Returns images with predicted class and probability; wrong predictions are coloured, with the right class."""
     colours = [VAL if wrong else INK for wrong in predictions.wrong]
     return _grid(predictions.images, predictions.captions, colours, columns=6, fontsize=9)
 
@@ -197,12 +197,12 @@ def prediction_pixels(predictions: PredictedImages) -> np.ndarray:
 
 
 def input_grid(images: np.ndarray, titles: Sequence[str]) -> Picture:
-    """Each image, uint8 or uint16 [N, H, W, C], under its title."""
+    """Returns images, uint8 or uint16 [N, H, W, C], with their titles."""
     return _grid(images, titles, [INK] * len(titles), columns=8, fontsize=7)
 
 
 def _grid(images: np.ndarray, titles: Sequence[str], colours: Sequence[str], *, columns: int, fontsize: int) -> Picture:
-    """At most `columns` in a row; cells that are left over stay empty."""
+    """Returns a grid of images with at most `columns` in a row; cells that are left over stay empty."""
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
     picture = Picture(figsize=(1.9 * columns, 2.3 * rows), layout="constrained", facecolor="white")

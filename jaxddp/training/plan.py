@@ -10,14 +10,14 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 
 _MOST_STEPS = 2**31 - 1
-"""The step is an int32 in the state."""
+"""The state holds the step as an int32."""
 _UNTRACED = 3
-"""Steps that a profile leaves out, if it can: the first compiles, and the queue of steps fills."""
+"""Steps before the profiled ones, if there are enough: the first compiles, and then the queue of steps fills."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """When a run ends, and at the end of which steps it logs, validates and saves; an epoch's last step always logs."""
+    """When a run ends, and after which steps it logs, validates and saves; the last step of an epoch always logs."""
 
     num_examples: int
     batch_size: int
@@ -27,18 +27,18 @@ class Plan:
     checkpoint: Cadence
     replicas: Cadence
     max_substituted: int
-    """How many images of an epoch may be substituted."""
+    """The largest number of images that may be substituted in an epoch."""
     profile: int
-    """How many steps are traced."""
+    """The number of steps that are traced."""
     max_bad_steps: int
-    """After how many steps in a row without a finite gradient the run ends; 0 for the first, as without a guard."""
+    """The number of steps in a row without a finite gradient that ends the run; 0 ends it at the first one."""
 
     @classmethod
     def of(cls, config: Config, num_examples: int) -> "Plan":
-        """The plan of a config over a data set of N training examples.
+        """Returns the plan of a config for a data set of N training examples.
 
         Raises:
-            InputError: a run of no steps, or of more than a step counter holds.
+            InputError: the run would have no step, or more steps than the step counter can hold.
         """
         sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size}
         total = config.train.duration.steps(**sizes)
@@ -72,11 +72,11 @@ class Plan:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What turns a `Duration` of this run into steps or examples."""
+        """The arguments that a `Duration` of this run needs to become steps or examples."""
         return {"num_examples": self.num_examples, "batch_size": self.batch_size, "total_steps": self.total_steps}
 
     def epoch(self, step: int) -> float:
-        """How many epochs have been seen at the end of a step."""
+        """Returns the position in epochs after a number of steps."""
         return step * self.batch_size / self.num_examples
 
     @property
@@ -84,11 +84,11 @@ class Plan:
         return Cadence(Fraction(self.num_examples), self.batch_size)
 
     def chunks(self, done: int, length: int, cuts: Sequence[int] = ()) -> Iterator[range]:
-        """Cuts the steps that follow the first `done` into chunks that can be dispatched as one.
+        """Cuts the steps after the first `done` into chunks that can be dispatched together.
 
-        A chunk is a range of steps counted from 0, as the order of examples counts them: after the chunk, `chunk.stop`
-        steps are done. It is of `length` steps or of one; nothing is due before its end, and its steps are all traced
-        or none. Without a profile, a run that goes on after any chunk cuts what follows as this one does. A chunk ends
+        A chunk is a range of steps counted from 0, as in the order of examples: after the chunk, `chunk.stop` steps are
+        done. It has `length` steps or one. Nothing is due within it, and either all or none of its steps are traced.
+        Without a profile, a run that resumes after a chunk cuts the later steps as the whole run does. A chunk ends
         before each step of `cuts`, which needs another program.
         """
         traced = self.traced(done)
@@ -101,7 +101,7 @@ class Plan:
             done = due
 
     def chunk_length(self, longest: int) -> int:
-        """The length of a full chunk: it makes the fewest dispatches between two turns of the shortest cadence."""
+        """Returns the chunk length with the fewest dispatches within the shortest cadence, at most `longest`."""
         between = [int(cadence.examples / self.batch_size) for cadence in self._cadences if cadence.examples]
         return full_length(max(1, min(between)), longest)
 
@@ -110,9 +110,9 @@ class Plan:
         return self.log, self.evaluate, self.checkpoint, self.epochs
 
     def traced(self, done: int) -> range:
-        """The steps, counted from 1, that are traced of a run that goes on after the first `done`; there may be none.
+        """Returns the steps, from 1, that are traced in a run that starts after `done` steps; there may be none.
 
-        They come after its first step, which compiles, and a few more, as long as enough are left then.
+        They come after the first step, which compiles, and after a few more if enough steps are left.
         """
         left = self.total_steps - done
         begin = done + 1 + max(1, min(_UNTRACED, left - self.profile))
@@ -125,32 +125,32 @@ class Plan:
         return self.log.due(step) or self.epochs.due(step) or self.last(step)
 
     def evaluates(self, step: int) -> bool:
-        """Validation also comes with the last step; where it is switched off there is nothing that evaluates."""
+        """Whether validation is due after a step, as after the last one; `fit` asks only with an evaluator."""
         return self.evaluate.due(step) or self.last(step)
 
     def saves(self, step: int) -> bool:
         return self.checkpoint.due(step) or self.last(step)
 
     def compares(self, before: int, step: int) -> bool:
-        """Whether the replicas are compared at the end of a chunk of the steps after `before`, of which `step` is last.
+        """Whether the replicas are compared after the chunk of the steps after `before` up to `step`.
 
-        Unlike what else is due, it cuts no chunk: it comes at the first end of one.
+        Unlike the other cadences this one cuts no chunk: the comparison takes place at the end of the chunk.
         """
         return self.replicas.count(step) > self.replicas.count(before)
 
 
 def full_length(steps: int, longest: int) -> int:
-    """The length of full chunks, at most `longest`, by which so many steps are cut into the fewest."""
+    """Returns the length of full chunks, at most `longest`, that cuts a number of steps into the fewest chunks."""
     return min(range(min(steps, longest), 0, -1), key=lambda length: sum(divmod(steps, length)))
 
 
 def cut(steps: range, length: int) -> Iterator[range]:
-    """Cuts steps into full chunks of `length`, as many as there are, and the rest into single ones."""
+    """Cuts steps into full chunks of `length`, and the rest into single steps."""
     full = len(steps) // length * length
     yield from (steps[at : at + length] for at in range(0, full, length))
     yield from (steps[at : at + 1] for at in range(full, len(steps)))
 
 
 def max_substituted(share: float, num_examples: int) -> int:
-    """How many of an epoch's images may be substituted, to the nearest number; at least 1 of a share above 0."""
+    """Returns how many images of an epoch may be substituted: the rounded share, at least 1 for a share above 0."""
     return max(round(share * num_examples), int(share > 0))

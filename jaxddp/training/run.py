@@ -1,4 +1,4 @@
-"""One training, made ready: all that `jaxddp.training.loop.fit` takes."""
+"""The argument of `jaxddp.training.loop.fit`: a run that is ready to train."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,22 +22,22 @@ from jaxddp.training.validation.image_predictor import ImagePredictor
 
 
 class Chunk(NamedTuple):
-    """Steps that are dispatched together, and what the program that takes them is given beside the state."""
+    """Steps that are dispatched together, and the program's arguments after the state (the feed)."""
 
     steps: int
     feed: tuple[Any, ...]
 
 
 Chunks = Callable[[int], Iterator[Chunk]]
-"""How many steps are done -> the chunks of all that follow; nothing is due before a chunk's end (`Plan.chunks`)."""
+"""From the number of steps done to the chunks of all later steps; nothing is due within a chunk (`Plan.chunks`)."""
 
 
 class Growing(NamedTuple):
-    """Of a run whose images grow.
+    """The image sizes of a run whose images grow.
 
     Attributes:
-        side: of the images of a step, in pixels; 0 is the first step.
-        largest: what a chunk is fed with -> the same with the largest images of the run, or their shapes.
+        side: maps a step, from 0, to the side of its images in pixels.
+        largest: maps the feed of a chunk to a feed with the largest images of the run, or their shapes.
     """
 
     side: Callable[[int], int]
@@ -46,14 +46,14 @@ class Growing(NamedTuple):
 
 @dataclass(frozen=True)
 class Stepping:
-    """How steps are taken, and what feeds them.
+    """The program of the steps, and its input.
 
     Attributes:
-        division: of each batch.
-        parts: of the step.
-        follow: tells each validation to these parts.
-        learning_rate: a schedule, 0 for the first step, to be shown.
-        growing: where images grow; None where all have one size.
+        division: how each batch is divided among devices and microbatches.
+        parts: the optional parts of the step.
+        follow: passes the metrics of a validation to the parts.
+        learning_rate: the schedule, from step 0, for the log.
+        growing: the image sizes; None if all images have one size.
     """
 
     program: Program
@@ -67,13 +67,13 @@ class Stepping:
 
 @dataclass(frozen=True)
 class Checks:
-    """What sees that steps are right.
+    """Checks that the steps are correct.
 
     Attributes:
-        self_test: of the averaged gradient, before the first step; None tests nothing.
-        replicas: what compares the devices' states, as the plan says and before one is saved; None compares nothing.
-        suspects: says which examples of a step's batch have a loss that is not finite, of a state and the step; all
-            processes ask together.
+        self_test: tests the averaged gradient before the first step; None tests nothing.
+        replicas: compares the devices' states by the plan's cadence and before each save; None compares nothing.
+        suspects: returns which examples of a step's batch have a loss that is not finite, given the state and the step.
+            All processes must call it together.
     """
 
     self_test: SelfTest | None = None
@@ -83,12 +83,12 @@ class Checks:
 
 @dataclass(frozen=True)
 class Validation:
-    """What is measured, and what follows.
+    """How a run is validated, and when that stops it.
 
     Attributes:
-        evaluator: of the validation set; None validates nothing.
-        predictor: of the validation images that the listeners want to show; None where they want none.
-        early_stopping: before the first validation; which validation is the best, and when they end the run.
+        evaluator: evaluates the validation set; None validates nothing.
+        predictor: predicts the validation images that listeners want to show; None if they want none.
+        early_stopping: its state before the first validation.
     """
 
     evaluator: Evaluator | None = None
@@ -98,15 +98,15 @@ class Validation:
 
 @dataclass(frozen=True)
 class Keeping:
-    """What a run keeps, and what it was restored from.
+    """Where a run saves, and what it was restored from.
 
     Attributes:
-        checkpoints: where states are saved; None saves nothing.
-        should_stop: asked after every chunk and between batches of validation; all processes must answer alike.
-        profile: where a trace of the steps goes that the plan names; None for none.
-        progress: of the running epoch, as it was saved beside the state.
-        validated: the `flat` metrics of the checkpoint that the state was restored from; None where it was not
-            validated yet, and empty where the state was not restored.
+        checkpoints: saves the states; None saves nothing.
+        should_stop: called after every chunk and between batches of validation; all processes must return the same.
+        profile: the folder for the trace of the steps that the plan names; None traces none.
+        progress: values of the running epoch that were saved beside the state.
+        validated: the `flat` metrics of the checkpoint that the state was restored from; None if it was not validated
+            yet, empty if the state was not restored.
     """
 
     checkpoints: Checkpoints | None = None
@@ -118,13 +118,13 @@ class Keeping:
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained from where to where, and what it reports to.
+    """A run that is ready to train.
 
     Attributes:
-        state: replicated, where it begins; its step says how many are done. It is consumed.
-        listeners: see `jaxddp.training.events.Listener`; the first process's alone.
+        state: the replicated state to begin with; its `step` is the number of steps done. Training consumes it.
+        listeners: see `jaxddp.training.events.Listener`; only those of the first process are called.
         record: the content of config.json, for the listeners.
-        class_names: those of the training data, for the listeners.
+        class_names: the class names of the training data, for the listeners.
     """
 
     plan: Plan
@@ -139,7 +139,7 @@ class Run:
     class_names: tuple[str, ...] = ()
 
     def usage(self, images_per_second: float | None, cost: Cost | None) -> Used:
-        """How well the devices are used at a speed, by steps of that cost."""
+        """Returns how much of the devices is used, given a speed and the cost of a step."""
         memory = self.topology.peak_memory()
         if cost is None:
             return Used(peak_memory=memory)
@@ -150,7 +150,7 @@ class Run:
         return Used(cost.flops, utilization, memory)
 
     def start(self) -> RunStart:
-        """What the listeners are told first."""
+        """Returns the record of the run's start for the listeners."""
         done, checkpoints = int(self.state.step), self.keeping.checkpoints
         return RunStart(
             start_step=done,

@@ -1,4 +1,4 @@
-"""Steps that the guard skipped: each is said, and too many in a row end the run."""
+"""Steps that the guard skipped: each is logged, and too many in a row end the run."""
 
 import logging
 import math
@@ -15,7 +15,7 @@ _log = logging.getLogger("jaxddp.training")
 
 
 class TooManySkipped(NonFiniteError):
-    """So many steps in a row were skipped; `step` is the last of them, whose parameters are those of the first."""
+    """Too many steps in a row were skipped; `step` is the last of them, and the parameters precede the first."""
 
     def __init__(self, *problem: Words, step: int):
         super().__init__(*problem)
@@ -23,24 +23,24 @@ class TooManySkipped(NonFiniteError):
 
 
 class SkippedSteps:
-    """Counts the steps in a row that were skipped for a reason that no loss scale mends.
+    """Counts the steps in a row that were skipped for a reason that a smaller loss scale does not remove.
 
     Args:
-        limit: that many end the run, and with 0 the first; None sets no limit.
-        in_a_row: where a resumed run stood.
-        peers: of whom the first says each of them.
+        limit: the number of steps in a row that ends the run; 0 ends it at the first one, None sets no limit.
+        in_a_row: the count of a resumed run when it was saved.
+        peers: the processes of the job; the first one logs each skipped step.
     """
 
     def __init__(self, limit: int | None = None, in_a_row: int = 0, peers: Peers = ALONE):
         self._limit, self.in_a_row, self._peers = limit, in_a_row, peers
 
     def see(self, step: int, means: Mapping[str, float]) -> bool:
-        """Whether a step's metrics count: those of a skipped one do where its loss is finite.
+        """Returns whether a step's metrics count; those of a skipped step count if its loss is finite.
 
         Raises: TooManySkipped.
         """
         finite = math.isfinite(means["loss"])
-        # A gradient that is too large for float16 is what the loss scale is for, until there is none left.
+        # A smaller loss scale prevents an overflow of float16, until the scale is below 1.
         mended = finite and means.get(LOSS_SCALE, 0.0) >= 1
         if not means.get(SKIPPED) or mended:
             self.in_a_row = 0
@@ -49,7 +49,7 @@ class SkippedSteps:
         most = f" of at most {self._limit}" if self._limit else ""
         if self._peers.is_first:
             reason = f"the loss is {means['loss']}" if not finite else "the gradient is not finite"
-            _log.warning(f"step {step}: {reason}, so the step changed nothing; {self.in_a_row}{most} in a row")
+            _log.warning(f"step {step}: {reason}, so the step was skipped; {self.in_a_row}{most} in a row")
         if self._limit is not None and self.in_a_row >= self._limit:
             begin = f" in a row, from step {step - self.in_a_row + 1}," if self.in_a_row > 1 else ""
             count = f"{counted(self.in_a_row, 'step')}{begin}"

@@ -1,4 +1,4 @@
-"""A work directory belongs to one recipe: it is claimed by writing config.json, and a resumed run must match it."""
+"""config.json: a run claims its work directory by writing it, and a resumed run is compared with it."""
 
 import json
 import logging
@@ -32,8 +32,8 @@ MEASURED = (
     *(*(f"model.{key}" for key in NETWORK_KEYS), *(f"data.{key}" for key in IMAGE_KEYS)),
     *("data.classes", "data.val_share", *(f"loss.{field.name}" for field in fields(LossConfig)), "train.ema"),
 )
-"""What an evaluation has to share with its run: the network, what it was taught to see, and what its figures are of.
-Nothing but these is compared, for it makes no optimizer and no training batch."""
+"""The keys that must be equal in an evaluation and its run: those of the network, the images, the classes and the loss.
+No others are compared, because an evaluation makes no optimizer and no training batch."""
 _log = logging.getLogger("jaxddp.experiment")
 
 
@@ -43,9 +43,9 @@ class Claim:
 
     Attributes:
         settings: the keys of its config and their values, by section.
-        fingerprints: those of its data.
-        recipe: the recipe file that brought its objects, if one did.
-        objects: what tells its objects from others, where they came from Python; see `RunSetup.identity`.
+        fingerprints: of the data and of the objective, by name.
+        recipe: the recipe file; None for a run from Python.
+        objects: digests of the objects of a run from Python; see `RunSetup.identity`.
     """
 
     settings: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Claim:
     objects: Mapping[str, str] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """The content of config.json as it will be read again: NumPy's numbers become Python's."""
+        """Returns the content of config.json as it is read again, with plain numbers in place of NumPy's."""
         record: dict[str, Any] = {**self.settings, "fingerprint": dict(self.fingerprints)}
         if self.recipe is not None and (digest := self.recipe.digest()):
             record["recipe"] = {"file": self.recipe.sources.main, "digest": digest}
@@ -66,14 +66,13 @@ class Claim:
 def claim(
     directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bool, run_id: str | None = None
 ) -> tuple[dict[str, Any], bool]:
-    """Write config.json, and a copy of the recipe's files. On resume, compare with what stands there.
+    """Write config.json and a copy of the recipe's files. On resume, first compare with those in the directory.
 
-    A run that begins is given an id, and keeps it. One of an older release, which has none, is given that of its
-    checkpoint, `run_id`, or one from here on. Data may have been moved. Of files, a fingerprint knows names and labels,
-    and no image: a line says so.
+    A new run gets an id, which it keeps. A run of an older release without an id gets that of its checkpoint, `run_id`,
+    or a new one. Data may have moved: their fingerprint covers file names and labels but no images, so that is logged.
 
     Returns:
-        The content of config.json, and whether nothing at all of it is new.
+        The content of config.json, and whether it is unchanged.
 
     Raises:
         InputError: a key of the recipe differs, or a file cannot be read or written.
@@ -86,12 +85,12 @@ def claim(
             for name, file in claimed.recipe.files().items():
                 copy = directory / COPY_FOLDER / name
                 if copy.is_file() and files.read(copy) != file:
-                    raise InputError(f"{copy}: the recipe file {name} is another now", advice=_KEEPS)
+                    raise InputError(f"{copy}: the recipe file {name} has changed", advice=_KEEPS)
         hooks = () if claimed.recipe is None else claimed.recipe.hooks
         _compare(path, saved, record, hooks, peers)
         record = _as_saved(saved, record)
-        known = RunIdentity.of(saved)
-        run_id = run_id if known is None else known.id
+        identity = RunIdentity.of(saved)
+        run_id = run_id if identity is None else identity.id
     record = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **record}
     if peers.is_first:
         if claimed.recipe is not None:
@@ -101,32 +100,33 @@ def claim(
 
 
 def check_measured(directory: Path, config: Config) -> None:
-    """See that an evaluation under a config is of the network of a run, and of such images and classes as it learnt.
+    """Check that a config has the network, the images and the classes of a run that is to be evaluated.
 
-    Nothing is compared where the work directory does not say them. Raises: InputError; names a key and both values.
+    A run from Python is not checked: its config.json does not hold them. Raises: InputError; names a key and both
+    values.
     """
     path = directory / CONFIG_FILE
     saved = _read(path) if path.exists() else {}
     if "model" not in saved:
         return
-    there, here = _settings(flatten(saved)), compared(flatten(config.to_dict()))
+    of_run, of_config = _settings(flatten(saved)), compared(flatten(config.to_dict()))
     for key in MEASURED:
-        if there[key] != here[key]:
+        if of_run[key] != of_config[key]:
             raise InputError(
-                *(f"{path}: ", Key(key), f" was {there[key]!r} and is now {here[key]!r}"),
-                advice="a checkpoint is measured as it was trained: leave it out",
+                *(f"{path}: ", Key(key), f" was {of_run[key]!r} and is now {of_config[key]!r}"),
+                advice="a checkpoint is evaluated as it was trained: leave the option out",
             )
 
 
 def _settings(saved: dict[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
-    """What a run wrote down, by dotted keys, or left to its choices. What is newer than the file had its default."""
+    """Returns the settings of a config.json by dotted keys; keys that are newer than the file have their defaults."""
     return saved_places(compared(flatten(Config().to_dict()) | saved, hooks))
 
 
 def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """The content of config.json, where what choices read is written as before: a checkpoint knows its run by that.
+    """Returns the content of config.json, with the keys that choices read written as in the saved file.
 
-    A release may have written values that a config leaves to its choices.
+    A release may have written values that a config now leaves to its choices, and checkpoints hold a digest of them.
     """
     flat, keys = flatten(saved), (keys_of_choices() | NEEDS.keys()) - FREE
 
@@ -142,7 +142,7 @@ def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Make a folder hold these files, and no file of an earlier recipe."""
+    """Replace the files of a folder."""
     with files.readable_errors(folder):
         shutil.rmtree(folder, ignore_errors=True)
         for name, content in contents.items():
@@ -151,23 +151,23 @@ def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: Collection[str], peers: Peers) -> None:
-    known, here = flatten(saved), compared(flatten(record), hooks)
-    there = _settings(known, hooks)
-    written, release = there.get("objects.jax"), here.get("objects.jax")
+    saved_keys, now = flatten(saved), compared(flatten(record), hooks)
+    before = _settings(saved_keys, hooks)
+    written, release = before.get("objects.jax"), now.get("objects.jax")
     if release is not None and written != release:
-        # Digests are those of one release of JAX; that there is a schedule, say, is the same in all.
+        # Digests depend on the release of JAX; which objects there are, such as a schedule, does not.
         if peers.is_first:
-            by = "before they were noted down" if written is None else f"with jax {written}"
+            by = "without the release of jax" if written is None else f"with jax {written}"
             _log.warning(f"{path}: written {by}; its model, loss and optimizer cannot be compared")
-        objects = {key for key in here if key.startswith("objects.") and (written is None or key in there)}
-        there = {key: value for key, value in there.items() if key not in objects}
-        here = {key: value for key, value in here.items() if key not in objects}
+        objects = {key for key in now if key.startswith("objects.") and (written is None or key in before)}
+        before = {key: value for key, value in before.items() if key not in objects}
+        now = {key: value for key, value in now.items() if key not in objects}
     changed = {
-        key: f"was {there.get(key)!r} and is now {here.get(key)!r}"
-        for key in sorted(known.keys() | here.keys())
-        if there.get(key) != here.get(key)
+        key: f"was {before.get(key)!r} and is now {now.get(key)!r}"
+        for key in sorted(saved_keys.keys() | now.keys())
+        if before.get(key) != now.get(key)
     }
-    # With a key that decides what others mean, these change, too.
+    # A key that decides what others mean is named before these, which change with it.
     for key in sorted(changed, key=lambda key: (key not in NAMES, key not in DECIDING)):
         if key not in FREE:
             own = f"; jaxddp train {path.parent} goes on with its own settings" if "model" in saved else ""

@@ -1,4 +1,4 @@
-"""What tells one training from another where its pieces are objects: names, and digests of what they compute."""
+"""Digests of a run's objects, settings and arrays, by which runs and processes are compared."""
 
 import functools
 import hashlib
@@ -27,28 +27,28 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: tuple[int, ...]) -> dict[str, str]:
-    """Each piece of a recipe by its name and by a digest of the program that JAX traces of it.
+    """Returns each object of a recipe by its name and a digest of its traced JAX program.
 
-    A digest differs where any constant does: a learning rate, a class weight, a layer's width. It belongs to one
-    release of JAX, and does not depend on the number of devices.
+    A digest depends on every constant, such as a learning rate, a class weight, or the width of a layer, and on the
+    release of JAX, but not on the number of devices.
     """
     logits = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
     labels = logits if recipe.loss.labels.several else jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
-    found = {"loss": described(recipe.loss.function, logits, labels)}
-    found |= {f"metric {name}": _metric(each, logits, labels) for name, each in recipe.metrics.items()}
+    digests = {"loss": described(recipe.loss.function, logits, labels)}
+    digests |= {f"metric {name}": _metric(each, logits, labels) for name, each in recipe.metrics.items()}
 
     def following(grads: Any, opt_state: Any, params: Any) -> Any:
         return updated(recipe.optimizer, grads, opt_state, params, value=lambda: jnp.zeros(()), grad=grads)
 
     update = _digest(following, state.params, state.opt_state, state.params)
     numbers = _initial_numbers(recipe.optimizer.init, state.params)
-    found["optimizer"] = " ".join([update, *(str(np.asarray(number)) for number in numbers)])
+    digests["optimizer"] = " ".join([update, *(str(np.asarray(number)) for number in numbers)])
 
     def network(params: Any, model_state: Any, images: jax.Array, key: jax.Array) -> Any:
-        own = {"example_keys": jax.random.split(key, len(images))} if takes_example_keys(recipe.model) else {}
-        return recipe.model.apply(params, model_state, images, train=True, key=key, **own)
+        keys = {"example_keys": jax.random.split(key, len(images))} if takes_example_keys(recipe.model) else {}
+        return recipe.model.apply(params, model_state, images, train=True, key=key, **keys)
 
     def network_of(batch: int) -> str:
         images = jax.ShapeDtypeStruct((batch, *image_shape), jnp.float32)
@@ -56,43 +56,43 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
 
     model = type(getattr(recipe.model, "module", recipe.model)).__name__
     try:
-        found["model"] = f"{model} {network_of(1)}"
+        digests["model"] = f"{model} {network_of(1)}"
     except InputError:
-        # Ghost batch norm takes nothing less than a group.
-        found["model"] = f"{model} {network_of(recipe.config.train.batch_size)}"
+        # Ghost batch norm needs at least a group of images.
+        digests["model"] = f"{model} {network_of(recipe.config.train.batch_size)}"
     if recipe.schedule is not None:
-        found["schedule"] = described(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
+        digests["schedule"] = described(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
     if recipe.augmentation is not None:
-        found["augmentation"] = described(recipe.augmentation, key, image)
-    # What has no place in the state may change on resume.
+        digests["augmentation"] = described(recipe.augmentation, key, image)
+    # Parts without arrays in the state may change on resume.
     if parts := [part for part in recipe.parts if part.name in state.parts]:
-        found["parts"] = ", ".join(_part(part, state) for part in parts)
-    return found
+        digests["parts"] = ", ".join(_part(part, state) for part in parts)
+    return digests
 
 
 def told(recipe: Recipe, val: Source | None) -> dict[str, Any]:
-    """What decides the numbers of a run, and when processes meet: told differently, one would wait for another."""
+    """Returns the settings that all processes of a job must share: they decide the results, and when processes wait."""
     config = recipe.config
-    found = flatten({"data": plain(config.data), "train": plain(config.train)})
-    found |= {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
-    found |= flatten({"checkpoint": config.checkpoint.goal.plain()})
-    found |= {"check_every": config.parallel.check_replicas, "self_test": config.parallel.self_test}
-    return found | {"val": None if val is None else val.fingerprint, "metrics": list(recipe.metrics)}
+    settings = flatten({"data": plain(config.data), "train": plain(config.train)})
+    settings |= {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
+    settings |= flatten({"checkpoint": config.checkpoint.goal.plain()})
+    settings |= {"check_every": config.parallel.check_replicas, "self_test": config.parallel.self_test}
+    return settings | {"val": None if val is None else val.fingerprint, "metrics": list(recipe.metrics)}
 
 
 def checksums(state: TrainState) -> dict[str, str]:
-    """Of the state that this process holds, by the name of what it holds: structure, dtypes, shapes and values."""
-    held = {
+    """Returns checksums of this process's state by component; they cover structure, dtypes, shapes and values."""
+    components = {
         "the initial parameters": (state.params, state.model_state),
         "the optimizer's initial state": state.opt_state,
         "the initial state of the step's parts": state.parts,
         "the step that training begins with": state.step,
     }
-    return {name: checksum(tree) for name, tree in held.items()}
+    return {name: checksum(tree) for name, tree in components.items()}
 
 
 def checksum(tree: Any) -> str:
-    """Of a tree of arrays as this process holds it."""
+    """Returns the CRC-32 of a tree of arrays: its structure, and the values on this process's first device."""
     crc = zlib.crc32(repr(sorted(array_types(tree).items())).encode())
     for leaf in jax.tree.leaves(tree):
         plain = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
@@ -102,7 +102,7 @@ def checksum(tree: Any) -> str:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _initial_numbers(init: Callable[[Any], Any], params: Any) -> list[jax.Array]:
-    """The numbers that an optimizer keeps in its state and not in its program, as `optax.inject_hyperparams` does."""
+    """Returns the scalars that an optimizer keeps in its state, as `optax.inject_hyperparams` does."""
     leaves = jax.tree.leaves(init(params))
     return [leaf for leaf in leaves if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.floating)]
 
@@ -116,36 +116,36 @@ def _metric(metric: Any, logits: Any, labels: Any) -> str:
 
 
 def _part(part: Part, state: TrainState) -> str:
-    def all_of_it(own: Any, state: TrainState) -> Any:
+    def methods(own: Any, state: TrainState) -> Any:
         grads = part.gradients(own, state.params)
         following, after = part.update(own, state, state, grads)
         judged = part.judge(following, state, after, jnp.array(True)) if part.judges else ()
-        # Of a part that has none of these the digest is that of older releases.
+        # Without these methods the digest is that of older releases.
         validated = part.validated(own, {"val loss": jnp.float32(0)}) if part.follows else ()
-        told = part.report(own, grads)
-        return part.loss_scale(own), grads, following, after, judged, told, part.rate_factor(own), validated
+        report = part.report(own, grads)
+        return part.loss_scale(own), grads, following, after, judged, report, part.rate_factor(own), validated
 
-    return f"{part.name} {_digest(all_of_it, state.parts[part.name], state)}"
+    return f"{part.name} {_digest(methods, state.parts[part.name], state)}"
 
 
 def described(function: Callable[..., Any], *arguments: Any, name: str | None = None) -> str:
-    """A function by its name and by a digest of what it computes of such arguments, arrays or their shapes."""
+    """Returns the name of a function and the digest of its program for these arguments, arrays or their shapes."""
     return f"{name or getattr(function, '__qualname__', type(function).__name__)} {_digest(function, *arguments)}"
 
 
 def _digest(function: Callable[..., Any], *arguments: Any) -> str:
-    """Of the jaxpr and all its constants, 12 hex digits."""
+    """Returns 12 hex digits of the SHA-256 of a function's jaxpr and all its constants."""
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
     traced = jax.make_jaxpr(function, axis_env=[(AXIS, 1)])(*abstract)
     digest = hashlib.sha256(_ADDRESS.sub("", str(traced)).encode())
-    # A jaxpr prints none of its constants, and no more than the ends of a large literal.
+    # A printed jaxpr has no constants, and only the ends of a large literal.
     for constant in _constants(traced):
         digest.update(np.ascontiguousarray(constant).tobytes())
     return digest.hexdigest()[:12]
 
 
 def _constants(closed: Any) -> Iterator[Any]:
-    """The arrays in a jaxpr, and in those of its operations."""
+    """Yields the constants and literals of a jaxpr and of those of its operations."""
     yield from (constant for constant in getattr(closed, "consts", ()) if hasattr(constant, "dtype"))
     jaxpr = getattr(closed, "jaxpr", closed)
     for equation in jaxpr.eqns:

@@ -1,4 +1,4 @@
-"""What a run that another one starts from knows of its network and its images, which the other need not say again."""
+"""Settings that a run takes over from the run whose weights it starts with: its network and its images."""
 
 import dataclasses
 import os
@@ -18,9 +18,9 @@ from jaxddp.workdir.signature import Signature
 
 
 def with_settings_of_run(file: RecipeFile, weights: str, workdir: Path | None) -> RecipeFile:
-    """A recipe file with the settings of the run that its weights are of; as it is, where they are of no run.
+    """Returns a recipe file with the settings of the run of its weights; unchanged if they are not from a run.
 
-    Where the `workdir` has a run that began with these weights, it says the settings: the other run may have gone.
+    If `workdir` has a run that began with these weights, the settings are read from it: the other run may be gone.
 
     Raises: InputError; the config.json of the run cannot be read.
     """
@@ -29,7 +29,7 @@ def with_settings_of_run(file: RecipeFile, weights: str, workdir: Path | None) -
         place = workdir
     if not os.path.isfile(place / CONFIG_FILE):
         return file
-    changes = _known(place, own_network="get_model" in file.hooks)
+    changes = _settings(place, own_network="get_model" in file.hooks)
     before, config = flatten(file.config.to_dict()), file.config.replace(**changes)
     after = flatten(config.to_dict())
     taken = frozenset(key for key in after if after[key] != before[key])
@@ -37,7 +37,7 @@ def with_settings_of_run(file: RecipeFile, weights: str, workdir: Path | None) -
 
 
 def with_notice(file: RecipeFile, weights: str) -> RecipeFile:
-    """The recipe file with a line that lists the settings that were taken over, if there are any."""
+    """Returns the recipe file with a line that lists the settings that were taken over, if there are any."""
     now, keys = flatten(file.config.to_dict()), file.taken.keys
     listed = ", ".join(f"{key}={now[key]}" for key in sorted(keys) if now[key] is not None)
     notice = f"{weights}: the run's settings are taken over: {listed}" if listed else ""
@@ -48,12 +48,15 @@ def _began_with(workdir: Path, weights: str) -> bool:
     if not os.path.isfile(workdir / CONFIG_FILE):
         return False
     config, content = read_config(workdir / CONFIG_FILE)
-    own = config.model.weights
-    return "model" in content and own is not None and absolute(own) == absolute(weights)
+    first = config.model.weights
+    return "model" in content and first is not None and absolute(first) == absolute(weights)
 
 
-def _known(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
-    """As changes of a config. Where one of two recipes brings the network as code, its name says nothing."""
+def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
+    """Returns the settings of a run as changes of a config.
+
+    Those of the network are left out if only one of the two recipes defines the network in code.
+    """
     config, content = read_config(place / CONFIG_FILE)
     images = _images(place, config.data)
     changes = {"data": {key: getattr(images, key) for key in (*IMAGE_KEYS, "eval_size", "resize")}}
@@ -64,16 +67,19 @@ def _known(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
 
 
 def _images(place: Path, data: DataConfig) -> DataConfig:
-    """Images of files like those of the run. What it was given as arrays has the size that they had."""
+    """Returns the config for images like those of the run; if it trained on arrays, files are resized to their size."""
     signature = Signature.read(place)
     if signature is None or not signature.in_memory:
         return data
     try:
         return signature.data(data)
     except InputError:
-        return data  # No file has such images.
+        return data  # Files cannot have such images.
 
 
 def _brings_network(place: Path) -> bool:
-    """Whether a run's copy of its recipe has such a hook, without running it: its modules may be named as others'."""
+    """Returns whether a run's copy of its recipe defines `get_model`.
+
+    It does not import the recipe, whose modules may have the names of other modules.
+    """
     return any(b"get_model" in files.read(copy) for copy in sorted((place / COPY_FOLDER).rglob("*.py")))

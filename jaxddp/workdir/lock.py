@@ -1,4 +1,4 @@
-"""The lock of a work directory: one run at a time writes there, and others can see that one does."""
+"""The lock of a work directory, which one run at a time holds and others can query."""
 
 import fcntl
 import os
@@ -14,31 +14,35 @@ from jaxddp.core.message import Option
 
 LOCK_FILE = ".lock"
 _LOOK_SECONDS = 0.1
-"""Longer than `is_locked` holds it."""
+"""Seconds; longer than `is_locked` holds the lock."""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep a second run out of a work directory: its first act would be to clear away what this one is writing.
+    """Lock a work directory: a second run would first delete what this one is writing.
 
-    Ends with the process, however it ends. On a file system without locks nothing is held. Raises: InputError.
+    The lock ends with the process. On a file system without locks there is none. Raises: InputError; another run holds
+    the lock.
     """
-    # Of a file, not of the directory: that lock would never reach the server of a network file system.
+    # A lock of the directory itself would not reach the server of a network file system.
     with files.readable_errors(directory / LOCK_FILE):
         lock = files.open_regular(directory / LOCK_FILE, "ab")
     with lock:
         if not took(lock):
-            # It may be one who only looks.
+            # It may be held by `is_locked` only.
             time.sleep(_LOOK_SECONDS)
-            # A run that ended meanwhile may have taken its directory away, and another made it anew.
+            # The run that held it may have removed its directory, and another may have made a new one.
             if not took(lock) or not os.path.samestat(os.fstat(lock.fileno()), os.stat(directory / LOCK_FILE)):
                 advice = ("wait for it, or give another ", Option("workdir"))
-                raise InputError(f"{directory}: another run is at work there", advice=advice)
+                raise InputError(f"{directory}: another run is writing there", advice=advice)
         yield
 
 
 def took(file: BinaryIO) -> bool:
-    """Take the lock of an open file until it is closed; False where another has it. Files without locks are free."""
+    """Lock an open file until it is closed, and return True; False if another process holds it.
+
+    Returns True on a file system without locks.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -49,11 +53,11 @@ def took(file: BinaryIO) -> bool:
 
 
 def is_locked(directory: Path) -> bool | None:
-    """Whether a run is at work in a directory; None where that cannot be known. Needs no permission to write."""
+    """Returns whether a run holds the lock of a directory; None if unknown. It needs no permission to write."""
     try:
         with files.open_regular(directory / LOCK_FILE) as lock:
             try:
-                # Shared, so that several may look at once; it is given back at once.
+                # Shared, so several processes can query it; it is released at once.
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return True

@@ -1,4 +1,4 @@
-"""Where the files of a run lie: it writes absolute places down, so that it can be asked from any directory."""
+"""Absolute paths in the config of a run, so that it can be loaded from any directory."""
 
 import dataclasses
 import json
@@ -23,20 +23,20 @@ _PLACES = (
 
 
 def absolute(place: str) -> str:
-    """A path of this machine from the current directory on, links kept; a URL, or tfds:NAME, as it is."""
+    """Returns the absolute path of a file, with links kept; a URL or tfds:NAME is unchanged."""
     if is_address(place):
         return place
     path = str(Path(os.path.expanduser(place)).absolute())
-    # Behind a link, ".." leads elsewhere than it reads.
+    # After a link, ".." leads to the parent of its target.
     plain = os.path.normpath(path)
     return plain if os.path.realpath(plain) == os.path.realpath(path) else path
 
 
 def with_places(config: Config, peers: Peers = ALONE) -> Config:
-    """The config with absolute paths, and with the places of `data.name`, unless machines know it by several, and of
-    the manifest that `data.verify` asks for.
+    """Returns a config with absolute paths, and with the paths of `data.name` and of the manifest for `data.verify`.
 
-    All processes of a job must ask. Raises: InputError; no data set has this name, or there is no manifest.
+    The name stays if the hosts of a job have different paths for it. All processes of a job must call it together.
+    Raises: InputError; no data set has this name, or there is no manifest.
     """
     changes: dict[str, dict[str, Any]] = {"data": {}}
     for key, place in _absolute(flatten(config.to_dict())).items():
@@ -44,9 +44,9 @@ def with_places(config: Config, peers: Peers = ALONE) -> Config:
         changes.setdefault(section, {})[name] = place
     data = config.to_dict()["data"] | changes["data"]
     if data["name"] is not None and data["path"] is None:
-        told = _named(data)
-        if len({*peers.exchange("data.name", json.dumps(told))}) == 1:
-            changes["data"] |= told
+        named = _named(data)
+        if len({*peers.exchange("data.name", json.dumps(named))}) == 1:
+            changes["data"] |= named
     path = (data | changes["data"])["path"]
     if data["verify"] == "manifest" and data["manifest"] is None and path is not None:
         changes["data"]["manifest"] = str(find_manifest(path, None))
@@ -54,7 +54,8 @@ def with_places(config: Config, peers: Peers = ALONE) -> Config:
 
 
 def saved_places(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of what an older release wrote down, by dotted keys: relative ones begin at the current directory."""
+    """Like `with_places`, for the settings of a config.json by dotted keys, which older releases wrote with relative
+    paths; those start at the current directory."""
     flat = {**saved, **_absolute(saved)}
     data = {key.removeprefix("data."): value for key, value in flat.items() if key.startswith("data.")}
     if data.get("name") is None or data.get("path") is not None:
@@ -62,19 +63,19 @@ def saved_places(saved: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return flat | {f"data.{key}": value for key, value in _named(data).items()}
     except InputError:
-        return flat  # It was known where the run began.
+        return flat  # The name was known on the machine where the run began.
 
 
 def _absolute(flat: Mapping[str, Any]) -> dict[str, str]:
-    """Those of the settings that are places, by dotted keys, as `absolute` ones."""
-    known = {key: place for key in _PLACES if isinstance(place := flat.get(key), str)}
-    if known.get("data.unlabelled") == TRAIN:
-        del known["data.unlabelled"]
-    return {key: absolute(place) for key, place in known.items()}
+    """Returns the settings that are paths, by dotted keys, as `absolute` paths."""
+    paths = {key: place for key in _PLACES if isinstance(place := flat.get(key), str)}
+    if paths.get("data.unlabelled") == TRAIN:
+        del paths["data.unlabelled"]
+    return {key: absolute(place) for key, place in paths.items()}
 
 
 def _named(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What datasets.toml says of a name, as keys of `data`; what stands there already wins."""
+    """Returns the entry of datasets.toml for a name, as keys of `data`; settings that are there already win."""
     entry = dataclasses.asdict(catalog.resolve(data["name"]))
-    told = {key: data.get(key) or entry[key] for key in ("train", "val", "classes")}
-    return {**told, "path": entry["path"], "name": None}
+    settings = {key: data.get(key) or entry[key] for key in ("train", "val", "classes")}
+    return {**settings, "path": entry["path"], "name": None}

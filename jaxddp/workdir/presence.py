@@ -1,4 +1,4 @@
-"""A work directory that stays where it is: a run that went on after its end would save nowhere, or into another one."""
+"""Ends a run whose work directory is removed, moved or replaced, which otherwise would save into another one."""
 
 import contextlib
 import errno
@@ -22,15 +22,15 @@ from jaxddp.training.listeners.jsonl import RESULT
 
 _LOOK_SECONDS = 1.0
 _FAILING_SECONDS = 10.0
-"""How long the thread that trains may take to end by itself: it may wait for another process that will not come."""
+"""Seconds for the thread that trains to end by itself; it may wait for a process that has ended."""
 _REMOVING_SECONDS = 1.0
 _CLEARINGS, _CLEARING_SECONDS = 5, 0.05
-"""How often what threads still make is removed, and how long after each other."""
+"""How often what other threads still write is removed, and the seconds between."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
 
 
 class Presence:
-    """Knows a work directory again, and what a run has made in it."""
+    """Recognizes a work directory, its folder of checkpoints and its config.json by device and inode."""
 
     def __init__(self, directory: Path):
         self._places = (directory, directory / CHECKPOINTS, directory / CONFIG_FILE)
@@ -40,15 +40,15 @@ class Presence:
         self.fault()
 
     def check(self) -> None:
-        """Raises `InputError` where it has gone, or another one is in its place.
+        """Raises `InputError` if the directory was removed, moved or replaced.
 
-        It comes after each step, so it looks at the directory alone while that is as the last whole look found it: its
-        time of modification changes with the entries in it. Where file systems keep no such time, `_look` finds out.
+        It is called after each step, so it checks only the directory if its modification time, which changes with its
+        entries, is as at the last full check. On file systems without this time the thread of `staying` finds a change.
         """
         state = None
         with contextlib.suppress(OSError):
-            found = os.stat(self._places[0])
-            state = found.st_dev, found.st_ino, found.st_mtime_ns
+            status = os.stat(self._places[0])
+            state = status.st_dev, status.st_ino, status.st_mtime_ns
             if state == self._unchanged:
                 return
         if (fault := self.fault()) is not None:
@@ -56,7 +56,7 @@ class Presence:
         self._unchanged = state
 
     def fault(self) -> str | None:
-        """What became of it; None where all is well, or where the server of files does not say."""
+        """Returns what was removed or replaced; None if nothing, or if the file server does not answer."""
         if (fault := self._fault()) is not None:
             self._unchanged = None
         return fault
@@ -64,13 +64,13 @@ class Presence:
     def _fault(self) -> str | None:
         for place in self._places:
             try:
-                found = _identity(place)
+                identity = _identity(place)
             except OSError as error:
                 is_gone = error.errno in _GONE and place in self._known
             else:
                 if place not in self._known:
                     self._hold(place)
-                is_gone = self._known.setdefault(place, found) != found
+                is_gone = self._known.setdefault(place, identity) != identity
             if is_gone:
                 directory, *_ = self._places
                 advice = f"bring {directory} back, and the same command resumes there"
@@ -78,7 +78,7 @@ class Presence:
         return None
 
     def _hold(self, place: Path) -> None:
-        """Keep a directory open: file systems such as gcsfuse number one anew once nobody has it open."""
+        """Keep a directory open: file systems such as gcsfuse give it a new inode when no process has it open."""
         with contextlib.suppress(OSError):
             self._held.callback(os.close, os.open(place, os.O_RDONLY | os.O_DIRECTORY))
 
@@ -86,7 +86,7 @@ class Presence:
         self._held.close()
 
     def fault_after(self, error: BaseException) -> str | None:
-        """The same, of what has failed; where a file has gone, `rm -r` may be at the first of many."""
+        """Returns what was removed or replaced, after an error; waits if a file is missing, for a `rm -r` at work."""
         cause, give_up = error.__cause__ or error, time.monotonic() + _REMOVING_SECONDS
         is_gone = isinstance(cause, OSError) and cause.errno in _GONE
         while (fault := self.fault()) is None and is_gone and time.monotonic() < give_up:
@@ -94,9 +94,9 @@ class Presence:
         return fault
 
     def clear_away(self) -> None:
-        """Remove what Orbax made there once more, of a save that had begun: the next run would find a work directory.
+        """Remove the directories that a save made again, which the next run would take for a work directory.
 
-        Orbax and TensorStore make the folders of each file that they write.
+        Orbax and TensorStore make the parent folders of each file that they write.
         """
         directory, checkpoints, _ = self._places
         for _ in range(_CLEARINGS):
@@ -106,7 +106,7 @@ class Presence:
                     shutil.rmtree(checkpoints, ignore_errors=True)
             with contextlib.suppress(OSError):
                 if _identity(directory) != self._known[directory]:
-                    # Of the end of the run, which nobody misses without the rest.
+                    # result.json is of no use without the rest of the run.
                     if os.listdir(directory) == [RESULT]:
                         (directory / RESULT).unlink()
                     directory.rmdir()
@@ -114,20 +114,20 @@ class Presence:
 
 
 def _identity(place: Path) -> tuple[int, int]:
-    """By which a directory is known again. A config.json is another file each time that it is written."""
-    found = os.stat(place)
-    return (0, 0) if place.name == CONFIG_FILE else (found.st_dev, found.st_ino)
+    """Returns the device and inode of a directory; (0, 0) for config.json, whose inode changes when it is written."""
+    status = os.stat(place)
+    return (0, 0) if place.name == CONFIG_FILE else (status.st_dev, status.st_ino)
 
 
 @contextmanager
 def staying(directory: Path, peers: Peers = ALONE) -> Iterator[Callable[[], None]]:
-    """Look after a work directory during the block. Yields a function for the thread that trains, as `Presence.check`.
+    """Watch a work directory during the block. Yields `Presence.check`, which the thread that trains calls.
 
-    Whatever fails in the block once the directory has gone, fails because of it. Where this process may wait for what
-    will not come, it ends some seconds later.
+    An error in the block after the directory was removed is reported as that. If this process may wait for a process
+    that has ended, it exits some seconds later.
 
     Raises:
-        InputError: it has gone, or another one is in its place.
+        InputError: the directory was removed, moved or replaced.
     """
     presence, over = Presence(directory), threading.Event()
     threading.Thread(target=_look, args=(presence, over, peers), name="jaxddp-workdir", daemon=True).start()
@@ -144,13 +144,13 @@ def staying(directory: Path, peers: Peers = ALONE) -> Iterator[Callable[[], None
 
 
 def _look(presence: Presence, over: threading.Event, peers: Peers) -> None:
-    """Until it is over, or the directory has gone and this process did not end by itself."""
+    """Check the directory until the block is over; exit the process if it does not end after a change."""
     while not over.wait(_LOOK_SECONDS):
         if presence.fault() is None or over.wait(_FAILING_SECONDS):
             continue
-        # Alone it waits for nobody; but Orbax, whose threads wait for each other, may do so for an hour.
+        # A single process waits for no other; but Orbax's threads, which wait for each other, may wait for an hour.
         may_wait = not peers.is_alone or progress().phase in ("save", COMMIT)
-        # A server of files may have shown an older state.
+        # A file server may have shown an older state.
         if may_wait and (fault := presence.fault()) is not None:
             abandon(fault, InputError.exit_code)
             end_now(fault, InputError.exit_code)

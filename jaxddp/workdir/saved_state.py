@@ -1,4 +1,4 @@
-"""What a run has saved: its recipe, and the state of a checkpoint, whatever its architecture."""
+"""Reads what a run has saved: its recipe, and the state of a checkpoint of any architecture."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ _A_RUN = "give a run's work directory"
 
 
 def recipe_of_run(directory: Path) -> RecipeFile:
-    """The recipe of a run.
+    """Returns the recipe of a run.
 
     Raises:
-        InputError: there is no such run, or its copy of the recipe is another one now.
+        InputError: there is no such run, or its copy of the recipe has changed.
     """
     path = directory / CONFIG_FILE
     with files.reading(path, _A_RUN, missing=f"no such file; {_A_RUN}"):
@@ -32,10 +32,10 @@ def recipe_of_run(directory: Path) -> RecipeFile:
 
 
 def restored(directory: Path, which: str, topology: Topology, advice: str = _A_RUN) -> TrainState:
-    """The state of a checkpoint (see `agreed_step`) on every device, its trees as plain dicts.
+    """Returns the state of a checkpoint (see `agreed_step`) on every device, with plain dicts as trees.
 
     Raises:
-        InputError: there is no checkpoint, or not this one, or it is damaged.
+        InputError: there is no such checkpoint, or it is damaged.
     """
     place = directory / CHECKPOINTS
     if not place.is_dir():
@@ -47,9 +47,9 @@ def restored(directory: Path, which: str, topology: Topology, advice: str = _A_R
 
 
 def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:
-    """The step of a run's checkpoint ("latest", "best" or a number), and what evaluation measures there, by path.
+    """Returns the step of a run's checkpoint ("latest", "best" or a number), and the arrays for evaluation by path.
 
-    "best" is the latest where nothing was validated. Raises: InputError; there is none, or it is damaged.
+    "best" is the latest if nothing was validated. Raises: InputError; there is no such checkpoint, or it is damaged.
     """
     state = restored(directory, which, topology, f"give {FORMS}")
     return int(state.step), {
@@ -58,14 +58,14 @@ def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict
 
 
 def agreed_step(checkpoints: Checkpoints, which: str) -> int:
-    """The step of a checkpoint that is whole, "latest", "best" or a number, as process 0 sees it.
+    """Returns the step of an undamaged checkpoint ("latest", "best" or a number), which process 0 looks up for all.
 
-    "best" is the latest where nothing was validated. Raises: InputError; there is none, or it is damaged.
+    "best" is the latest if nothing was validated. Raises: InputError; there is no such checkpoint, or it is damaged.
     """
 
-    def whole() -> str:
+    def verified() -> str:
         step = checkpoints.step("latest" if which == "best" and checkpoints.best() is None else which)
         checkpoints.verify(step)
         return str(step)
 
-    return int(checkpoints.peers.from_first("checkpoint", whole))
+    return int(checkpoints.peers.from_first("checkpoint", verified))

@@ -1,6 +1,6 @@
-"""A work directory while one run has it: its checkpoints, where to resume, and when to stop.
+"""The session of a run in its work directory: the lock, the checkpoints, where to resume, and when to stop.
 
-All processes of the run must see it, and no other run may have it.
+The directory must be visible to all processes of the run, and no other run may use it.
 """
 
 import contextlib
@@ -35,15 +35,18 @@ from jaxddp.workdir.signature import SIGNATURE_FILE
 Resume = Literal["auto", "never", "must"]
 _SHARED_SECONDS = 5
 _BEGINNING = frozenset((CHECKPOINTS, CONFIG_FILE, COPY_FOLDER, LOCK_FILE, SIGNATURE_FILE))
-"""What a work directory holds before there is anything to lose in it."""
+"""The files of a work directory before anything is logged or saved."""
 _log = logging.getLogger("jaxddp.experiment")
 
 
 @dataclass(frozen=True)
 class Session:
-    """What a run needs of its work directory; it begins anew where there is no step to resume.
+    """The work directory of a run.
 
-    `check` sees that the directory is still there, with all that the run has made in it by then.
+    Attributes:
+        resume_step: the step to resume from; None for a new run.
+        should_stop: returns whether the run was asked to stop.
+        check: raises InputError if the directory was removed or replaced.
     """
 
     directory: Path
@@ -54,17 +57,17 @@ class Session:
 
     @property
     def run_id(self) -> str | None:
-        """Of the run that is resumed, as its checkpoint names it."""
+        """The id of the run that is resumed, from its checkpoint."""
         return None if self.resume_step is None else self.checkpoints.integrity.run_id(self.resume_step)
 
     def belongs_to(self, record: Mapping[str, Any]) -> None:
-        """Mark the checkpoints that follow with the run that `record`, the content of config.json, names."""
+        """Write the manifests of later checkpoints for the run of `record`, the content of config.json."""
         self.checkpoints.integrity.belong_to(RunIdentity.of(record))
 
     def joined(self, run: Run) -> Run:
-        """The run in this work directory: it resumes there, saves there, and stops when asked.
+        """Returns the run with the state of its checkpoint, and with this directory to save to.
 
-        Raises: InputError; the checkpoint is another's, or of another step, or the directory has gone.
+        Raises: InputError; the checkpoint is of another run or step, or the directory was removed.
         """
         self.check()
         restored: dict[str, Any] = {}
@@ -73,11 +76,11 @@ class Session:
             if (step := int(state.step)) != self.resume_step:
                 raise InputError(
                     f"{self.checkpoints.directory / str(self.resume_step)}: holds the state of step {step}; move it "
-                    "away, and the step before it is taken"
+                    "away to use the step before"
                 )
-            # As process 0 sees it: what it wrote last may not have come to every host.
-            own = self.checkpoints.validations.of(self.resume_step)
-            measured = json.loads(run.topology.peers.from_first("validated", lambda: json.dumps(own)))
+            # From process 0: other hosts may not see yet what it wrote last.
+            metrics = self.checkpoints.validations.of(self.resume_step)
+            measured = json.loads(run.topology.peers.from_first("validated", lambda: json.dumps(metrics)))
             run, restored = replace(run, state=state), {"progress": progress, "validated": measured or None}
         self.checkpoints.validations.resume(self.resume_step or 0)
         profile = self.directory / FOLDER
@@ -88,21 +91,21 @@ class Session:
 def session(
     directory: Path, peers: Peers = ALONE, *, keep: int = 2, goal: Goal | None = None, resume: Resume = "auto"
 ) -> Iterator[Session]:
-    """Hold a work directory for one run, with SIGTERM caught; at the end what is being written is finished.
+    """Open a work directory for one run, and catch SIGTERM; at the end the checkpoint being written is finished.
 
-    For `keep` and `goal` see `Checkpoints`. Raises: InputError; as `staying`, and where it cannot be had.
+    For `keep` and `goal` see `Checkpoints`. Raises: InputError; the directory cannot be used, or as `staying`.
     """
     before = {*os.listdir(directory)} if directory.is_dir() else None
     check_shared(files.create(directory), peers)
     place = directory / CHECKPOINTS
     with held(directory, peers), withdrawn(directory, before, peers), staying(directory, peers) as check:
         if resume != "never":
-            # Before Orbax counts the damaged ones among those that it keeps.
+            # Before Orbax counts the damaged checkpoints among the latest to keep.
             peers.from_first("whole checkpoints", lambda: set_damaged_aside(place))
         with Checkpoints(place, peers, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
 
             def should_stop(step: int) -> bool:
-                # Orbax would make it once more, to save there.
+                # Orbax would make a removed directory again, to save there.
                 check()
                 return stop(step)
 
@@ -110,16 +113,16 @@ def session(
 
 
 def set_damaged_aside(place: Path) -> str:
-    """Rename the checkpoints that are newer than the newest whole one, so that a run resumes from that one.
+    """Rename the checkpoints after the last undamaged one, so a run resumes from that one.
 
-    Returns the names that they have now. A line names each, its step and the file that is damaged.
+    Returns the new names. Each checkpoint is logged with its damaged file.
 
     Raises:
-        InputError: there are checkpoints, and none is whole; then all stay as they are.
+        InputError: there are checkpoints, and all are damaged; none is renamed.
     """
     integrity, damaged = Integrity(place), {}
     if integrity.fault is not None:
-        _log.warning(f"{place / INDEX}: {integrity.fault}; it is written anew from the manifests that are whole")
+        _log.warning(f"{place / INDEX}: {integrity.fault}; it is rebuilt from the undamaged manifests")
     for step in reversed(steps_in(place)):
         if (fault := integrity.check(step)) is None:
             break
@@ -139,17 +142,17 @@ def set_damaged_aside(place: Path) -> str:
                 shutil.rmtree(aside)
             (place / str(each)).rename(aside)
         _log.warning(
-            f"{place / str(each)}: step {each} is damaged: {fault}; the run resumes from step {step}, the newest that "
-            f"is whole, and this one is kept as {aside.name}"
+            f"{place / str(each)}: step {each} is damaged: {fault}; the run resumes from step {step}, the latest "
+            f"undamaged one, and this one is kept as {aside.name}"
         )
     return " ".join(f"{each}{ASIDE}" for each in damaged)
 
 
 def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
-    """The step to go on from, the latest checkpoint's; None begins anew. Raises: InputError."""
-    # As process 0 sees it: a network file system may show others an older one.
-    seen = checkpoints.peers.exchange("latest checkpoint", str(checkpoints.latest()))[0]
-    latest = None if seen == str(None) else int(seen)
+    """Returns the step of the latest checkpoint; None for a new run. Raises: InputError; `resume` does not allow it."""
+    # From process 0: a network file system may show an older one to others.
+    first = checkpoints.peers.exchange("latest checkpoint", str(checkpoints.latest()))[0]
+    latest = None if first == str(None) else int(first)
     if resume == "must" and latest is None:
         raise InputError(
             f"{checkpoints.directory}: no checkpoint to resume from",
@@ -164,13 +167,13 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
 
 
 def check_shared(directory: Path, peers: Peers) -> None:
-    """Raises `InputError` where a process does not see what process 0 writes: Orbax would wait for it without end."""
+    """Raises `InputError` if a process does not see what process 0 writes: Orbax would wait for it forever."""
     name = peers.exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
     if peers.is_first:
         with files.readable_errors(directory):
             (directory / name).touch()
     peers.exchange("work directory written", "")
-    # A network file system may show a new file a little late.
+    # A network file system may show a new file with a delay.
     give_up = time.monotonic() + _SHARED_SECONDS
     while not (seen := (directory / name).exists()) and time.monotonic() < give_up:
         time.sleep(0.1)
@@ -187,8 +190,10 @@ def check_shared(directory: Path, peers: Peers) -> None:
 
 @contextmanager
 def withdrawn(directory: Path, before: set[str] | None, peers: Peers) -> Iterator[None]:
-    """Where a mistake ends a run that has logged and saved nothing, what its beginning wrote goes, but not what was
-    there `before`; and the directory, if that was not there."""
+    """If an input error ends a new run before it logs or saves, remove the files that it wrote.
+
+    Files that were there `before` stay. The directory is removed if it was not there before.
+    """
     begins = peers.is_first and not (directory / CONFIG_FILE).exists()
     try:
         yield
@@ -205,7 +210,7 @@ def withdrawn(directory: Path, before: set[str] | None, peers: Peers) -> Iterato
 
 @contextmanager
 def held(directory: Path, peers: Peers = ALONE) -> Iterator[None]:
-    """As `locked`, of a job: its first process has the lock."""
+    """Lock a work directory for a job: its first process holds the lock; see `locked`."""
     if not peers.is_first:
         yield
         return

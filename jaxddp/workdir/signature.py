@@ -1,4 +1,4 @@
-"""What a network takes and tells apart, in a file of the work directory: a run can be asked without its data."""
+"""`signature.json`: the classes and the images of a run's network, so inference needs no training data."""
 
 import dataclasses
 import json
@@ -29,18 +29,18 @@ _Side = Annotated[int, Range(1, 1_000_000)]
 
 @dataclass(frozen=True)
 class Signature:
-    """The classes of a run, in the order of its logits, and its images."""
+    """The classes of a run, in the order of its logits, and the format of its images."""
 
     class_ids: tuple[str, ...]
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
-    """(H, W, C) of the pixels that the network sees, before they are normalized."""
+    """(H, W, C) of the network's images."""
     dtype: str
-    """Of these: "uint8" or "uint16"."""
+    """The dtype of pixels before normalization: "uint8" or "uint16"."""
     in_memory: bool
-    """Whether they were arrays, taken as they are, and no files."""
+    """Whether the images were arrays, which are not resized, instead of files."""
     multi_label: bool = False
-    """Whether an image may be of several classes, each of which has a probability of its own."""
+    """Whether an image may have several labels, so each class has an independent probability."""
 
     def __repr__(self) -> str:
         classes = f"{counted(len(self.class_names), 'class')} ({some(self.class_names)})"
@@ -48,7 +48,7 @@ class Signature:
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "Signature":
-        """That of a run which trains on a source: its images are evaluation's."""
+        """Returns the signature of a run that trains on a source; the images are those for evaluation."""
         data = data.of_evaluation
         dtype, arrays = image_dtype(source, data).name, source.pixel_shape is not None
         labels = labels_of(source)
@@ -56,14 +56,14 @@ class Signature:
 
     @property
     def labels(self) -> LabelKind:
-        """The kind of its labels."""
+        """The kind of the labels."""
         return LabelKind(len(self.class_ids), self.multi_label)
 
     @classmethod
     def read(cls, directory: Path) -> "Signature | None":
-        """That of a work directory; None where it has none, as those of older releases.
+        """Reads the signature of a work directory; None if it has none, as in older releases.
 
-        Raises: InputError; the file is damaged, or of another run than config.json.
+        Raises: InputError; the file is damaged, or is of another run than config.json.
         """
         path = directory / SIGNATURE_FILE
         if not path.exists():
@@ -71,53 +71,56 @@ class Signature:
         with files.reading(path, "make it readable"):
             content = files.read(path)
         try:
-            told: dict[str, Any] = json.loads(content)
-            names = {key: checked(told[key], tuple[str, ...], key) for key in ("class_ids", "class_names")}
-            shape = checked(told["image_shape"], tuple[_Side, _Side, _Side], "image_shape")
+            entries: dict[str, Any] = json.loads(content)
+            names = {key: checked(entries[key], tuple[str, ...], key) for key in ("class_ids", "class_names")}
+            shape = checked(entries["image_shape"], tuple[_Side, _Side, _Side], "image_shape")
             if len({*map(len, names.values())}) > 1:
                 raise ValueError("there are more ids than names of classes, or fewer")
-            dtype = checked(told["dtype"], Literal["uint8", "uint16"], "dtype")
-            # Which releases before it did not write.
-            flags = {"in_memory": told["in_memory"], "multi_label": told.get("multi_label", False)}
+            dtype = checked(entries["dtype"], Literal["uint8", "uint16"], "dtype")
+            # Older releases do not write `multi_label`.
+            flags = {"in_memory": entries["in_memory"], "multi_label": entries.get("multi_label", False)}
             of_images = {key: checked(value, bool, key) for key, value in flags.items()}
-            own, run = told.get(RUN_ID), RunIdentity.in_workdir(directory)
-            if own is not None and run is not None and own != run.id:
-                raise ValueError(f"it is of run {show(own)}, and {CONFIG_FILE} names run {run.id}")
+            run_id, run = entries.get(RUN_ID), RunIdentity.in_workdir(directory)
+            if run_id is not None and run is not None and run_id != run.id:
+                raise ValueError(f"it belongs to run {show(run_id)}, and {CONFIG_FILE} names run {run.id}")
             return cls(**names, image_shape=shape, dtype=dtype, **of_images)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise InputError(f"{path}: is damaged ({error}); remove it, and the run's data are asked instead") from None
+            raise InputError(f"{path}: is damaged ({error}); remove it to use the run's data instead") from None
 
     def write(self, directory: Path, run_id: str | None) -> None:
-        """Write it into the work directory of a run. Raises: InputError."""
+        """Write the file into the work directory of a run. Raises: InputError."""
         content = {RUN_ID: run_id, **dataclasses.asdict(self)}
         files.replace(directory / SIGNATURE_FILE, (json.dumps(content, indent=2) + "\n").encode())
 
     def pixels(self, images: np.ndarray) -> np.ndarray:
-        """Arrays [N, H, W, C] as such images. Raises: InputError; they are others, or as `as_pixels`."""
-        given, images = images.dtype, as_pixels(images)
-        if given != images.dtype and images.dtype == np.uint8 and self.dtype == "uint16":
+        """Converts arrays [N, H, W, C] to pixels of this dtype.
+
+        Raises: InputError; they have another shape or dtype, or as `as_pixels`.
+        """
+        dtype, images = images.dtype, as_pixels(images)
+        if dtype != images.dtype and images.dtype == np.uint8 and self.dtype == "uint16":
             images = widened(images)
-        if given != images.dtype and images.dtype == np.uint16 and self.dtype == "uint8":
+        if dtype != images.dtype and images.dtype == np.uint16 and self.dtype == "uint8":
             raise InputError(
-                f"images: {given} that are no multiples of 1/255, and the network was trained on uint8; give "
+                f"images: {dtype} that are no multiples of 1/255, and the network was trained on uint8; give "
                 "np.rint(images * 255).astype(np.uint8)"
             )
         if images.shape[1:] != self.image_shape or images.dtype != self.dtype:
-            wanted = ", ".join(map(str, self.image_shape))
+            shape = ", ".join(map(str, self.image_shape))
             raise InputError(
-                f"images: {shaped(images)} was given; give {self.dtype}[N, {wanted}], as the network was trained on"
+                f"images: {shaped(images)} was given; give {self.dtype}[N, {shape}], as the network was trained on"
             )
         return images
 
     def data(self, data: DataConfig) -> DataConfig:
-        """The config by which evaluation makes such images of files. Raises: InputError; no files have them."""
+        """Returns the config that makes such images from files. Raises: InputError; files cannot have such images."""
         height, width, channels = self.image_shape
         if channels not in _DECODED or height != width:
             raise InputError(
-                f"the run was trained on arrays of {height}x{width} pixels with {channels} channels, which are not "
-                f"made of files; give an array, {self.dtype}[N, {height}, {width}, {channels}]"
+                f"the run was trained on arrays of {height}x{width} pixels with {channels} channels, which files "
+                f"cannot have; give an array, {self.dtype}[N, {height}, {width}, {channels}]"
             )
         size: dict[str, Any] = {"image_size": height, "channels": channels, "bits": 8 * np.dtype(self.dtype).itemsize}
-        # What was in memory was seen whole.
+        # Images in memory were not cropped.
         resize = height if self.in_memory else data.resize
         return dataclasses.replace(data, **size, eval_size=None, resize=resize)

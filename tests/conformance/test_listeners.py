@@ -1,7 +1,7 @@
-"""What every listener and logger makes of a run, whatever its library: one line of `KINDS` for each.
+"""What every listener and logger records of a run: each one is a line of `KINDS`.
 
-First from an invented run (`support.listeners`), then from one that is trained, stopped and resumed, and that all
-loggers with a library of their own watch together. What only one of them does stands in a file of its own.
+First an invented run (`support.listeners`), then one that is trained, stopped and resumed with all loggers that have a
+library. What only one logger does is tested in a file of its own.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 
 
 def of_config(name: str, workdir: Path) -> Any:
-    """The logger that a config names, without what keeps the run from its failures."""
+    """Returns the logger of a config without its `OptionalLogger`."""
     return LOGGERS.get(name)(Config().replace(log={"to": ("jsonl", name)}), workdir)
 
 
@@ -85,29 +85,29 @@ def of_history(workdir: Path) -> Series:
 
 
 def wandb_end(workdir: Path) -> tuple[int, bool]:
-    """The exit code that the last run told, and whether it said that it will go on elsewhere."""
+    """Returns the exit code of the last run, and whether it was marked as preempted."""
     found = list(wandb_records(offline_runs(workdir)[-1]))
     (end,) = (record.exit for record in found if record.WhichOneof("record_type") == "exit")
     return end.exit_code, any(record.WhichOneof("record_type") == "preempting" for record in found)
 
 
 the_history = functools.cache(lambda workdir: History())
-"""A history is in memory alone; a notebook that goes on has the same."""
+"""A history exists only in memory; a notebook resumes with the same object."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A listener of a work directory; what it leaves there: the scalars, a file, or nothing; how it tells of an end."""
+    """A kind of listener: what it writes (scalars, a file, or nothing), and how it reports an end."""
 
     make: Callable[[Path], Any]
-    """As a config names it, or any other way, such as with an address that it needs."""
+    """Makes it from a config, or in another way, for instance with an address."""
     series: Callable[[Path], Series] | None = None
     file: str = ""
     again: bool = False
-    """Whether a step that a resumed run takes again has a second point, or line."""
+    """Whether a step that a resumed run repeats has a second point or line."""
     end: Callable[[Path], Any] | None = None
     ends: tuple[Any, ...] = ()
-    """Of a run that is done, one that failed, and one that was preempted."""
+    """Its statuses of runs that are done, failed and preempted."""
 
 
 KINDS = {
@@ -144,7 +144,7 @@ STATUSES = ("done", "failed", "preempted")
 
 @pytest.fixture(scope="module", autouse=True)
 def store(tmp_path_factory) -> Iterator[Path]:
-    """The folder in which the runs of these tests start: MLflow's own store is there."""
+    """The current directory of these tests, in which MLflow makes its store."""
     folder = tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
         alone(folder, patch)
@@ -163,7 +163,7 @@ PARAMS = {"kernel": np.zeros((3, 2))}
 
 
 def told(listener: Any, start: int = 0, stop: int = TOTAL, status: str = "done", evaluate: tuple[int, ...] = (4, 10)):
-    """The steps after `start`, up to `stop`, where the run ends so."""
+    """Calls listeners for the steps after `start` up to `stop`, where the run ends with a status."""
     listener.start(run_start(start, params=PARAMS, class_names=("a", "b")))
     for step in range(start + 1, stop + 1):
         listener.step(step_record(step))
@@ -173,7 +173,7 @@ def told(listener: Any, start: int = 0, stop: int = TOTAL, status: str = "done",
 
 
 def course(stop: int = TOTAL, evaluate: tuple[int, ...] = (4, 10)) -> Series:
-    """The scalars of the invented run, by the names that all loggers give them."""
+    """Returns the scalars of the invented run, by their names in loggers."""
     found = []
     for step in range(1, stop + 1):
         found.append(rows.step_row(step_record(step)))
@@ -204,7 +204,7 @@ def test_it_holds_the_scalars_of_a_run(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", OF_FILES)
 def test_it_leaves_its_file(name: str, tmp_path: Path) -> None:
-    # Curves are drawn from what is written there.
+    # Curves are drawn from these lines.
     for each in (KINDS["jsonl"], KINDS[name]):
         told(each.make(tmp_path))
     assert (tmp_path / KINDS[name].file).stat().st_size > 0
@@ -221,13 +221,13 @@ def test_a_resumed_run_goes_on_in_the_same_one_and_a_fresh_one_begins_anew(name:
     same(kind.series(tmp_path), course(stop=2, evaluate=()))
 
 
-# That the picture of a resumed run is whole shows tests/test_curves.py: to draw it takes long.
+# tests/test_curves.py checks the picture of a resumed run, which takes long to draw.
 @pytest.mark.parametrize("name", [name for name in OF_FILES if not KINDS[name].again and name != "curves"])
 def test_the_file_of_a_resumed_run_is_that_of_a_whole_one_and_a_fresh_run_begins_anew(
     name: str, tmp_path: Path
 ) -> None:
     kind, resumed, whole = KINDS[name], tmp_path / "resumed", tmp_path / "whole"
-    # The second epoch ends with step 7, which the resumed run takes again.
+    # The second epoch ends with step 7, which the resumed run repeats.
     told(kind.make(resumed), stop=8, status="preempted")
     told(kind.make(resumed), start=5)
     told(kind.make(whole))
@@ -238,7 +238,7 @@ def test_the_file_of_a_resumed_run_is_that_of_a_whole_one_and_a_fresh_run_begins
 
 
 def is_number(value: float) -> bool:
-    """MLflow's store has no word for what is infinite, and takes the largest number there is."""
+    """MLflow's store cannot hold infinity, and stores the largest number."""
     return math.isfinite(value) and abs(value) < sys.float_info.max
 
 
@@ -294,7 +294,7 @@ def test_tensorboard_adds_a_file_or_begins_anew_and_leaves_the_files_of_others(t
 
 @pytest.mark.slow
 def test_no_figure_stays_in_memory(tmp_path: Path) -> None:
-    """Their parts refer to each other; a collection of all objects comes seldom in a long run."""
+    """The parts of a figure refer to each other, and full garbage collections are rare in a long run."""
     images, probabilities = np.zeros((2, 4, 4, 3), np.uint8), np.full((2, 5), 0.2)
     shown = PredictedImages.of(images, np.zeros(2, int), probabilities, tuple("abcde"))
     written = JsonLines(tmp_path), TensorBoard(tmp_path, 2)
@@ -402,7 +402,7 @@ def mlflow_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
 
 
 def tensorboard_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
-    # A picture is its width, its height and the bytes of a PNG.
+    # A picture is stored as width, height and PNG bytes.
     found = tensorboard_tags(workdir)["val/predictions"]
     return {event.step: [np.asarray(Image.open(io.BytesIO(event.tensor_proto.string_val[2])))] for event in found}
 

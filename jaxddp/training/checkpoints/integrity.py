@@ -1,9 +1,11 @@
-"""Manifests: what every file of a checkpoint held when the checkpoint was complete, so that damage is found later.
+"""Verifies checkpoints by manifests, which hold the size and the SHA-256 of every file of a complete checkpoint.
 
-A step's manifest, `STEP/manifest.json`, holds its number, its run, and the size and the SHA-256 of each of its files,
-and goes away with the step. The index beside the steps, `manifests.json`, holds the SHA-256 of every manifest and of
-`validation.json`: a manifest that is missing is damage, and not a checkpoint that never had one. Both hold a SHA-256 of
-themselves.
+The manifest of a step, `STEP/manifest.json`, also holds the step and the run, and is removed with the step. The index
+beside the steps, `manifests.json`, holds the SHA-256 of every manifest and of `validation.json`, so a missing manifest
+is known to be damage. Both files hold a SHA-256 of themselves.
+
+Orbax's own metadata cannot hold these: `custom_metadata` is written before the files that would be hashed, and the
+metadata of a directory of checkpoints is written once and never changed.
 """
 
 import hashlib
@@ -18,38 +20,40 @@ from pathlib import Path
 import jaxddp.core.files as files
 from jaxddp.core.phases import doing
 from jaxddp.recipe_file import CONFIG_FILE
-from jaxddp.training.checkpoints.manifest_format import Index, Listing, sha256
+from jaxddp.training.checkpoints.manifest_format import Index, StepManifest, sha256
 from jaxddp.training.checkpoints.run_identity import RunIdentity
 
 CHECKPOINTS = "checkpoints"
-"""The folder of a work directory that holds them."""
+"""The folder of checkpoints in a work directory."""
 MANIFEST = "manifest.json"
 INDEX = "manifests.json"
 ASIDE = ".damaged"
-"""What ends the name of a step's directory that was set aside."""
+"""The suffix of the directory of a damaged step that was renamed."""
 METADATA = "_CHECKPOINT_METADATA"
-"""Orbax's file about a step, which it reads of all steps at once."""
+"""Orbax's metadata file of a step; Orbax reads those of all steps when it opens the directory."""
 _LEAST = (METADATA, "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
-"""Without these files of Orbax no checkpoint restores."""
+"""Orbax's files without which no checkpoint can be restored."""
 _THREADS = 4
 _LARGE = 1 << 20
-"""Bytes of a file that is worth being hashed early."""
+"""Bytes from which a file is hashed before the checkpoint is complete."""
 _LOOK_SECONDS = 0.02
 
 Written = tuple[int, int, int, int]
-"""What stays of a file that is renamed, and changes with its content: device, inode, size and time of change."""
+"""Device, inode, size and modification time of a file: they stay when it is renamed and change when it is written."""
 
 
 class Integrity:
-    """The manifests of one directory of checkpoints.
+    """Reads, writes and compares the manifests of a directory of checkpoints.
 
-    One process writes them. What cannot be read counts as damage; writing raises InputError.
+    Only one process writes them. A file that cannot be read counts as damaged; a file that cannot be written raises
+    InputError.
 
     Args:
-        workdir: has the config.json that names their run; the folder around them where absent, which a link hides.
+        workdir: the folder of config.json, which names the run. The default is the parent of `directory`; it is another
+            one if `directory` is a link.
 
     Attributes:
-        run: whose checkpoints they are to be, as config.json was found; None where nothing says so.
+        run: the run that the checkpoints must belong to, from config.json; None if that names none.
         fault: what is wrong with the index, or None.
     """
 
@@ -61,38 +65,38 @@ class Integrity:
         self._index = Index()
         self._another, self._of_another = Index(), ""
         self._early: dict[Written, str] = {}
-        # The manifest of a step is written while the loop goes on.
+        # A thread writes the manifest of a step while training goes on.
         self._lock = threading.Lock()
         self._read_index()
 
     def belong_to(self, run: RunIdentity | None) -> None:
-        """What is written from here on is this run's; what is there is compared as before, unless another begins."""
+        """Write manifests for this run from now on; if it is another run than `run`, also compare with it."""
         self._writer = run
         if self.run is not None and run is not None and self.run.id != run.id:
             self.run = run
 
     def write(self, step: int) -> None:
-        """Hash all files of a complete checkpoint into its manifest."""
+        """Hash all files of a complete checkpoint, and write its manifest and the index."""
         folder = self.directory / str(step)
         with files.readable_errors(folder):
             names = sorted(_names(folder))
             digests = dict(zip(names, _digests(folder, names, self._early), strict=True))
             sizes = {name: (folder / name).stat().st_size for name in names}
-        content = Listing(step, {name: (sizes[name], digests[name]) for name in names}, self._writer).encode()
+        content = StepManifest(step, {name: (sizes[name], digests[name]) for name in names}, self._writer).encode()
         self._early.clear()
         files.replace(folder / MANIFEST, content)
         with self._lock:
-            # Orbax removes old steps by itself.
-            there = {str(each) for each in steps_in(self.directory)}
-            self._index.steps = {name: digest for name, digest in self._index.steps.items() if name in there}
+            # Orbax removes old steps.
+            present = {str(each) for each in steps_in(self.directory)}
+            self._index.steps = {name: digest for name, digest in self._index.steps.items() if name in present}
             self._index.steps[str(step)] = sha256(content)
             self._write_index()
 
     @contextmanager
     def hashing_early(self, step: int) -> Iterator[None]:
-        """While a step is being written, hash those of its files that are: the largest are, long before the last.
+        """While a step is being written, hash those of its large files that are complete.
 
-        `write` takes the digest of a file that has not changed since, whatever its name is then.
+        `write` uses the digest of a file that has not changed since, also if Orbax has renamed it.
         """
         over = threading.Event()
         thread = threading.Thread(target=self._hash_early, args=(step, over), name="early hashes")
@@ -106,48 +110,48 @@ class Integrity:
     def _hash_early(self, step: int, over: threading.Event) -> None:
         last: dict[int, Written] = {}
         while not over.wait(_LOOK_SECONDS):
-            # Orbax's name for what is not complete begins so; under another, nothing is hashed early. It renames it.
+            # The names of Orbax's unfinished directories start so. If they do not, no file is hashed early.
             with suppress(OSError):
-                found = [file for place in self.directory.glob(f"{step}.*") for file in _large_files(place)]
-                for file, written in found:
-                    # One that is still growing changes from look to look.
+                candidates = [file for place in self.directory.glob(f"{step}.*") for file in _large_files(place)]
+                for file, written in candidates:
+                    # A file that is still being written changes between two looks.
                     if last.get(written[1]) == written and written not in self._early and not over.is_set():
                         with files.open_regular(file) as opened:
                             digest = hashlib.file_digest(opened, "sha256").hexdigest()
-                            # Its name may be another by now.
+                            # The file of this name may have been replaced.
                             if _written(os.fstat(opened.fileno())) == written:
                                 self._early[written] = digest
                     last[written[1]] = written
 
     def forget(self, step: int) -> None:
-        """The step is about to be written: what is known of another one of its number must not stand for it."""
+        """Remove the digest of an earlier checkpoint of a step that is about to be written."""
         with self._lock:
-            known = self._index.steps.pop(str(step), None) is not None
-            # Once there is an index, its absence is damage; and so is another run's.
-            if known or self._index.run_id != self._writer_id or not (self.directory / INDEX).exists():
+            removed = self._index.steps.pop(str(step), None) is not None
+            # Once there are checkpoints, a missing index is damage, and so is an index of another run.
+            if removed or self._index.run_id != self._writer_id or not (self.directory / INDEX).exists():
                 self._write_index()
 
     def has(self, step: int) -> bool:
-        """Whether the step should have a manifest: those of older releases, and of runs killed before it, have none."""
-        known = self.fault is not None or str(step) in self._index.steps
-        return known or (self.directory / str(step) / MANIFEST).exists()
+        """Whether a step must have a manifest. Steps of older releases, and of runs killed before it, have none."""
+        expected = self.fault is not None or str(step) in self._index.steps
+        return expected or (self.directory / str(step) / MANIFEST).exists()
 
     def run_id(self, step: int) -> str | None:
-        """Of the run that a checkpoint is of by its manifest; None where that says nothing, or cannot be read."""
+        """Returns the id of the run that the manifest of a step names; None if it names none or cannot be read."""
         with suppress(OSError, ValueError):
-            run = Listing.parse(files.read(self.directory / str(step) / MANIFEST)).run
+            run = StepManifest.parse(files.read(self.directory / str(step) / MANIFEST)).run
             return None if run is None else run.id
         return None
 
     def check(self, step: int, *, quick: bool = False) -> str | None:
-        """The first thing that is wrong with a checkpoint, beginning with the file's name; None where nothing is.
+        """Returns the first fault of a checkpoint, beginning with the name of the file; None if there is none.
 
         Args:
             quick: compare names and sizes only.
 
         Raises:
-            FileNotFoundError: there is no directory of this step.
-            Unreachable: the server of the files does not answer, which is no damage.
+            FileNotFoundError: the step has no directory.
+            Unreachable: the file server does not answer, which is not damage.
         """
         folder = self.directory / str(step)
         if not folder.is_dir():
@@ -167,43 +171,43 @@ class Integrity:
     def _compare(self, folder: Path, step: int, quick: bool) -> str | None:
         content = files.read(folder / MANIFEST)
         try:
-            told = Listing.parse(content)
+            manifest = StepManifest.parse(content)
         except ValueError as error:
             return f"{MANIFEST} is damaged ({error})"
-        if (other := told.differs(step, self.run)) is not None:
+        if (other := manifest.differs(step, self.run)) is not None:
             return other
         if self._index.steps.get(str(step), sha256(content)) != sha256(content):
             return f"{MANIFEST} is not the one that was written"
-        listed = told.files
-        for name, (size, _) in listed.items():
-            found = (folder / name).stat()
-            if not stat.S_ISREG(found.st_mode):
+        saved_files = manifest.files
+        for name, (size, _) in saved_files.items():
+            status = (folder / name).stat()
+            if not stat.S_ISREG(status.st_mode):
                 return f"{name} is not a regular file"
-            if found.st_size != size:
-                return f"{name} has {found.st_size:,} bytes, and {size:,} were saved"
-        if extra := sorted(_names(folder) - listed.keys()):
-            return f"{extra[0]} was not saved with it"
+            if status.st_size != size:
+                return f"{name} has {status.st_size:,} bytes, and {size:,} were saved"
+        if extra := sorted(_names(folder) - saved_files.keys()):
+            return f"{extra[0]} does not belong to it"
         if quick:
             return None
-        digests = zip(listed.items(), _digests(folder, list(listed)), strict=True)
+        digests = zip(saved_files.items(), _digests(folder, list(saved_files)), strict=True)
         return next((f"{name} does not hold what was saved" for (name, (_, was)), now in digests if now != was), None)
 
     def expect_validations(self, content: bytes) -> None:
-        """`validation.json` is about to hold this. Until it does, what it holds now is right too."""
+        """Accept this content of `validation.json`, which is about to be written, as well as its present content."""
         with self._lock:
             self._index.validations = [sha256(content), *self._index.validations[:1]]
             self._write_index()
 
     def expects_validations(self) -> bool:
-        """Whether there is a `validation.json`, as far as the index knows."""
+        """Whether the index names a `validation.json`."""
         return bool(self._index.validations)
 
     def fault_of_validations(self, content: bytes) -> str | None:
-        """What is wrong if `validation.json` holds this; one that the index does not know of may hold anything."""
-        digest, known = sha256(content), self._index.validations
+        """Returns what is wrong with this content of `validation.json`; None if nothing, or if the index names none."""
+        digest, digests = sha256(content), self._index.validations
         if digest in self._another.validations:
-            return f"{INDEX}, which knows it, {self._of_another}"
-        return f"its SHA-256 is not that in {INDEX}" if known and digest not in known else None
+            return f"{INDEX}, which lists it, {self._of_another}"
+        return f"its SHA-256 is not that in {INDEX}" if digests and digest not in digests else None
 
     @property
     def _writer_id(self) -> str | None:
@@ -211,12 +215,12 @@ class Integrity:
 
     def _read_index(self) -> None:
         try:
-            found = Index.parse(files.read(self.directory / INDEX))
-            if self.run is None or found.run_id in (None, self.run.id):
-                self._index = found
+            index = Index.parse(files.read(self.directory / INDEX))
+            if self.run is None or index.run_id in (None, self.run.id):
+                self._index = index
             else:
-                self._of_another = f"is of run {found.run_id}, and {CONFIG_FILE} names run {self.run.id}"
-                self._another, self.fault = found, self._of_another
+                self._of_another = f"is of run {index.run_id}, and {CONFIG_FILE} names run {self.run.id}"
+                self._another, self.fault = index, self._of_another
         except FileNotFoundError:
             if any((self.directory / str(step) / MANIFEST).exists() for step in steps_in(self.directory)):
                 self.fault = "is missing"
@@ -227,11 +231,11 @@ class Integrity:
 
     def _write_index(self) -> None:
         if self.fault is not None:
-            # What can still be known of it: the manifests that are whole.
+            # Rebuild the index from the manifests that are undamaged.
             for step in steps_in(self.directory):
                 with suppress(OSError, ValueError):
                     content = files.read(self.directory / str(step) / MANIFEST)
-                    if Listing.parse(content).differs(step, self.run) is None:
+                    if StepManifest.parse(content).differs(step, self.run) is None:
                         self._index.steps.setdefault(str(step), sha256(content))
             self.fault = None
         self._index.run_id = self._writer_id
@@ -239,29 +243,29 @@ class Integrity:
 
 
 def steps_in(directory: Path) -> list[int]:
-    """The steps that have a directory, in order, whole or not."""
+    """Returns the steps that have a directory, in order, damaged or not."""
     try:
-        found = [entry.name for entry in os.scandir(directory) if entry.is_dir()]
+        names = [entry.name for entry in os.scandir(directory) if entry.is_dir()]
     except OSError:
         return []
-    return sorted(int(name) for name in found if name.isascii() and name.isdecimal() and name == str(int(name)))
+    return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and name == str(int(name)))
 
 
 def _names(folder: Path) -> set[str]:
-    """All files below a folder, relative to it, but for the manifest and for hidden ones, such as a file server's."""
+    """Returns the relative paths of all files below a folder, without the manifest and hidden files of file servers."""
 
-    def refuse(error: OSError) -> None:
+    def fail(error: OSError) -> None:
         raise error
 
-    found: set[str] = set()
-    for place, _, names in os.walk(folder, onerror=refuse):
+    paths: set[str] = set()
+    for place, _, names in os.walk(folder, onerror=fail):
         relative = Path(place).relative_to(folder)
-        found |= {(relative / name).as_posix() for name in names if not name.startswith(".")}
-    return found - {MANIFEST}
+        paths |= {(relative / name).as_posix() for name in names if not name.startswith(".")}
+    return paths - {MANIFEST}
 
 
 def _digests(folder: Path, names: list[str], known: Mapping[Written, str] | None = None) -> Iterator[str]:
-    """The SHA-256 of each file, as hex; that of `known` where there is one."""
+    """Yields the SHA-256 of each file in hex, from `known` if it is there."""
 
     def digest(name: str) -> str:
         file = folder / name
@@ -271,13 +275,13 @@ def _digests(folder: Path, names: list[str], known: Mapping[Written, str] | None
         with files.open_regular(file) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
 
-    # Hashing lets go of Python's lock, so the few large files share the cores.
+    # Hashing releases Python's lock, so large files are hashed in parallel.
     with ThreadPoolExecutor(_THREADS) as pool:
         yield from pool.map(digest, names)
 
 
-def _written(found: os.stat_result) -> Written:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _written(status: os.stat_result) -> Written:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _large_files(folder: Path) -> Iterable[tuple[Path, Written]]:

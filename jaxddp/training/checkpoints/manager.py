@@ -1,4 +1,4 @@
-"""Checkpoints through Orbax: (arrays, step), saved while training goes on; the last few are kept, and the best."""
+"""Checkpoints through Orbax: saved in the background; the latest ones and the best one are kept."""
 
 import contextlib
 import functools
@@ -35,24 +35,24 @@ _log = logging.getLogger("jaxddp.training")
 class Checkpoints:
     """The checkpoints of one work directory.
 
-    A checkpoint becomes visible only when all of it is on disk (Orbax writes beside it and renames), so a run killed at
-    any moment resumes from a whole one. Then its files are hashed into a manifest, which is compared before they are
-    read again. It is saved before it is validated, and its metrics come to it in a file beside all of them. On many
-    hosts the directory is one that all of them share; process 0 writes manifests and compares them.
+    A checkpoint becomes visible only when all of it is on disk, because Orbax renames it then. So a killed run resumes
+    from a complete checkpoint. Its files are then hashed into a manifest, with which they are compared before they are
+    read. A checkpoint is saved before it is validated; the metrics of all checkpoints are in one file beside them. On
+    several hosts the directory must be shared; process 0 writes and compares the manifests.
 
     Args:
         peers: the processes that save and restore together.
-        keep: how many of the latest are kept, beside the best.
-        goal: which one is best; what the directory says where absent.
-        read_only: leave everything as it is, since a run may be writing there at this moment.
+        keep: the number of latest checkpoints to keep, beside the best.
+        goal: which checkpoint is the best; the default is read from the directory.
+        read_only: change nothing, because a run may be writing to the directory.
 
     Attributes:
-        peers: as given.
-        integrity: their manifests.
-        validations: what was measured of them, which decides which one is best.
+        peers: see Args.
+        integrity: the manifests of the checkpoints.
+        validations: the metrics of the checkpoints, which decide which one is the best.
 
     Raises:
-        InputError: what is there cannot be read or written.
+        InputError: a file of the directory cannot be read or written.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Checkpoints:
         kept = [keep_policy.LatestN(n=keep), _Best(self.validations)]
         to_write = {
             "preservation_policy": keep_policy.AnyPreservationPolicy(kept),
-            # What a killed run left half written.
+            # Removes what a killed run left unfinished.
             "cleanup_tmp_directories": True,
-            # The watch knows sooner of a process that does not write its part, and names it.
+            # The watchdog finds a process that does not write its part sooner, and names it.
             "async_options": ocp.AsyncOptions(
                 timeout_secs=round(peers.longest_wait), barrier_sync_fn=Barrier(ocp.multihost.get_barrier_sync_fn())
             ),
@@ -86,47 +86,50 @@ class Checkpoints:
             self._manager = _Manager(
                 self.directory,
                 options=ocp.CheckpointManagerOptions(**(to_read if read_only else to_write)),
-                # Named here, so that a manager that has not saved yet can read what another process saved.
+                # With these a manager that has not saved anything can read the checkpoints.
                 item_handlers={"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()},
             )
 
     def steps(self) -> list[int]:
-        """The steps of all whole checkpoints, in order."""
+        """Returns the steps of all complete checkpoints, in order."""
         return sorted(self._manager.all_steps())
 
     def latest(self) -> int | None:
-        """The step of the latest whole checkpoint, or None."""
+        """Returns the step of the latest complete checkpoint; None if there is none."""
         return self._manager.latest_step()
 
     def best(self) -> int | None:
-        """The step of the best checkpoint by what validation measured; of equal ones the latest; None without any."""
+        """Returns the step with the best validation, the latest of equal ones; None if no checkpoint has one."""
         return self.validations.best(self.steps())
 
     def step(self, which: str) -> int:
-        """The step of "latest", "best" or a number. Raises: InputError; there is none, says which there are."""
-        known = self.steps()
+        """Returns the step of "latest", "best" or a number. Raises: InputError; there is none; lists the steps."""
+        steps = self.steps()
         named = {"latest": self.latest(), "best": self.best()}
         step = named[which] if which in named else whole(which, _STEPS)
-        if step not in known:
-            there = f"there are steps {', '.join(map(str, known))}" if known else "there is none"
-            raise InputError(f"{self.directory}: no checkpoint {which!r}; {there} (or say latest or best)")
+        if step not in steps:
+            listed = f"there are steps {', '.join(map(str, steps))}" if steps else "there is none"
+            raise InputError(f"{self.directory}: no checkpoint {which!r}; {listed} (or say latest or best)")
         return step
 
     @phase("save")
     def save(self, step: int, state: TrainState, progress: Mapping[str, Any]) -> None:
-        """Copy the state to host memory and write it in the background, and `progress`, small plain values, as JSON.
+        """Copy the state to host memory, and write it in the background.
+
+        Args:
+            progress: small plain values, which are saved as JSON.
 
         Raises:
-            NonFiniteError: the state holds a NaN or an infinity; the checkpoints already there stay as they are.
-            InputError: this one, or the one before, cannot be written.
+            NonFiniteError: the state holds a NaN or an infinity; it is not saved.
+            InputError: this checkpoint, or the one before, cannot be written.
         """
         if not bool(is_sound(state)):
             latest = self.latest()
             good = "there is no checkpoint yet" if latest is None else f"the last good one is step {latest}"
             raise NonFiniteError(f"step {step}: the state is not finite and was not saved; {good}")
-        # Orbax would first meet the others, who may stand elsewhere if the last save failed in this process alone.
+        # Otherwise Orbax would first wait for processes that do not save if the last save failed in this one alone.
         self.wait()
-        # One of that step may have been there before, and been removed.
+        # An earlier checkpoint of this step may have been removed.
         self.validations.forget(step)
         if self.peers.is_first:
             self.integrity.forget(step)
@@ -138,11 +141,12 @@ class Checkpoints:
 
     @phase("restore")
     def verify(self, step: int) -> None:
-        """Compare a checkpoint with its manifest, and its run with that of config.json; a line says so where one of
-        them is missing. Does nothing on other processes.
+        """Compare a checkpoint with its manifest, and its run with that of config.json; only process 0 does.
+
+        If one of them is missing, that is logged.
 
         Raises:
-            InputError: names the step, the first file that is damaged, and which steps are not.
+            InputError: the checkpoint is damaged; names the first damaged file, and the steps that are not damaged.
         """
         if not self.peers.is_first:
             return
@@ -150,36 +154,38 @@ class Checkpoints:
         try:
             fault = self.integrity.check(step)
             if fault is not None and self._read_only:
-                # A run that goes on may be removing it at this moment.
+                # A training run may be removing it at this moment.
                 time.sleep(_DELETING_SECONDS)
                 fault = self.integrity.check(step)
         except FileNotFoundError:
-            raise InputError(f"{place}: is no longer there; a run goes on, so try again") from None
+            raise InputError(
+                f"{place}: was removed while it was read; the run is still training, so try again"
+            ) from None
         if fault is not None:
             sound = [str(each) for each in self.steps() if each != step and self._is_sound(each)]
             others = f"steps {', '.join(sound)} are whole" if sound else "no other step is whole"
             raise InputError(f"{place}: step {step} is damaged: {fault}; {others}")
         if not self.integrity.has(step):
-            _say_once(f"{place}: step {step} has no manifest, so its files cannot be verified")
+            _warn_once(f"{place}: step {step} has no manifest, so its files cannot be verified")
         elif self.integrity.run is None or self.integrity.run_id(step) is None:
-            silent = f"no {CONFIG_FILE} beside it" if self.integrity.run is None else f"its {MANIFEST} does not"
-            _say_once(f"{place}: {silent} names the run, so whether step {step} is this run's cannot be compared")
+            missing = f"no {CONFIG_FILE} beside it" if self.integrity.run is None else f"its {MANIFEST} does not"
+            _warn_once(f"{place}: {missing} names the run, so whether step {step} is this run's cannot be compared")
 
     @phase("restore")
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """The state and the progress (see `save`) of a step, laid out over the devices as `like` is.
+        """Returns the state and the progress (see `save`) of a step, with the shardings of `like`.
 
         Raises:
-            InputError: the checkpoint is damaged, no longer there, or of another architecture or optimizer.
+            InputError: the checkpoint is damaged, was removed, or is of another architecture or optimizer.
         """
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step) as place:
             saved = self._manager.item_metadata(step)["state"]
             if differs := first_difference(saved, like):
-                name, there, here = differs
+                name, saved_as, needed = differs
                 raise InputError(
-                    f"{place}: a checkpoint of another architecture or optimizer: {name} is "
-                    f"{there} there and {here} here",
+                    f"{place}: the checkpoint is of another architecture or optimizer: {name} is "
+                    f"{saved_as} in the checkpoint and {needed} in this run",
                     advice=("use ", Key("the config"), " that wrote it, or another ", Option("workdir")),
                 )
             abstract = jax.tree.map(
@@ -191,7 +197,7 @@ class Checkpoints:
 
     @phase("restore")
     def restore_as_saved(self, step: int, sharding: jax.sharding.Sharding) -> TrainState:
-        """The state of a step, whatever its architecture, each array laid out as `sharding`. Raises: as `restore`."""
+        """Returns the state of a step of any architecture, each array with the given sharding. Raises: as `restore`."""
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step):
             saved = self._manager.item_metadata(step)["state"]
@@ -205,14 +211,14 @@ class Checkpoints:
 
     @phase("save", "finishing what is saved")
     def wait(self) -> None:
-        """Return when all that was saved is on disk; an `InputError` of the background writing shows here."""
+        """Wait until all checkpoints are on disk. Raises: InputError; one could not be written in the background."""
         with writing(self.directory):
             self._manager.wait_until_finished()
         self._finish_manifest()
 
     @phase("save", "finishing what is saved")
     def close(self) -> None:
-        """Finish what is being written: another manager of the directory would take it for rubbish."""
+        """Finish the checkpoint that is being written: another manager of the directory would delete it."""
         try:
             with writing(self.directory):
                 self._manager.close()
@@ -221,16 +227,16 @@ class Checkpoints:
         self._finish_manifest()
 
     def _write_manifest(self, step: int) -> None:
-        """Once the checkpoint is complete, in a thread of its own: the loop goes on."""
+        """Write the manifest of a step once the checkpoint is complete; runs in a thread, while training goes on."""
         try:
             with self.integrity.hashing_early(step):
                 self._manager.wait_until_finished()
         except Exception:
-            return  # Orbax raises it once more for whoever waits in the loop's thread.
+            return  # `wait` and `close` raise the error again, in the thread that trains.
         self.integrity.write(step)
 
     def _finish_manifest(self) -> None:
-        """Wait until the manifest of what was saved last is there. Raises: InputError; it cannot be written."""
+        """Wait for the manifest of the last checkpoint. Raises: InputError; it cannot be written."""
         pending, self._manifest = self._manifest, None
         if pending is not None:
             pending.result()
@@ -249,13 +255,13 @@ class Checkpoints:
             if error is None or isinstance(error, Preempted) or self.peers.is_alone:
                 self.close()
                 return
-            # The others may be elsewhere, and Orbax would wait for them: this process is to tell them why it ends.
+            # Orbax would wait for the other processes, which may not save; this one must tell them why it ends.
             with contextlib.suppress(TimeoutError):
                 ThreadPoolExecutor(1, "close").submit(self.close).result(_FAILING_SECONDS)
 
 
 def _check_metadata(directory: Path) -> None:
-    """Raises `InputError` where a step's metadata are no regular file: Orbax, which looks at all, waits for a FIFO."""
+    """Raises `InputError` if a step's metadata file is not regular: Orbax reads all, and would wait at a FIFO."""
     for step in steps_in(directory):
         if (metadata := directory / str(step) / METADATA).exists():
             with files.reading(metadata, f"move the directory of step {step} away"):
@@ -263,19 +269,19 @@ def _check_metadata(directory: Path) -> None:
 
 
 @functools.cache
-def _say_once(line: str) -> None:
-    """A checkpoint is verified each time that it is looked up."""
+def _warn_once(line: str) -> None:
+    """Log a warning once; a checkpoint may be verified several times."""
     _log.warning(line)
 
 
 class _Manager(ocp.CheckpointManager):
     def reached_preemption(self, step: int) -> bool:
-        """Orbax would ask JAX by the number of the step, and JAX forget the questions that the loop counts up."""
+        """Returns False: only `stop_on_sigterm` may ask JAX about preemption, because JAX counts the calls."""
         return False
 
 
 class _Best(keep_policy.PreservationPolicy):
-    """Keeps the best of the checkpoints by what is known of them when another is saved."""
+    """Keeps the checkpoint that is the best by its validation when another one is saved."""
 
     def __init__(self, validations: ValidationFile):
         self.validations = validations

@@ -1,4 +1,4 @@
-"""What Orbax and TensorStore raise of files, as one line that a user can act on."""
+"""Turns the file errors of Orbax and TensorStore into one line that a user can act on."""
 
 import errno
 import functools
@@ -18,21 +18,21 @@ from jaxddp.core.message import Option
 from jaxddp.core.phases import committing
 
 UNFINISHED = ".orbax-checkpoint-tmp"
-"""How the names of what Orbax has not finished end, as a rule."""
-# TensorStore, which writes the arrays, raises ValueError with this in its text; or, as Orbax does, where a file that it
-# wrote has gone, with one of those at its beginning.
+"""The usual suffix of directories that Orbax has not finished."""
+# TensorStore, which writes the arrays, raises a ValueError whose text contains `_OS_ERROR`. If a file that it or
+# Orbax wrote is gone, the text starts with one of `_GONE`.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
 _GONE = ("NOT_FOUND: ", "No ArrayMetadata found ", "Checkpoint directory does not exist")
 _UNFINISHED = re.compile(rf"(/[^\s'\"]*{UNFINISHED})")
-# What Orbax and TensorStore raise of files that do not hold what they should.
+# The errors of Orbax and TensorStore for damaged files.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError)
-# Where Orbax logs what a save raises: once in each of its threads, though it raises it as well.
+# Modules of Orbax that log an error of a save in each thread, although they also raise it.
 _RAISING_MODULES = ("future", "async_checkpointer", "checkpoint_manager")
 
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Turns what they raise of files that cannot be written into one line, and keeps their threads from more."""
+    """Context that turns errors of files that cannot be written into one line, also in the libraries' threads."""
     _keep_threads_brief()
     with files.readable_errors(directory):
         try:
@@ -44,14 +44,14 @@ def writing(directory: Path) -> Iterator[None]:
 
 
 def _of_file(error: BaseException | None) -> OSError | None:
-    """The same as an OSError, where a file is what it is about."""
+    """Returns a file error as an OSError, and None for any other error."""
     if isinstance(error, OSError):
         return error
     if not isinstance(error, ValueError):
         return None
     text = str(error)
-    if found := _OS_ERROR.search(text):
-        code = int(found[1])
+    if match := _OS_ERROR.search(text):
+        code = int(match[1])
     elif text.startswith(_GONE) or any(not os.path.exists(place) for place in _UNFINISHED.findall(text)):
         code = errno.ENOENT
     else:
@@ -61,26 +61,27 @@ def _of_file(error: BaseException | None) -> OSError | None:
 
 @functools.cache
 def _keep_threads_brief() -> None:
-    """Of a full disk, their threads print 20 tracebacks and more, and go on to do so after what waits has failed.
+    """Shorten what Orbax's threads log about file errors, for as long as the process lives.
 
-    So this lasts as long as the process. An error that is not about a file keeps its traceback.
+    With a full disk they print 20 tracebacks and more, some of them after the save has failed. An error that is not
+    about a file keeps its traceback.
     """
-    logging.getLogger("absl").addFilter(_is_news)
+    logging.getLogger("absl").addFilter(_shortened)
     previous = sys.unraisablehook
 
-    def unraisable(of: "sys.UnraisableHookArgs") -> None:
-        # TensorStore finishes a write whose waiting event loop an earlier error has ended.
-        if not (isinstance(of.exc_value, RuntimeError) and str(of.exc_value) == "Event loop is closed"):
-            previous(of)
+    def unraisable(raised: "sys.UnraisableHookArgs") -> None:
+        # TensorStore finishes a write after an earlier error has closed the event loop that waited for it.
+        if not (isinstance(raised.exc_value, RuntimeError) and str(raised.exc_value) == "Event loop is closed"):
+            previous(raised)
 
     sys.unraisablehook = unraisable
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether Orbax logs what nobody else says. What it logs of a file becomes one line."""
+def _shortened(record: logging.LogRecord) -> bool:
+    """A log filter: shortens a record about a file error to one line, and drops those that are reported elsewhere."""
     error = _of_file(record.exc_info[1]) if record.exc_info else None
     if error is None:
-        # A warning of a file that an unfinished step should have: what fails because of it says more.
+        # Drops warnings about missing files of an unfinished step: the error that they cause is clearer.
         return record.levelno >= logging.ERROR or UNFINISHED not in record.getMessage()
     if record.module in _RAISING_MODULES:
         return False
@@ -90,21 +91,21 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class Wait(Protocol):
-    """Waits until all processes have come to the same key. Raises: where they have not in so many milliseconds."""
+    """Waits until all processes have reached the same key. Raises: any error if they have not after `timeout_ms`."""
 
     def __call__(self, *, key: str, timeout_ms: int) -> None: ...
 
 
 class Barrier:
-    """Where Orbax's threads wait for the other processes; one whose part of a save has failed does not.
+    """The barrier at which Orbax's threads wait for other processes, except a thread whose part of a save failed.
 
-    On its way out of such a save Orbax waits at another barrier than the others, who wait for this part: all would
-    stand for `AsyncOptions.timeout_secs`, and nobody would hear why. So the error goes on to where it can be said.
+    After a failed save Orbax would wait at another barrier than the other processes, so all would wait for
+    `AsyncOptions.timeout_secs` and the cause would not be reported. This barrier raises the error of the save instead.
     """
 
     def __init__(self, wait: Wait):
         self._wait = wait
-        # What this thread handles may be an error of long before, after which a user trains again.
+        # In this thread a handled error may be an old one, after which the user trains again.
         self._training = threading.get_ident()
 
     def __call__(self, *, key: str, timeout_ms: int) -> None:
@@ -116,7 +117,7 @@ class Barrier:
 
 @contextmanager
 def reading(directory: Path) -> Iterator[None]:
-    """The same for reading; and Orbax is kept from warning of a directory that it was told only to read."""
+    """Context that turns errors of files that cannot be read into one line; Orbax logs no warnings in it."""
     log = logging.getLogger("absl")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -129,7 +130,7 @@ def reading(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def restoring(directory: Path, step: int) -> Iterator[Path]:
-    """Turns what they raise of a step's checkpoint, whose place it gives, into an InputError or Unreachable."""
+    """Context that turns errors of a step's checkpoint into InputError or Unreachable; yields the step's directory."""
     place = directory / str(step)
     try:
         yield place
@@ -137,13 +138,15 @@ def restoring(directory: Path, step: int) -> Iterator[Path]:
         raise
     except _UNREADABLE as error:
         if isinstance(error, TimeoutError) and error.errno is None:
-            raise  # Of a wait for another process.
+            raise  # A wait for another process timed out.
         if (of_file := _of_file(error)) is not None:
             files.check_server(place, of_file)
         if not place.is_dir():
-            raise InputError(f"{place}: is no longer there; a run goes on, so try again") from None
+            raise InputError(
+                f"{place}: was removed while it was read; the run is still training, so try again"
+            ) from None
         reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"{place}: step {step} cannot be restored ({type(error).__name__}: {reason}); move it away, and the "
-            "step before it is taken"
+            f"{place}: step {step} cannot be restored ({type(error).__name__}: {reason}); move it away "
+            "to use the step before"
         ) from error

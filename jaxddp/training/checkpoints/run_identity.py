@@ -1,4 +1,4 @@
-"""Which run a checkpoint is of: config.json and the manifest of each checkpoint say it, and both are compared."""
+"""The identity of a run, in config.json and in the manifest of each of its checkpoints."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from jaxddp.overrides import flatten
 from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
 
 MOVED = ("data.path", "data.name", "data.train", "data.val", "data.unlabelled")
-"""Where the data lie, which a fingerprint knows again."""
+"""The keys of the places of the data; moved data have the same fingerprint."""
 FREE = frozenset(
     (
         *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
@@ -27,18 +27,18 @@ FREE = frozenset(
         *("data.max_bad_images", "data.verify", "data.manifest", "data.local_cache", "data.data_dir", *MOVED),
     )
 )
-"""What a resumed run may change: how long, how often, on what, what is kept, and how it is measured. All else is the
-recipe. A teacher may have been moved, by its fingerprint."""
+"""The keys that a resumed run may change: its length, cadences, devices, outputs and evaluation. All others belong to
+the recipe. A teacher, like the data, is compared by its fingerprint."""
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What tells one run from all others.
+    """The id of a run, and digests of its settings.
 
     Attributes:
-        id: random, given to the run at its start.
-        keys: a digest of which settings are compared on resume, and of the release of JAX that tells objects apart.
-        values: a digest of their values. Two that are of other keys say nothing: another release may compare more.
+        id: a random id, drawn when the run starts.
+        keys: a digest of the keys that are compared on resume, and of the JAX release of the objects' digests.
+        values: a digest of their values. It is compared only if `keys` are equal, which may differ between releases.
     """
 
     id: str
@@ -47,40 +47,40 @@ class RunIdentity:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "RunIdentity | None":
-        """That of the content of a config.json; None where it names no run, as those of older releases."""
+        """Returns the identity in the content of a config.json; None if it has no id, as in older releases."""
         flat = flatten(dict(config))
-        if not isinstance(own := flat.get(RUN_ID), str) or not own:
+        if not isinstance(run_id := flat.get(RUN_ID), str) or not run_id:
             return None
         compared = {key: value for key, value in sorted(flat.items()) if key not in FREE}
         values = [_plain(value) for value in compared.values()]
-        return cls(own, _digest([*compared, flat.get("objects.jax")]), _digest(values))
+        return cls(run_id, _digest([*compared, flat.get("objects.jax")]), _digest(values))
 
     @classmethod
     def in_workdir(cls, directory: Path) -> "RunIdentity | None":
-        """That of a work directory; None also where it has no config.json that can be read, which others say."""
+        """Returns the identity of a work directory's run; None also if its config.json cannot be read."""
         with suppress(OSError, ValueError, RecursionError):
             content = json.loads(files.read(directory / CONFIG_FILE))
             return cls.of(content) if isinstance(content, dict) else None
         return None
 
     @classmethod
-    def parse(cls, told: Any) -> "RunIdentity":
-        """The inverse of `plain`. Raises: ValueError; it is something else."""
+    def parse(cls, entry: Any) -> "RunIdentity":
+        """The inverse of `plain`. Raises: ValueError; the entry is not a run's identity."""
         names = {field.name for field in fields(cls)}
-        if not isinstance(told, dict) or told.keys() != names or not all(isinstance(it, str) for it in told.values()):
-            raise ValueError(f"its run is {show(told)}")
-        return cls(**told)
+        if not isinstance(entry, dict) or entry.keys() != names or not all(isinstance(v, str) for v in entry.values()):
+            raise ValueError(f"its run is {show(entry)}")
+        return cls(**entry)
 
     def plain(self) -> dict[str, str]:
-        """As JSON holds it."""
+        """Returns the entry of a JSON file."""
         return asdict(self)
 
     def differs(self, config: "RunIdentity") -> str | None:
-        """What is wrong with a checkpoint that says this where config.json says `config`; None where nothing is."""
+        """Returns why a checkpoint of this run does not belong to the run of config.json; None if it does."""
         if self.id != config.id:
-            return f"it is of run {self.id}, and {CONFIG_FILE} names run {config.id}; put the right one of them back"
+            return f"it belongs to run {self.id}, and {CONFIG_FILE} names run {config.id}; restore the right one"
         if self.keys == config.keys and self.values != config.values:
-            return f"it is of other settings than {CONFIG_FILE} says, which was changed since; put them back"
+            return f"its settings differ from {CONFIG_FILE}, which was changed since; restore them"
         return None
 
 
@@ -89,7 +89,7 @@ def _digest(values: list[Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Equal numbers as one: a config may say 1 where it said 1.0."""
+    """Returns equal numbers in one form: a config may hold 1 where it held 1.0."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,4 +1,4 @@
-"""What each validation of a run measured, and which checkpoint is best by it, in a small file beside them."""
+"""`validation.json`: the metrics of each validation of a run, by which the best checkpoint is chosen."""
 
 import json
 import logging
@@ -14,22 +14,22 @@ from jaxddp.training.checkpoints.integrity import Integrity
 
 VALIDATION_FILE = "validation.json"
 _GOAL = "goal"
-_MEND = "remove it, and keep a copy of the best checkpoint: it will not be known"
+_ADVICE = "remove it, and keep a copy of the best checkpoint, which will be unknown"
 _log = logging.getLogger("jaxddp.training")
 
 Metrics = dict[str, float | None]
 
 
 class ValidationFile:
-    """The metrics of each step that was validated, `flat` ones, and the goal by which the run compares them.
+    """The `flat` metrics of each validated step, and the goal by which the run compares them.
 
     Args:
-        goal: of the run that writes here; None reads the one that is there, the default's where none is.
-        integrity: knows whether the file is the one that was written; None for a process that is not the first,
-            which only reads, and may be shown an older one by a network file system.
+        integrity: holds the digest of the file; None on processes other than the first, which only read the file, and
+            to which a network file system may show an older one.
+        goal: the goal of the run that writes the file; None takes the goal in the file, or the default goal.
 
     Raises:
-        InputError: the file cannot be read, or holds something else.
+        InputError: the file cannot be read, or is damaged.
     """
 
     def __init__(self, directory: Path, integrity: Integrity | None, goal: Goal | None = None):
@@ -43,25 +43,25 @@ class ValidationFile:
 
     @property
     def steps(self) -> list[int]:
-        """The steps that were validated, in their order."""
+        """The steps that were validated, in order."""
         return sorted(self._known)
 
     def of(self, step: int) -> Metrics:
-        """The metrics of a step; none where it was not validated."""
+        """Returns the metrics of a step; empty if it was not validated."""
         return self._known.get(step, {})
 
     def put(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep a step's metrics; one that is not finite as null. Raises: InputError."""
+        """Write the metrics of a step, null for a value that is not finite. Raises: InputError."""
         self._known[step] = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
         self._write()
 
     def forget(self, step: int) -> None:
-        """The step is to be another's than the one that was measured. Raises: InputError."""
+        """Remove the metrics of a step that is about to be saved again. Raises: InputError."""
         if self._known.pop(step, None) is not None:
             self._write()
 
     def resume(self, step: int) -> None:
-        """The run goes on after this step, or begins after 0, by its own goal. What was measured later is not its own.
+        """Remove the metrics of steps after the one that the run resumes from, 0 for a new run, and write its goal.
 
         Raises: InputError.
         """
@@ -71,12 +71,12 @@ class ValidationFile:
             self._write()
 
     def best(self, steps: Iterable[int]) -> int | None:
-        """The best of these steps by the goal; of equal ones the latest; None without any."""
+        """Returns the best of these steps, the latest of equal ones; None if none was validated."""
         goal = self.goal
         measured = {step: value for step in self.steps if (value := self.of(step).get(goal.metric)) is not None}
         values = dict(zip(measured, goal.values(measured.values()), strict=True))
-        there = [step for step in sorted(steps) if step in values]
-        return there[goal.best([values[step] for step in there])] if there else None
+        validated = [step for step in sorted(steps) if step in values]
+        return validated[goal.best([values[step] for step in validated])] if validated else None
 
     def _write(self) -> None:
         if self._integrity is not None:
@@ -91,19 +91,19 @@ class ValidationFile:
             content = files.read(self._path)
         except FileNotFoundError:
             if self._integrity is not None and self._integrity.expects_validations():
-                _log.warning(f"{self._path}: is missing; which checkpoint is the best of those before is not known")
+                _log.warning(f"{self._path}: is missing; the best of the earlier checkpoints is unknown")
             return {}, Goal()
         except OSError as error:
             raise InputError(f"{self._path}: cannot be read ({error.strerror}); make it readable") from None
         try:
-            told = dict(json.loads(content).items())
-            goal = Goal.from_plain(told.pop(_GOAL)) if _GOAL in told else Goal()
-            known = {_step(name): _checked(metrics) for name, metrics in told.items()}
+            entries = dict(json.loads(content).items())
+            goal = Goal.from_plain(entries.pop(_GOAL)) if _GOAL in entries else Goal()
+            metrics_by_step = {_step(name): _checked(metrics) for name, metrics in entries.items()}
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise InputError(f"{self._path}: is damaged ({error}); {_MEND}") from None
+            raise InputError(f"{self._path}: is damaged ({error}); {_ADVICE}") from None
         if self._integrity is not None and (fault := self._integrity.fault_of_validations(content)) is not None:
-            raise InputError(f"{self._path}: is damaged ({fault}); {_MEND}")
-        return known, goal
+            raise InputError(f"{self._path}: is damaged ({fault}); {_ADVICE}")
+        return metrics_by_step, goal
 
 
 def _step(name: str) -> int:

@@ -1,4 +1,4 @@
-"""`confusion.csv`: how the last validation told the classes apart."""
+"""`confusion.csv`: the confusion matrix of the last validation."""
 
 import csv
 import io
@@ -15,10 +15,10 @@ CONFUSION = "confusion.csv"
 
 
 class ConfusionTable(Listener):
-    """Writes `confusion.csv` anew at each finished validation: a row for each class, and the step in the first field.
+    """Writes `confusion.csv` after each validation: a row for each class, with the step in the first field of the file.
 
-    A row has the class, its accuracy (empty of a class without images), how many images it has, and how many of them
-    were taken for each class. Raises: InputError; the file cannot be written.
+    A row holds the class, its accuracy (empty for a class without images), its number of images, and how many of them
+    were predicted as each class. Raises: InputError; the file cannot be written.
     """
 
     wants_metrics = ("confusion",)
@@ -37,7 +37,7 @@ class ConfusionTable(Listener):
 
 
 def confusion_csv(matrix: np.ndarray, names: tuple[str, ...], step: int) -> bytes:
-    """A confusion matrix int[K, K], labels in rows, as CSV with the names of the classes."""
+    """Returns a confusion matrix int[K, K], with labels in rows, as CSV with class names."""
     text = io.StringIO()
     write = csv.writer(text, lineterminator="\n").writerow
     write([f"step {step}", "accuracy", "images", *names])

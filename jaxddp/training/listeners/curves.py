@@ -1,4 +1,4 @@
-"""`curves.png`: the picture of a run in its work directory, drawn again while the run continues."""
+"""`curves.png`: the curves of a run in its work directory, redrawn while the run continues."""
 
 import time
 from pathlib import Path
@@ -15,14 +15,14 @@ CURVES = "curves.png"
 
 @LOGGERS.add("curves")
 def curves(config: Config, workdir: Path) -> "Curves":
-    """`curves.png` in the work directory."""
+    """Returns the listener that draws `curves.png` in the work directory."""
     return Curves(workdir / METRICS, workdir / CURVES)
 
 
 class Curves(Listener):
-    """Draws `curves.png` from `metrics.jsonl`, so that a resumed run's curves are whole; it comes after `JsonLines`.
+    """Draws `curves.png` from `metrics.jsonl`, so the curves of a resumed run are complete. It must follow `JsonLines`.
 
-    It draws at the end and after evaluations, which takes at most a hundredth of the time. Raises: as `draw`.
+    It draws after evaluations, for at most a hundredth of the time, and at the end of the run. Raises: as `draw`.
     """
 
     def __init__(self, metrics: Path, picture: Path):
@@ -42,8 +42,8 @@ class Curves(Listener):
 
 
 def draw(metrics: Path, picture: Path) -> None:
-    """Draw the curves of a `metrics.jsonl` into a PNG file, replaced whole. Raises: InputError; of either file."""
-    # The first step need not wait for matplotlib's import.
+    """Draw the curves of a `metrics.jsonl` into a PNG file. Raises: InputError; one cannot be read or written."""
+    # So the first step does not wait for the import of matplotlib.
     from jaxddp.training.pictures import drawn, figure, png
 
     files.replace(picture, drawn(lambda: png(figure(series(row for _, row in parse(metrics))))))

@@ -1,4 +1,4 @@
-"""A run's metrics in memory, for a notebook: arrays to compute with, a table, and a picture."""
+"""The metrics of a run in memory, for a notebook: as arrays, as a table, and as curves."""
 
 import json
 from pathlib import Path
@@ -33,10 +33,10 @@ class History(RowListener):
 
     @classmethod
     def read(cls, workdir: str | Path) -> "History":
-        """The history of the run of a work directory, which may still go on: what its metrics.jsonl says.
+        """Reads the history from the metrics.jsonl of a work directory, whose run may still be training.
 
         Raises:
-            InputError: there is no such file, it cannot be read, or a line is not one of ours.
+            InputError: there is no such file, it cannot be read, or a line is not a row of metrics.
         """
         files.check_path(workdir, "workdir")
         path = Path(workdir) / METRICS
@@ -67,14 +67,14 @@ class History(RowListener):
         return series(self._rows).val_ema
 
     def to_frame(self, part: Part | None = None) -> "DataFrame":
-        """The metrics as a pandas DataFrame, in the order in which they were logged.
+        """Returns the metrics as a pandas DataFrame, in the order in which they were logged.
 
-        All of them, with the columns `step` (int64), `epoch`, `split` ("train", "val", …), `loss`, … of metrics.jsonl,
-        where an epoch's means are those that begin with `epoch_`; or a part, with the columns of `train`, `epochs`,
-        `val` or `val_ema`. Numbers are float64, NaN where a row has none.
+        Without `part` it has all rows, with the columns of metrics.jsonl: `step` (int64), `epoch`, `split` ("train",
+        "val", …), `loss`, …; the means of an epoch begin with `epoch_`. With a part it has the columns of `train`,
+        `epochs`, `val` or `val_ema`. Numbers are float64, NaN where a row has none.
 
         Raises:
-            InputError: there is no such part, or no pandas.
+            InputError: `part` is none of these, or pandas is not installed.
         """
         try:
             import pandas as pd
@@ -85,13 +85,13 @@ class History(RowListener):
         return pd.DataFrame(table(self._rows))
 
     def plot(self) -> Any:
-        """The curves as a matplotlib Figure. Needs matplotlib."""
+        """Returns the curves as a matplotlib Figure."""
         from jaxddp.training import pictures
 
         return pictures.figure(series(self._rows))
 
     def share(self, topology: Topology) -> None:
-        """Make this the history of process 0, whose listeners alone are told; all processes must call it alike."""
+        """Copy the history of process 0, the only one whose listeners are called, to all; all must call it together."""
         if topology.process_count > 1:
             self._rows = json.loads(topology.peers.from_first("history", lambda: json.dumps(self._rows)))
 

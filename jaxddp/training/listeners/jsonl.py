@@ -20,11 +20,11 @@ RESULT = "result.json"
 
 
 class JsonLines(RowListener):
-    """Writes `metrics.jsonl`, one object a line for every logged step and finished evaluation, and `result.json`.
+    """Writes `metrics.jsonl`, a line for every logged step and finished evaluation, and `result.json`.
 
-    A line is handed to the operating system before the next step. A run that resumes continues the file: lines past
-    the restored step and a torn last line are cut, the other bytes stay. A run from step 0 begins both files anew.
-    Raises: InputError; a file cannot be read or written, or a line of a resumed `metrics.jsonl` is not the run's.
+    A line is passed to the operating system before the next step. A resumed run continues the file: lines after the
+    restored step and an incomplete last line are removed, the other bytes stay. A run from step 0 starts both files
+    anew. Raises: InputError; a file cannot be read or written, or `metrics.jsonl` is of another run.
     """
 
     def __init__(self, directory: Path):
@@ -34,7 +34,7 @@ class JsonLines(RowListener):
     def start(self, run: RunStart) -> None:
         self._run = run
         files.create(self._metrics.parent)
-        # Where nothing is trained or validated any more, what the run came to stays.
+        # If nothing more is trained or validated, the result of the run stays as it is.
         self._ended = None
         if run.start_step and self._result.exists():
             with files.reading(self._result, "remove it"):
@@ -58,7 +58,7 @@ class JsonLines(RowListener):
         result: Row = {"status": run.status, "step": run.step}
         result |= {"devices": self._run.devices, "processes": self._run.processes, VAL: None}
         for split, validation in ((VAL, run.validation), (VAL_EMA, run.averaged)):
-            # A resumed run may end before its next evaluation: its last one then stands in the lines that were kept.
+            # A resumed run may end before its next evaluation: then the last one is in the lines that were kept.
             if validation := validation or self._validations.get(split):
                 result[split] = _metrics(validation)
         result |= {name: value for name, value in asdict(run.used).items() if value is not None}
@@ -68,14 +68,14 @@ class JsonLines(RowListener):
 
 
 def _metrics(validation: Mapping[str, Any]) -> Row:
-    """Those of a validation, and their count. A line that was kept says null of what was not finite."""
+    """Returns the metrics and the count of a validation; None for a value that was not finite in a line."""
     names = [name for name in validation if name not in ("step", "epoch", "split", "count", "seconds")]
     metrics = {name: None if validation[name] is None else float(validation[name]) for name in names}
     return metrics | {"count": int(validation.get("count") or 0)}
 
 
 def encode(row: Row) -> bytes:
-    """One line of JSON, newline included; numbers with all their digits, `null` for one that is not finite."""
+    """Returns a row as a line of JSON with all digits of numbers, and `null` for a number that is not finite."""
     return (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
 
 
@@ -86,7 +86,7 @@ def _finite(value: object) -> object:
 
 
 def _rewind(path: Path, run: RunStart) -> list[Row]:
-    """Cuts what lies past the run's first step from the file at `path` and returns the rows that stay."""
+    """Removes the lines after the run's first step from the file at `path`, and returns the rows that stay."""
     if run.start_step == 0 or not path.exists():
         files.replace(path, b"")
         return []
@@ -99,15 +99,15 @@ def _rewind(path: Path, run: RunStart) -> list[Row]:
 
 
 def _check_own(path: Path, kept: list[Row], logged: Mapping[str, Any] | None) -> None:
-    """Raises `InputError` where the rows have another loss of a step than the checkpoint that was saved after it."""
+    """Raises `InputError` if the rows have another loss for the last logged step than the checkpoint."""
     if logged is None:
         return
     step, loss = logged["step"], _finite(logged["loss"])
-    found = {row["step"]: row.get("loss") for row in kept if row["split"] == "train"}.get(step, loss)
-    if found != loss:
+    row_loss = {row["step"]: row.get("loss") for row in kept if row["split"] == "train"}.get(step, loss)
+    if row_loss != loss:
         raise InputError(
-            f"{path}: the loss of step {step} is {found}, and {loss} by the checkpoint, so these lines are another "
-            "run's; put back the run's own, or move them away: new ones begin"
+            f"{path}: the loss of step {step} is {row_loss}, and {loss} in the checkpoint, so the file is "
+            "of another run; restore the run's own file, or move this one away to begin a new one"
         )
 
 

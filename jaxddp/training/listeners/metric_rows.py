@@ -1,4 +1,4 @@
-"""The metrics of a run as rows: what a line of `metrics.jsonl` says, a history keeps and a plot is drawn from."""
+"""The metrics of a run as rows: the lines of `metrics.jsonl`, the entries of a history, and the points of curves."""
 
 import json
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ EPOCH_PREFIX = "epoch_"
 
 
 class Series(NamedTuple):
-    """The rows of a run as columns, each float64[n] (`step` is int64[n]); NaN where a row has no such value."""
+    """The rows of a run as columns, each float64[n] (`step` is int64[n]); NaN where a row has no value."""
 
     train: Columns
     """Logged steps: `step`, `epoch` (position in the run, in epochs), `loss`, `top1`, `learning_rate`, …"""
@@ -29,7 +29,7 @@ class Series(NamedTuple):
     val: Columns
     """Finished evaluations: `step`, `epoch`, `loss`, `top1`, …; `count` (examples), `seconds`."""
     val_ema: Columns
-    """The same of averaged parameters."""
+    """Like `val`, for averaged parameters."""
 
 
 class RowListener(Listener):
@@ -48,7 +48,7 @@ class RowListener(Listener):
 
 
 def step_row(record: StepRecord) -> Row:
-    """The row of a logged step, without what is unknown; at an epoch's last step with its means, as `epoch_loss`, …."""
+    """Returns the row of a logged step, without unknown values; at the end of an epoch with `epoch_loss`, …"""
     row: Row = {"step": int(record.step), "epoch": float(record.epoch), "split": "train"}
     row |= {name: float(value) for name, value in record.metrics.items()}
     if record.learning_rate is not None:
@@ -66,19 +66,19 @@ def step_row(record: StepRecord) -> Row:
 
 
 def evaluation_row(record: EvaluationRecord) -> Row:
-    """The row of a finished evaluation."""
+    """Returns the row of a finished evaluation."""
     row: Row = {"step": int(record.step), "epoch": float(record.epoch), "split": record.split}
     row |= {name: float(value) for name, value in record.metrics.items()}
     return row | {"count": int(record.seen), "seconds": float(record.seconds)}
 
 
 def scalars(row: Row) -> Row:
-    """The numbers of a row by the names that loggers give them: `train/loss`, `train/epoch_top1`, `val/loss`, …"""
+    """Returns the numbers of a row by the names for loggers: `train/loss`, `train/epoch_top1`, `val/loss`, …"""
     return {f"{row['split']}/{name}": value for name, value in row.items() if name not in ("step", "split")}
 
 
 def series(rows: Iterable[Row]) -> Series:
-    """Sorts rows into columns: the logged steps, the finished epochs and the evaluations."""
+    """Returns the columns of logged steps, finished epochs and evaluations."""
     rows = list(rows)
     train = [row for row in rows if row["split"] == "train"]
     steps = [{name: value for name, value in row.items() if not name.startswith(EPOCH_PREFIX)} for row in train]
@@ -88,7 +88,7 @@ def series(rows: Iterable[Row]) -> Series:
 
 
 def table(rows: Iterable[Row]) -> Columns:
-    """All rows as columns, in their order: `step` int64[n], `epoch`, `split` (of strings), and whatever any row has."""
+    """Returns all rows as columns: `step` int64[n], `epoch`, `split` (strings), and every other name of a row."""
     rows = list(rows)
     columns = {name: np.zeros(0, np.int64 if name == "step" else np.float64) for name in ("step", "epoch")}
     columns |= {"split": np.array([row["split"] for row in rows], object)}
@@ -96,9 +96,9 @@ def table(rows: Iterable[Row]) -> Columns:
 
 
 def parse(path: Path) -> list[tuple[bytes, Row]]:
-    """The lines of a `metrics.jsonl`, newline included, with their rows.
+    """Returns the lines of a `metrics.jsonl`, with their newline, and their rows.
 
-    A torn last line, the trace of a run that was killed, is left out.
+    An incomplete last line, which a killed run may leave, is left out.
 
     Raises:
         InputError: the file cannot be read, or a line is not a row.
@@ -112,15 +112,15 @@ def _parse_line(path: Path, number: int, line: bytes) -> Row:
     try:
         row = json.loads(line)
         numbers = [value for name, value in row.items() if name != "split"]
-        counted = type(row["step"]) is int and 0 <= row["step"] < 2**63
-        known = counted and isinstance(row["split"], str)
-        if known and all(value is None or isinstance(value, int | float) for value in numbers):
+        has_step = type(row["step"]) is int and 0 <= row["step"] < 2**63
+        is_row = has_step and isinstance(row["split"], str)
+        if is_row and all(value is None or isinstance(value, int | float) for value in numbers):
             return row
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    shown = line[:60].decode(errors="replace").strip()
+    excerpt = line[:60].decode(errors="replace").strip()
     raise InputError(
-        f"{path}:{number}: not a JSON object with a step and a split, and numbers: {shown!r}; mend or remove the line"
+        f"{path}:{number}: not a JSON object with a step and a split, and numbers: {excerpt!r}; mend or remove the line"
     )
 
 

@@ -1,4 +1,4 @@
-"""MLflow: one run for all processes, which a resumed run goes on with. An extra of the package."""
+"""MLflow, an optional dependency: one MLflow run for all processes, which a resumed run continues."""
 
 import logging
 import os
@@ -19,12 +19,12 @@ _STATUSES = {
     **{"failed": "FAILED", "preempted": "KILLED", "interrupted": "KILLED"},
 }
 _MOST_PARAMS, _MOST_METRICS = 100, 1000
-"""As many as MLflow takes at once."""
+"""The limits of one MLflow request."""
 _LONGEST_PARAM = 6000
 _SECONDS_BETWEEN = 1.0
-"""A request takes tens of milliseconds, in which the devices may wait."""
+"""Seconds between two requests: one takes tens of milliseconds, in which the devices may wait."""
 _UNLESS_SET = {
-    # The loop waits for each request, so a server that is gone may cost it seconds, and not the library's 15 minutes.
+    # Training waits for each request: without a server that takes seconds with these, and 15 minutes by default.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -36,11 +36,10 @@ _UNLESS_SET = {
 class MLflow(TrackingLogger):
     """Logs the rows of metrics.jsonl as `train/loss`, `val/top1`, …, the config as parameters, predictions as pictures.
 
-    The environment says where (`MLFLOW_TRACKING_URI`, …), the config or the environment in which experiment
-    (`MLFLOW_EXPERIMENT_NAME`, …). Where they do not, that is the library's default, mlflow.db in the current directory,
-    and the experiment "jaxddp". The run is named by the config, or after its work directory. A step that a resumed run
-    takes again has a second point. MLflow's parameters never change, so what a
-    resumed run changes is a tag of that name.
+    The environment names the server (`MLFLOW_TRACKING_URI`, …); the default is mlflow.db in the current directory. The
+    config or the environment (`MLFLOW_EXPERIMENT_NAME`, …) names the experiment; the default is "jaxddp". The run is
+    named by the config, or after its work directory. A step that a resumed run repeats has a second point. MLflow's
+    parameters cannot change, so a setting that a resumed run changes becomes a tag of that name.
     """
 
     library = "mlflow"
@@ -54,7 +53,7 @@ class MLflow(TrackingLogger):
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
-        # Of tries that fail; what comes of them is said here.
+        # It warns of each failed try; the final failure is reported anyway.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         self._client = MlflowClient()
         if saved_id is None:
@@ -65,7 +64,7 @@ class MLflow(TrackingLogger):
         return self._id
 
     def opened(self, recorded: Mapping[str, Any]) -> None:
-        # A URI may hold a password.
+        # The URI may contain a password.
         print(on_screen(f"mlflow: run {self._id} at {re.sub(r'//[^/]*@', '//', self._client.tracking_uri)}"))
         self._log_params({name: str(value) for name, value in recorded.items()})
 
@@ -90,8 +89,8 @@ class MLflow(TrackingLogger):
         experiment, name = os.environ.get("MLFLOW_EXPERIMENT_ID"), self._log.project
         if name is not None or not experiment:
             name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-            found = self._client.get_experiment_by_name(name)
-            experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+            existing = self._client.get_experiment_by_name(name)
+            experiment = self._client.create_experiment(name) if existing is None else existing.experiment_id
         tags = {"mlflow.source.git.commit": commit} if commit else {}
         run_name = self._log.name or self.default_name
         created = self._client.create_run(experiment, run_name=run_name, tags=tags)
@@ -100,13 +99,13 @@ class MLflow(TrackingLogger):
     def _log_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param, RunTag
 
-        # MLflow cuts longer ones, and would not know them again.
+        # MLflow cuts longer values, which would then differ from ours.
         params = {name: value[:_LONGEST_PARAM] for name, value in params.items()}
-        known = self._client.get_run(self._id).data.params
-        new = [Param(name, value) for name, value in params.items() if name not in known]
+        logged = self._client.get_run(self._id).data.params
+        new = [Param(name, value) for name, value in params.items() if name not in logged]
         for some in _cut(new, _MOST_PARAMS):
             self._client.log_batch(self._id, params=some, synchronous=True)
-        changed = [name for name, value in known.items() if params.get(name, value) != value]
+        changed = [name for name, value in logged.items() if params.get(name, value) != value]
         for some in _cut([RunTag(name, params[name]) for name in changed], _MOST_PARAMS):
             self._client.log_batch(self._id, tags=some, synchronous=True)
 

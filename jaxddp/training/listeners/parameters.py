@@ -1,4 +1,4 @@
-"""The parameter overview: every parameter's name, shape, dtype and size, through clu."""
+"""`parameters.txt`: the name, shape, dtype and size of every parameter, through clu."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ PARAMETERS = "parameters.txt"
 
 
 class ParameterOverview(Listener):
-    """Writes `parameters.txt` at the start: a ResNet-152 has 465 rows, too many for the screen. Raises: InputError."""
+    """Writes `parameters.txt` at the start of a run. Raises: InputError; the file cannot be written."""
 
     def __init__(self, directory: Path):
         self._path = directory / PARAMETERS
@@ -20,7 +20,7 @@ class ParameterOverview(Listener):
     def start(self, run: RunStart) -> None:
         if run.params is None:
             return
-        # A run that writes no overview does not need it.
+        # Only a run with an overview needs clu.
         from clu import parameter_overview
 
         leaves, _ = jax.tree_util.tree_flatten_with_path(run.params)

@@ -1,4 +1,4 @@
-"""Where the seconds of a step go, by process and phase; and which process makes the others wait."""
+"""The seconds of a step by process and phase, and which process makes the others wait."""
 
 import json
 import statistics
@@ -10,7 +10,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Spent
 
 FILE = "step_seconds.json"
-"""In a work directory: what the last look at a job's processes found."""
+"""The file of a work directory that holds the last comparison of a job's processes."""
 _PHASES = {"training": "other", "listeners": "other"}
 COLUMNS: tuple[str, ...] = ("input", "dispatch", "device", "save", "other")
 _SLOW, _SHARE = 1.5, 0.1
@@ -19,7 +19,7 @@ _ROWS = 8
 
 @dataclass(frozen=True)
 class SlowPhase:
-    """A process that takes longer in a phase than others do: seconds a step, and the median of all processes."""
+    """A process that is slower than others in a phase: its seconds per step, and the median of all processes."""
 
     process: int
     phase: str
@@ -33,7 +33,7 @@ class SlowPhase:
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Seconds a step of each process in each of `COLUMNS`, over the steps after `first` up to `last`."""
+    """The seconds per step of each process in each of `COLUMNS`, over the steps after `first` up to `last`."""
 
     first: int
     last: int
@@ -41,7 +41,7 @@ class StepSeconds:
 
     @classmethod
     def between(cls, before: Mapping[int, Spent], after: Mapping[int, Spent]) -> "StepSeconds | None":
-        """What was spent between two looks; None where a process made no step meanwhile."""
+        """Returns the time spent between two measurements; None if a process made no step between them."""
         steps = {process: after[process][0] - before[process][0] for process in after.keys() & before.keys()}
         if not steps or min(steps.values()) < 1:
             return None
@@ -54,39 +54,39 @@ class StepSeconds:
         return cls(first, max(after[process][0] for process in steps), seconds)
 
     def slow(self) -> list[SlowPhase]:
-        """Those that are 1.5 times the median and matter, a tenth of a step; the slowest first.
+        """Returns the processes and phases that exceed 1.5 times the median by a tenth of a step; the slowest first.
 
-        On the devices all wait for the slowest process, so that phase counts only where nothing else is slow.
+        In the phase "device" all wait for the slowest process, so it counts only if no other phase is slow.
         """
         step = max(sum(columns.values()) for columns in self.seconds.values())
-        found = list[SlowPhase]()
+        slow_phases = list[SlowPhase]()
         for column in COLUMNS:
             median = statistics.median_low(columns[column] for columns in self.seconds.values())
             for process, columns in self.seconds.items():
                 if columns[column] > _SLOW * median and columns[column] - median > _SHARE * step:
-                    found.append(SlowPhase(process, column, columns[column], median))
-        own = [each for each in found if each.phase != "device"]
-        return sorted(own or found, key=lambda each: each.median - each.seconds)
+                    slow_phases.append(SlowPhase(process, column, columns[column], median))
+        on_host = [each for each in slow_phases if each.phase != "device"]
+        return sorted(on_host or slow_phases, key=lambda each: each.median - each.seconds)
 
     def table(self) -> list[str]:
-        """The lines of a table, of the slowest processes of very many, and of the median."""
+        """Returns the lines of a table with the slowest processes, at most eight, and the median."""
         slowest = dict.fromkeys(each.process for each in self.slow())
-        shown = sorted([*slowest, *(process for process in self.seconds if process not in slowest)][:_ROWS])
+        listed = sorted([*slowest, *(process for process in self.seconds if process not in slowest)][:_ROWS])
         medians = [statistics.median_low(columns[column] for columns in self.seconds.values()) for column in COLUMNS]
-        rows = {f"process {process}": [*self.seconds[process].values()] for process in shown} | {"median": medians}
+        rows = {f"process {process}": [*self.seconds[process].values()] for process in listed} | {"median": medians}
         lines = ["".join([f"{'':<14}", *(f"{column:>10}" for column in COLUMNS)])]
         return lines + ["".join([f"{name:<14}", *(f"{value:>10.4f}" for value in row)]) for name, row in rows.items()]
 
     def dumps(self) -> bytes:
-        """As `loads` takes it."""
+        """Returns the content of the file."""
         return (json.dumps({"first": self.first, "last": self.last, "seconds": self.seconds}) + "\n").encode()
 
     @classmethod
     def loads(cls, path: Path, content: bytes) -> "StepSeconds":
-        """What `dumps` made. Raises: InputError; the file holds something else."""
+        """Reads the content of the file. Raises: InputError; it holds something else."""
         try:
-            told = json.loads(content)
-            seconds = {int(p): {column: float(c[column]) for column in COLUMNS} for p, c in told["seconds"].items()}
-            return cls(int(told["first"]), int(told["last"]), seconds)
+            entries = json.loads(content)
+            seconds = {int(p): {column: float(c[column]) for column in COLUMNS} for p, c in entries["seconds"].items()}
+            return cls(int(entries["first"]), int(entries["last"]), seconds)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path}: cannot be read ({error}); remove it, the next run writes it anew") from None

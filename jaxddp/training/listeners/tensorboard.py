@@ -11,14 +11,14 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 
 
 class TensorBoard(RowListener):
-    """Writes scalars under `directory`: `train/loss`, `train/learning_rate`, `train/epoch_top1`, `val/top1`, …, and the
-    predictions of `images` validation images, or of those that another listener wants, as a picture.
+    """Writes scalars under `directory` (`train/loss`, `train/learning_rate`, `train/epoch_top1`, `val/top1`, …), and a
+    picture with the predictions of `images` validation images, or of as many as another listener wants.
 
-    The files are opened at the first record, so that the first step does not wait for the import of TensorFlow and
-    Keras, which takes seconds. (No thread may import them: others would see half of a module.)
+    The files are opened at the first record, so the first step does not wait for the import of TensorFlow and Keras,
+    which takes seconds. (A thread must not import them: other threads would see half of a module.)
 
-    A resumed run adds a file beside the earlier ones; TensorBoard drops the points of the steps that are run again. A
-    run from step 0 removes the event files that are there. Raises: InputError; the directory cannot be written.
+    A resumed run adds a file beside the earlier ones; TensorBoard drops the points of repeated steps. A run from step 0
+    removes the event files in the directory. Raises: InputError; the directory cannot be written.
     """
 
     def __init__(self, directory: Path, images: int = 0):
@@ -51,7 +51,7 @@ class TensorBoard(RowListener):
 
 
 def _open(directory: Path) -> Any:
-    # First, because clu would import TensorFlow without its settings.
+    # Must come first: clu would import TensorFlow without our settings.
     from jaxddp.data.stream import tensorflow_cpu  # noqa: F401, I001
     from clu import metric_writers
 

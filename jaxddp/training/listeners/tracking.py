@@ -79,13 +79,13 @@ def saved_id(path: Path, run: RunStart) -> str | None:
     """
     if run.start_step == 0 or not path.exists():
         return None
-    advice = "remove it, and the logger begins another run"
+    advice = "remove it to log to a new run"
     with files.reading(path, advice):
         content = files.read(path)
     try:
         return str(json.loads(content)["id"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise InputError(f"{path}: does not say the id of a run; {advice}") from None
+        raise InputError(f"{path}: holds no id of a run; {advice}") from None
 
 
 def save_id(path: Path, run_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Weights & Biases: one run for all processes, which a resumed run goes on with. An extra of the package."""
+"""Weights & Biases, an optional dependency: one W&B run for all processes, which a resumed run continues."""
 
 import contextlib
 import io
@@ -24,12 +24,11 @@ _INIT_SECONDS, _FINISH_SECONDS = 60, 60
 class WandB(TrackingLogger):
     """Logs the rows of metrics.jsonl as `train/loss`, `val/top1`, …, and predictions as images with captions.
 
-    The config says where and by which name, else the environment (`WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_MODE`, …).
-    Where neither does, the project is "jaxddp"; the run is named after its work directory, into which the library
-    writes.
+    The config or the environment (`WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_MODE`, …) names the project and the run. The
+    default project is "jaxddp"; the default name is that of the work directory, into which the library writes.
 
-    Rows carry the training step as `step`, the axis of all metrics. W&B's own count of rows only grows: it would lose
-    what a resumed run measures again, or for the first time, at a step up to which rows were sent.
+    Rows hold the training step as `step`, the axis of all metrics. W&B's own count of rows can only grow: it would drop
+    what a resumed run logs for a step before the last one that was sent.
     """
 
     library = "wandb"
@@ -39,7 +38,7 @@ class WandB(TrackingLogger):
         import wandb
 
         run_id = saved_id or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:16]
-        with _as_before():
+        with _quietly():
             self._run = wandb.init(
                 id=run_id, resume="allow", config={**recorded}, settings=wandb.Settings(**self._settings())
             )
@@ -63,32 +62,32 @@ class WandB(TrackingLogger):
         self._run.finish(exit_code=_EXIT_CODES[run.status])
 
     def _settings(self) -> dict[str, Any]:
-        """What the config says, what the environment leaves open, and what is not for it to say."""
-        open_to_it = {
+        """Returns settings from the config, defaults for what the environment does not set, and fixed ones."""
+        defaults = {
             "WANDB_PROJECT": ("project", PROJECT),
             "WANDB_NAME": ("run_name", self.default_name),
             "WANDB_DIR": ("root_dir", str(self._directory.absolute())),
-            # The library would take the place of standard output and error, also of a live display.
+            # Otherwise the library replaces standard output and error, also those of a live display.
             "WANDB_CONSOLE": ("console", "off"),
             "WANDB_QUIET": ("quiet", True),
             "WANDB_INIT_TIMEOUT": ("init_timeout", _INIT_SECONDS),
-            # What was not sent by then is on the disk, for `wandb sync`.
+            # What is not sent by then is on the disk, for `wandb sync`.
             "WANDB_FINISH_TIMEOUT": ("finish_timeout", _FINISH_SECONDS),
         }
-        settings = {name: value for variable, (name, value) in open_to_it.items() if not os.environ.get(variable)}
-        own = {"project": self._log.project, "run_name": self._log.name}
-        settings |= {name: value for name, value in own.items() if value is not None}
-        # A resumed run may have another duration, and several runs of a process follow each other.
+        settings = {name: value for variable, (name, value) in defaults.items() if not os.environ.get(variable)}
+        from_config = {"project": self._log.project, "run_name": self._log.name}
+        settings |= {name: value for name, value in from_config.items() if value is not None}
+        # A resumed run may have another duration, and a process may train several runs.
         settings |= {"allow_val_change": True, "reinit": "create_new", "finish_timeout_raises": True}
-        # "Stop run" in the browser is SIGTERM: the run saves, and can be resumed.
+        # "Stop run" in the browser sends SIGTERM: the run saves, and can be resumed.
         return settings | {"stop_fn": lambda: os.kill(os.getpid(), signal.SIGTERM)}
 
 
 @contextlib.contextmanager
-def _as_before() -> Iterator[None]:
-    """Start the library without its banner, and without its prompt for a key: only where stderr is a terminal it asks.
+def _quietly() -> Iterator[None]:
+    """Context in which the library starts without its banner and its prompt for a key, which needs a terminal.
 
-    What it hooks into Python's end is taken out again: it prints a traceback above the one line of an error.
+    Afterwards its hooks at Python's exit are removed: they print a traceback above the one line of an error.
     """
     before = sys.excepthook, sys.exit
     try:

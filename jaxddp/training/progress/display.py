@@ -1,4 +1,4 @@
-"""Progress on the screen: plain lines, for a log file, a pipe, a terminal without rich; live where that is possible."""
+"""Chooses how progress is shown: live in a terminal or a notebook, as plain lines elsewhere."""
 
 import os
 import sys
@@ -9,25 +9,25 @@ from jaxddp.training.progress import lines
 
 
 def progress(stream: TextIO | None = None) -> Listener:
-    """A live display in a terminal or a notebook where rich is installed; plain lines everywhere else."""
-    shown = stream or sys.stdout
+    """Returns a live display in a terminal or a notebook if rich is installed, and plain lines otherwise."""
+    output = stream or sys.stdout
     try:
         from jaxddp.training.progress import live
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "rich":
             raise
-        return PlainLines(shown)
-    if shown.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
-        return live.LiveDisplay(live.TerminalScreen(shown))
-    if shown is sys.stdout and live.Console().is_jupyter:
+        return PlainLines(output)
+    if output.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
+        return live.LiveDisplay(live.TerminalScreen(output))
+    if output is sys.stdout and live.Console().is_jupyter:
         return live.LiveDisplay(live.NotebookScreen())
-    return PlainLines(shown)
+    return PlainLines(output)
 
 
 class PlainLines(lines.RunLines):
-    """Prints one line a logged step, an epoch and an evaluation (an epoch and the evaluation at its end share one).
+    """Prints a line for each logged step, epoch and evaluation; an epoch and the evaluation at its end share a line.
 
-    A reader that ends (`jaxddp train … | head`) ends the lines, not the training.
+    If the reader of the output ends (`jaxddp train … | head`), training goes on without lines.
     """
 
     def __init__(self, stream: TextIO):
@@ -35,7 +35,7 @@ class PlainLines(lines.RunLines):
         self._stream = stream
 
     def step(self, record: StepRecord) -> None:
-        # Before this step's line, that of an epoch at whose end there was no evaluation.
+        # The line of an epoch without an evaluation at its end comes before this step's line.
         self.flush()
         self._print(lines.step(self._run, record, self.remaining(record)))
         super().step(record)
@@ -44,5 +44,5 @@ class PlainLines(lines.RunLines):
         try:
             print(line, file=self._stream, flush=True)
         except BrokenPipeError:
-            # Otherwise everything that the program prints, also at its exit, would raise again.
+            # Otherwise every later print of the program, also at its exit, would raise again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

@@ -1,4 +1,4 @@
-"""The words of a run's progress, the same on every screen: plain text, no control characters."""
+"""The lines of text about a run's progress, which all displays share; without control characters."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, Run
 
 
 def opening(run: RunStart) -> list[str]:
-    """What is about to run: the size of the network and of the batch; the length of the run, and where its files go."""
+    """Returns the first lines: the size of the network and the batch, the length of the run, and its work directory."""
     scale = [counted(count_parameters(run.params), "parameter")] if run.params is not None else []
     devices = f"{run.devices} x {run.device_kind}" + (f" in {run.processes} processes" if run.processes > 1 else "")
     scale += [counted(run.num_examples, "example"), f"global batch {run.batch_size:,} on {devices}"]
@@ -30,73 +30,78 @@ def opening(run: RunStart) -> list[str]:
 
 
 def step(run: RunStart, record: StepRecord, remaining: float | None) -> str:
-    """One logged step; `remaining` is in seconds, None where it is not known yet."""
+    """Returns the line of a logged step; `remaining` is in seconds, None if unknown."""
     line = f"step {record.step}/{run.total_steps}  {position(run, record.epoch)}"
     return f"{line}  {shown(record.metrics)}  {pace(record)}  ETA {duration(remaining)}"
 
 
 def position(run: RunStart, epoch: float) -> str:
-    """How far the run is in epochs: `epoch 1.28/3.2`."""
+    """Returns the position of the run in epochs: `epoch 1.28/3.2`."""
     total = total_epochs(run)
     return f"epoch {min(epoch, total):.2f}/{total:.3g}"
 
 
 def pace(record: StepRecord) -> str:
-    """The learning rate, the speed, the utilization where known, and the share of the time spent waiting for data."""
+    """Returns the learning rate, the speed, the utilization if known, and the share of time spent waiting for data."""
     rate = "" if record.learning_rate is None else f"lr {record.learning_rate:.4g}  "
     used = "  ".join([f"{speed(record.images_per_second)} images/s", *_utilization(record.used)])
     return f"{rate}{used}  data wait {record.data_wait_fraction:.0%}"
 
 
 def epoch(end: EpochMetrics, evaluation: EvaluationRecord | None) -> str:
-    """A finished epoch: its training metrics, those of an evaluation at its last step, and its seconds."""
+    """Returns the line of an epoch: its training metrics, those of an evaluation at its last step, and its seconds."""
     line = f"epoch {end.number:3d}  train {shown(end.metrics)}"
     line += "" if evaluation is None else f"  {evaluation.split} {shown(evaluation.metrics)}"
     return f"{line}  {duration(end.seconds)}"
 
 
 def evaluation(record: EvaluationRecord) -> str:
-    """A finished evaluation that stands alone."""
+    """Returns the line of an evaluation that does not share the line of an epoch."""
     metrics = f"{record.split} {shown(record.metrics)}"
     return f"step {record.step}  epoch {record.epoch:.2f}  {metrics}  {record.seen:,} in {duration(record.seconds)}"
 
 
 def closing(run: RunEnd, worked: float) -> str:
-    """How the run ended, how many seconds it trained and validated, and what it took of the devices."""
+    """Returns the last line: how the run ended, how long it trained and validated, and how it used the devices."""
     line = f"{run.status} at step {run.step:,} after {duration(worked)} of training and validation"
     line += f" ({duration(run.seconds)} with all else)"
     line += "; the same command resumes it" if run.status == "preempted" else ""
     line += f": {run.reason}" if run.status == "stopped" else ""
-    told = {VAL: run.validation, VAL_EMA: run.averaged}
-    parts = [f"{split} {shown(metrics)}" for split, metrics in told.items() if metrics]
+    splits = {VAL: run.validation, VAL_EMA: run.averaged}
+    parts = [f"{split} {shown(metrics)}" for split, metrics in splits.items() if metrics]
     parts += _utilization(run.used)
     parts += [f"peak memory {size(run.used.peak_memory)}"] if run.used.peak_memory is not None else []
     return "  ".join([line, *parts])
 
 
 def shown(metrics: Mapping[str, float]) -> str:
-    """`loss 0.4312 top-1 85.21%`."""
+    """Returns metrics as text: `loss 0.4312 top-1 85.21%`."""
     return " ".join(_shown(name, value) for name, value in metrics.items() if name != "count")
 
 
 def total_epochs(run: RunStart) -> float:
-    """The length of the run in epochs, as many as were asked for: 6 epochs of 1,497 examples are 281 steps of 32, which
-    make 6.01."""
-    asked = run.config.get("train", {}).get("duration")
-    if asked is not None and (length := Duration.parse(asked)).unit == "epochs":
+    """Returns the length of the run in epochs; the duration of the config if that is in epochs.
+
+    Six epochs of 1,497 examples are 281 steps of 32, which would make 6.01 epochs.
+    """
+    duration_of_config = run.config.get("train", {}).get("duration")
+    if duration_of_config is not None and (length := Duration.parse(duration_of_config)).unit == "epochs":
         return float(length.amount)
     return run.total_steps * run.batch_size / run.num_examples
 
 
 def count_parameters(params: Any) -> int:
-    """How many numbers a pytree of arrays, or of shapes, holds."""
+    """Returns the number of elements in a pytree of arrays or shapes."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 class RunLines(Listener):
-    """The lines of a run that stay on every screen: how it begins and ends, its epochs and its evaluations.
+    """Shows the lines that stay in every display: the start and the end of a run, its epochs and its evaluations.
 
-    An epoch waits for the evaluation at its last step, to share a line. `keep` shows a line.
+    The line of an epoch waits for the evaluation at its last step, which shares it.
+
+    Args:
+        keep: shows a line.
     """
 
     def __init__(self, keep: Callable[[str], None]):
@@ -112,7 +117,7 @@ class RunLines(Listener):
 
     def step(self, record: StepRecord) -> None:
         self.flush()
-        # As `jaxddp runs` adds them up from what is logged.
+        # `jaxddp runs` adds up the same seconds from the log.
         if record.images_per_second > 0:
             self._worked += (record.step - self._last) * self._run.batch_size / record.images_per_second
         self._last = record.step
@@ -134,15 +139,15 @@ class RunLines(Listener):
         self._keep(closing(run, self._worked))
 
     def flush(self, record: EvaluationRecord | None = None) -> None:
-        """Shows the epoch that waits, if one does."""
+        """Shows the waiting line of an epoch, if there is one."""
         if self._waiting is not None and self._waiting.epoch_end is not None:
             self._keep(epoch(self._waiting.epoch_end, record))
         self._waiting = None
 
     def remaining(self, record: StepRecord) -> float | None:
-        """Estimates the seconds left, from the wall clock since the first logged step: evaluation and saving count too.
+        """Estimates the seconds left, with evaluation and saving, from the time since the first logged step.
 
-        The first estimate comes from that step's speed, so compiling does not count.
+        The first estimate uses the speed of that step, so compiling does not count.
         """
         now = time.monotonic()
         first_step, first_time = self._first = self._first or (record.step, now)

@@ -1,4 +1,4 @@
-"""Live progress, drawn with rich: in a terminal, or in a notebook's cell."""
+"""Live progress in a terminal or in a notebook's cell, drawn with rich."""
 
 import sys
 import time
@@ -17,22 +17,22 @@ from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecor
 from jaxddp.training.progress import lines
 
 SECONDS_BETWEEN_FRAMES = 0.1
-# Those of the curves, to be told apart on light and on dark.
+# The colours of the curves, which are distinct on light and dark backgrounds.
 TRAIN, VAL, VAL_EMA = "#0072B2", "#D55E00", "#009E73"
 
 
 class TerminalScreen:
-    """Lines that stay above a picture that is redrawn; what the program prints meanwhile goes above it, too."""
+    """A terminal: lines stay above a picture that is redrawn, and so does what the program prints meanwhile."""
 
     def __init__(self, stream: TextIO):
-        # The caller knows that this is a terminal; FORCE_COLOR and the like must not change that.
+        # The caller has checked that this is a terminal; variables such as FORCE_COLOR must not change that.
         self._console = Console(file=stream, force_terminal=True, force_jupyter=False, highlight=False)
         self._live: Live | None = None
 
     def draw(self, picture: Table) -> None:
         if self._live is None:
             ours = self._console.file is sys.stdout
-            # Without a thread of its own: frames come with records, and an abrupt end leaves nothing behind.
+            # Without a refresh thread: frames come with records, and an abrupt exit leaves nothing behind.
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,
@@ -53,7 +53,7 @@ class TerminalScreen:
 
 
 class NotebookScreen:
-    """The picture is one display of the cell, above the lines. Needs IPython, not ipywidgets."""
+    """A notebook's cell: the picture is one display above the lines. It needs IPython, but not ipywidgets."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -74,10 +74,9 @@ class NotebookScreen:
 
 
 class LiveDisplay(lines.RunLines):
-    """Shows a bar with the time left, the last metrics, or what is done instead of training, and a second bar during an
-    evaluation.
+    """Shows a progress bar with the time left, and below it the last metrics, or the activity if it is not training.
 
-    The line of each epoch, and of each evaluation between epochs, stays.
+    During an evaluation there is a second bar. The line of each epoch, and of each evaluation between epochs, stays.
     """
 
     def __init__(self, screen: TerminalScreen | NotebookScreen):

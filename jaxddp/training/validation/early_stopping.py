@@ -1,4 +1,4 @@
-"""What follows from the validations of a run: which was the best so far, and whether training is to stop."""
+"""Early stopping: which validation was the best so far, and whether training stops."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,15 +11,15 @@ from jaxddp.sections.goal import Goal, Mean
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """A fold over the validations of a run, in their order: a pure function of them.
+    """The state of early stopping, a pure function of the run's validations in their order.
 
     Attributes:
-        goal: by what they are compared.
-        stop_after: so many validations in a row without gain end the run; None never does.
-        min_gain: a gain is to be better than the best by more than this.
+        goal: the metric by which validations are compared.
+        stop_after: the number of validations in a row without gain that ends the run; None never ends it.
+        min_gain: a validation is a gain if it is better than the best one by more than this.
         best, step: the value of the best validation, and its step; None and 0 before the first.
-        without_gain: how many followed it.
-        mean: of the values so far.
+        without_gain: the number of validations since the last gain.
+        mean: the smoothed value of the metric.
     """
 
     goal: Goal = field(default_factory=Goal)
@@ -31,7 +31,7 @@ class EarlyStopping:
     mean: Mean = field(default_factory=Mean)
 
     def after(self, step: int, metrics: Mapping[str, float | None]) -> "EarlyStopping":
-        """What it is after the validation of a step, of `flat` metrics. One that is not finite is no gain."""
+        """Returns the state after a validation with `flat` metrics. A value that is not finite is no gain."""
         if self.goal.metric not in metrics:
             return self
         value = metrics[self.goal.metric]
@@ -42,22 +42,22 @@ class EarlyStopping:
             return replace(self, best=mean.value, step=step, without_gain=0, mean=mean)
         return replace(self, without_gain=self.without_gain + 1, mean=mean)
 
-    def check(self, known: Iterable[str]) -> None:
-        """See that what it goes by is among these `flat` metrics; the default need not be, unless the run may stop.
+    def check(self, names: Iterable[str]) -> None:
+        """Check that the goal's metric is one of these `flat` metrics; the default goal is checked only if runs stop.
 
-        Raises: InputError; says which there are.
+        Raises: InputError; lists the metrics.
         """
         if self.goal != Goal() or self.stop_after is not None:
-            self.goal.check(known)
+            self.goal.check(names)
 
     @property
     def stops(self) -> bool:
-        """Whether there were as many validations without gain as end the run."""
+        """Whether the run ends."""
         return self.stop_after is not None and self.without_gain >= self.stop_after
 
     @property
     def reason(self) -> str:
-        """Why it stops, and which validation was the best."""
+        """Why the run ends, and which validation was the best."""
         count = counted(self.without_gain, "validation")
         if self.best is None:
             return f"{self.goal.name} was not finite in {count}"
@@ -66,17 +66,17 @@ class EarlyStopping:
         return f"no gain in {smoothed}{self.goal.name} in {count} since step {self.step}, where it was {best}"
 
     def patient(self) -> "EarlyStopping":
-        """The same, as if the last validation had brought a gain."""
+        """Returns the same state with no validations counted without gain."""
         return replace(self, without_gain=0)
 
     def saved(self) -> dict[str, Any]:
-        """Plain values, as a checkpoint keeps them."""
-        told = {"best": self.best, "step": self.step, "without_gain": self.without_gain, "mean": [*self.mean]}
-        return {"goal": self.goal.plain(), **told}
+        """Returns plain values for a checkpoint."""
+        values = {"best": self.best, "step": self.step, "without_gain": self.without_gain, "mean": [*self.mean]}
+        return {"goal": self.goal.plain(), **values}
 
     def restored(self, saved: Mapping[str, Any] | None) -> "EarlyStopping":
-        """This one where it was saved. What was saved by another goal, or by an older release, begins anew."""
+        """Returns the state that `saved` holds; this one if it holds none, or was saved with another goal."""
         if saved is None or saved["goal"] != self.goal.plain():
             return self
-        told = {name: saved[name] for name in ("best", "step", "without_gain")}
-        return replace(self, **told, mean=Mean(*saved["mean"]))
+        values = {name: saved[name] for name in ("best", "step", "without_gain")}
+        return replace(self, **values, mean=Mean(*saved["mean"]))

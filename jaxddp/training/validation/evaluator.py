@@ -1,4 +1,4 @@
-"""Exact evaluation: every example once, the last batch padded and masked, the count checked."""
+"""Exact evaluation: every example is evaluated once, the last batch is padded and masked, and the count is checked."""
 
 import time
 from collections import deque
@@ -14,22 +14,22 @@ from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums
 from jaxddp.training.validation.set_sums import SetSums
 
-# A display that asks more often than this would make the devices wait for it.
+# More frequent reports would make the devices wait for the host.
 _REPORT_SECONDS = 0.5
 _BATCHES_IN_FLIGHT = 4
 
 Measure = Callable[[TrainState], Mapping[str, float]]
-"""What a user measures of a state beside the metrics."""
+"""A function of the user that computes further metrics of a state."""
 Report = Callable[[Mapping[str, float], int], None]
 """(means so far, examples so far)."""
 
 
 class Measured(NamedTuple):
-    """What was found of a state over a split.
+    """The metrics of a state over a split.
 
     Attributes:
-        metrics: means and metrics over the set by name, with `count`, how many examples had a part in them.
-        sets: what the metrics over the set were made of, by their names; see `jaxddp.engine.set_metrics`.
+        metrics: means and metrics over the set by name, with `count`, the number of examples.
+        sets: the arrays that metrics over the set were computed from, by name; see `jaxddp.engine.set_metrics`.
     """
 
     metrics: dict[str, float]
@@ -38,13 +38,13 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Measures a state over a whole split of `num_examples`.
+    """Evaluates a state over a whole split of `num_examples`.
 
     Attributes:
-        step: measures the batch that it is fed with, or several, whose sums it stacks.
-        batches: starts over at each call; what the step is given beside the state, on the devices.
-        extra: further functions of the state, whose metrics join the means.
-        metrics: those among them that are over the whole set are finished here.
+        step: returns the metric sums of a batch, or of several batches, stacked.
+        batches: returns a new iterator at each call, of the step's arguments after the state, on the devices.
+        extra: further functions of the state, whose metrics are added.
+        metrics: by name; those over the whole set are computed at the end.
     """
 
     step: Callable[..., MetricSums]
@@ -56,17 +56,21 @@ class Evaluator:
     def __call__(
         self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """The metrics over the split, as `measure` finds them."""
+        """Returns the metrics of `measure`."""
         return self.measure(state, report, between).metrics
 
     @phase("validation", "validating")
     def measure(
         self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
     ) -> Measured:
-        """All that is measured over the split.
+        """Returns the metrics of a state over the split.
 
-        `report` is told of the means so far, now and then. `between` is called between two dispatches, by all processes
-        as often; what it raises ends the evaluation. Raises: RuntimeError; the batches did not hold each example once.
+        Args:
+            report: called now and then with the means so far.
+            between: called between two dispatches, equally often by all processes; an error ends the evaluation.
+
+        Raises:
+            RuntimeError: the batches did not hold each example once.
         """
         totals: MetricSums | None = None
         of_set = SetSums()
@@ -92,16 +96,16 @@ class Evaluator:
             seen = totals.count() if totals is not None else 0
         if totals is None or seen != self.num_examples:
             raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
-        found = of_set.found()
-        metrics = {**totals.means(), **finished(self.metrics, found), "count": seen}
+        sets = of_set.found()
+        metrics = {**totals.means(), **finished(self.metrics, sets), "count": seen}
         for measure in self.extra:
             metrics |= measure(state)
-        return Measured(metrics, found)
+        return Measured(metrics, sets)
 
 
 @jax.jit
 def _added(total: jax.Array | None, values: jax.Array) -> jax.Array:
-    """Adds the sums of one batch after the other: the bits are the same however many are measured at once."""
+    """Adds the sums batch by batch, so the result has the same bits however many batches a step takes."""
     for each in values.reshape(-1, *values.shape[-2:]):
         total = each if total is None else total + each
     assert total is not None  # of one batch at least

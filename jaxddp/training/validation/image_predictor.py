@@ -1,4 +1,4 @@
-"""What the network says of a few validation images, the same ones at each evaluation."""
+"""Predictions of a few validation images, the same ones at each evaluation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 
 @dataclass(frozen=True)
 class ImagePredictor:
-    """Predicts a few images of a source by a state. All processes call it together, and each gets all of it.
+    """Predicts a few images of a source. All processes call it together, and each gets all predictions.
 
-    The images are read once, at the first call, as evaluation reads them.
+    The images are read once, at the first call, as for evaluation.
 
     Attributes:
         program: see `jaxddp.engine.step.make_classify`.
-        rows: int[n], of the images.
-        most: images of a batch, at most; a multiple of the devices.
+        rows: int[n], the rows of the images in the source.
+        most: the largest number of images in a batch; a multiple of the number of devices.
     """
 
     program: Callable[[TrainState, Batch], tuple[jax.Array, Any]]
@@ -38,16 +38,16 @@ class ImagePredictor:
     most: int
 
     def __call__(self, state: TrainState) -> PredictedImages:
-        """The predictions of a state. Raises: InputError; an image cannot be used."""
-        count, own = len(self.rows), Shard(self.topology.process_index, self.topology.process_count)
-        placed = (self.topology.place(jax.tree.map(own.of, batch)) for batch in self._batches)
-        found = np.concatenate([np.asarray(self.program(state, batch)[0]) for batch in placed])[:count]
+        """Returns the predictions of a state. Raises: InputError; an image cannot be used."""
+        count, shard = len(self.rows), Shard(self.topology.process_index, self.topology.process_count)
+        placed = (self.topology.place(jax.tree.map(shard.of, batch)) for batch in self._batches)
+        probabilities = np.concatenate([np.asarray(self.program(state, batch)[0]) for batch in placed])[:count]
         images = np.concatenate([batch.image for batch in self._batches])[:count]
-        return PredictedImages.of(images, self.source.labels[self.rows], found, self.source.class_names)
+        return PredictedImages.of(images, self.source.labels[self.rows], probabilities, self.source.class_names)
 
     @cached_property
     def _batches(self) -> list[Batch]:
-        """The images on the host, all of them on every process."""
+        """The batches of all images, on the host of every process."""
         count, devices = len(self.rows), self.topology.num_devices
         at_once = min(self.most, -(-count // devices) * devices)
         order = ChosenOrder(len(self.source), at_once, tuple(self.rows.tolist()))

@@ -1,4 +1,4 @@
-"""A few images with what a network says of them, and how pixels and names are shown to people."""
+"""A few images with their predicted classes, and how pixels and class names are shown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,26 +9,26 @@ from jaxddp.config import Config
 from jaxddp.core.wording import counted
 
 MOST_SHOWN = 1000
-"""Images of a picture."""
+"""The largest number of images in a picture."""
 SHOWN = 16
-"""Of how many images a logger shows the predictions, unless it is told another number."""
+"""The default number of images whose predictions a logger shows."""
 
 
 def images_to_show(config: Config) -> int:
-    """How many images a config has the loggers show that show them by themselves."""
+    """Returns the number of images that Weights & Biases and MLflow show for a config."""
     return SHOWN if config.log.images is None else config.log.images
 
 
 @dataclass(frozen=True, eq=False)
 class PredictedImages:
-    """Images with the class that the network gives each of them.
+    """Images with their predicted classes.
 
     Attributes:
-        images: uint8 or uint16 [N, H, W, C], as evaluation sees them.
+        images: uint8 or uint16 [N, H, W, C], cropped as for evaluation.
         labels: int[N]; -1 where unknown.
         predicted: int[N], the most probable class.
-        probabilities: float[N], of that class.
-        class_names: K names.
+        probabilities: float[N], the probability of that class.
+        class_names: the names of the K classes.
     """
 
     images: np.ndarray
@@ -41,7 +41,7 @@ class PredictedImages:
     def of(
         cls, images: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]
     ) -> "PredictedImages":
-        """Those of the probabilities of all classes, float[N, K]."""
+        """Makes it from the probabilities of all classes, float[N, K]."""
         return cls(images, labels, probabilities.argmax(-1), probabilities.max(-1), class_names)
 
     def __repr__(self) -> str:
@@ -49,12 +49,12 @@ class PredictedImages:
 
     @property
     def wrong(self) -> np.ndarray:
-        """bool[N]; where the label is unknown, nothing is wrong."""
+        """bool[N], whether the prediction is wrong; False where the label is unknown."""
         return (self.labels >= 0) & (self.predicted != self.labels)
 
     @property
     def captions(self) -> list[str]:
-        """The predicted class of each image and its probability; for a wrong one, below them the right class."""
+        """The predicted class of each image and its probability; the right class follows below a wrong one."""
         columns = self.labels, self.predicted, self.probabilities, self.wrong
         captions = []
         for label, guess, probability, wrong in zip(*columns, strict=True):
@@ -64,7 +64,7 @@ class PredictedImages:
 
 
 def drawable(image: np.ndarray) -> np.ndarray:
-    """An image of any channels and bits as gray, RGB or RGBA of 8 bits; of other channels the first one or three."""
+    """Returns an image as gray, RGB or RGBA of 8 bits; with other numbers of channels its first one or three."""
     if image.dtype == np.uint16:
         image = (image >> 8).astype(np.uint8)
     channels = image.shape[-1]
@@ -72,5 +72,5 @@ def drawable(image: np.ndarray) -> np.ndarray:
 
 
 def short(name: str) -> str:
-    """The first of a synset's names: "tench, Tinca tinca" is a tench."""
+    """Returns the first name of a synset, at most 20 characters: "tench" for "tench, Tinca tinca"."""
     return name.split(",")[0][:20]

@@ -1,4 +1,4 @@
-"""One validation of a run: all that is measured of a state, and what its listeners are told meanwhile."""
+"""One validation of a run: evaluates the trained and the averaged parameters, and reports to the listeners."""
 
 import logging
 import time
@@ -21,22 +21,25 @@ _log = logging.getLogger("jaxddp.training")
 
 
 class ReportedEvaluation:
-    """Measures the trained parameters, and beside them what a part averages; `tell` is told of evaluations that go on.
+    """Evaluates the trained parameters, and those that a part averages.
+
+    Args:
+        notify: called as `notify("evaluation", record)` while an evaluation is in progress.
 
     Attributes:
-        last: the means of the last validation by split, with `count`; empty before the first.
+        last: the metrics of the last validation by split, with `count`; empty before the first.
     """
 
-    def __init__(self, run: Run, tell: Callable[[str, Any], None]):
-        self._run, self._tell, self._predictor = run, tell, run.validation.predictor
+    def __init__(self, run: Run, notify: Callable[[str, Any], None]):
+        self._run, self._notify, self._predictor = run, notify, run.validation.predictor
         self.last: Mapping[str, Mapping[str, float]] = {}
 
     def __call__(
         self, evaluator: Evaluator, step: int, state: TrainState, between: Callable[[], None]
     ) -> list[EvaluationRecord]:
-        """The records of a validation after a step, one a split; for `between` see `Evaluator`."""
+        """Validates a state after a step, and returns a record for each split; for `between` see `Evaluator`."""
         states = measured_states(state, self._run.steps.parts)
-        measured = {split: self._measured(evaluator, step, split, own, between) for split, own in states.items()}
+        measured = {split: self._measured(evaluator, step, split, each, between) for split, each in states.items()}
         self.last = {split: means for split, (means, _) in measured.items()}
         return [record for _, record in measured.values()]
 
@@ -49,16 +52,18 @@ class ReportedEvaluation:
             return EvaluationRecord(step, epoch, metrics, seen, total, time.perf_counter() - begin, split)
 
         def report(means: Mapping[str, float], seen: int) -> None:
-            # Padding is never counted, so an evaluation in progress cannot be mistaken for a finished one.
-            self._tell("evaluation", record(means, min(seen, total - 1)))
+            # After the last batch all examples are seen, but the evaluation is not finished.
+            self._notify("evaluation", record(means, min(seen, total - 1)))
 
         means, sets = evaluator.measure(state, report, between)
         finished = record({name: value for name, value in means.items() if name != "count"}, total)
         return means, replace(finished, sets=sets)
 
     def predictions(self, state: TrainState) -> PredictedImages | None:
-        """Of the images that listeners want to show, by the parameters that predict. None after the first failure,
-        which is said in one line, as with loggers."""
+        """Returns the predictions of the images that listeners want to show; None if there are none.
+
+        A failure is logged in one line, and from then on there are no predictions.
+        """
         predictor = self._predictor
         try:
             return None if predictor is None else predictor(state)

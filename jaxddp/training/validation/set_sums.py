@@ -1,4 +1,4 @@
-"""What the batches of a set contribute to metrics over the whole of it, brought together on the host."""
+"""Collects on the host what each batch contributes to metrics over a whole set."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ import numpy as np
 from jaxddp.engine.set_metrics import Kept
 
 _ON_DEVICES = 4
-"""Batches whose examples have not been fetched yet, at most."""
+"""The largest number of batches whose examples have not been fetched yet."""
 
 
 class SetSums:
-    """The contributions of batches so far, as `jaxddp.engine.set_metrics.over_devices` gives them."""
+    """The contributions of the batches so far, which `jaxddp.engine.set_metrics.over_devices` returns."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
@@ -22,7 +22,7 @@ class SetSums:
         self._fetched: list[dict[str, Any]] = []
 
     def add(self, contributions: Mapping[str, Any], *, stacked: bool) -> None:
-        """Those of one batch, or those of several, `stacked` along a first axis."""
+        """Add the contributions of one batch, or of several, `stacked` along a first axis."""
         if not contributions:
             return
         if not stacked:
@@ -36,7 +36,7 @@ class SetSums:
                 self._fetch()
 
     def found(self) -> dict[str, Any]:
-        """Of each metric what its `finish` takes, NumPy arrays."""
+        """Returns the arguments of each metric's `finish`, by name, as NumPy arrays."""
         while self._waiting:
             self._fetch()
         whole = jax.tree.map(lambda *parts: np.concatenate(parts), *self._fetched) if self._fetched else {}
@@ -48,14 +48,14 @@ class SetSums:
 
 
 def _examples(kept: Kept) -> Any:
-    """Of [batches, B, …] the examples that are no padding, [n, …]."""
+    """Returns the examples without padding: [n, …] of arrays [batches, B, …]."""
     real = kept.mask.reshape(-1) > 0
     return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[real], kept.arrays)
 
 
 @jax.jit
 def _added(total: dict[str, Any], contributions: dict[str, Any]) -> dict[str, Any]:
-    """Adds one batch after the other: the bits are the same however many are measured at once."""
+    """Adds the contributions batch by batch, so the result has the same bits however many batches a step takes."""
     for number in range(len(jax.tree.leaves(contributions)[0])):
         each = jax.tree.map(lambda values, number=number: values[number], contributions)
         total = jax.tree.map(jax.numpy.add, total, each) if total else each
