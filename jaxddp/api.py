@@ -230,9 +230,7 @@ def train(
     self_test: str = "auto",
     profile: str | None = None,
 ) -> tuple[TrainState, History]:
-    """Train a setup, and return the trained state and its history.
-
-    The setup is not changed. Training it again, or its `with_seed`, does not compile again.
+    """Train a setup, which is not changed: training it again, or its `with_seed`, does not compile again.
 
     Args:
         loss: a function (logits, labels) that returns the loss of each example, their mean, or (sum, weight); see

@@ -1,4 +1,4 @@
-"""What was given to the Python API and is of the wrong kind: one line that names the argument and the value."""
+"""Wrong arguments of the Python API: one line names the argument and the value."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ PATHS = {"root": "/data", "csv": "a.csv"}
 
 
 class Half:
-    """A source that is not whole."""
+    """An incomplete source."""
 
     labels = np.zeros(3, np.int32)
     num_classes = 1

@@ -1,5 +1,5 @@
-"""What is chosen by name reads the keys that it says, and no other: one that is said and not read is refused by name,
-one that is inherited gives way, and a run of a release that wrote all of them goes on."""
+"""Choices by name read the keys of their settings and no others. A key that is set and has no effect is rejected, an
+inherited one is reset, and a run of a release that stored all of them can be resumed."""
 
 import dataclasses
 import functools
@@ -68,7 +68,7 @@ OTHER = {
     "optimizer.plateau_factor": 0.5,
     "optimizer.plateau_patience": 3,
 }
-"""A value of each key that no choice has by itself."""
+"""A value of each key that is no default of any choice."""
 
 
 def changes(*pairs: tuple[str, typing.Any]) -> dict[str, dict[str, typing.Any]]:
@@ -80,14 +80,14 @@ def changes(*pairs: tuple[str, typing.Any]) -> dict[str, dict[str, typing.Any]]:
 
 
 def named(kind, name: str, *said: tuple[str, typing.Any]) -> Config:
-    """A config with a choice, and with what it needs to read all of its keys."""
+    """A config with a choice, and with the keys that the choice needs to read all of its settings."""
     needed = {"distillation": ("objective.teacher", "runs/other"), "sgd": ("optimizer.momentum", 0.5)}
     needed["rmsprop"] = needed["sgd"]
     return Config().replace(**changes((kind.key, name), *([needed[name]] if name in needed else []), *said))
 
 
 def other(kind, name: str, key: str) -> typing.Any:
-    """A value of a key that a choice does not have by itself."""
+    """A value of a key that is not the default of a choice."""
     usual = resolved(flatten(Config().replace(**changes((kind.key, name))).to_dict()))
     if key == "optimizer.nesterov":
         return not usual[key]
@@ -115,7 +115,7 @@ def test_a_key_is_read_or_refused_with_the_names_of_who_reads_it(kind, name):
 
 
 def made(kind, config: Config) -> typing.Any:
-    """What comes of a config's choice, to be compared."""
+    """The object of a config's choice, in a form that can be compared."""
     if kind is MODELS:
         return MODELS.get(config.model.name)(config, 10)
     if kind is OPTIMIZERS:
@@ -207,7 +207,7 @@ DEPENDENT: dict[str, tuple[typing.Any, dict[str, typing.Any], dict[str, typing.A
     "train.lookahead_decay": (0.25, {"train.lookahead": None}, {"train.lookahead": 5}),
     "train.stop_min_gain": (0.5, {"train.stop_after": None}, {"train.stop_after": 3}),
 }
-"""A value of each key that is not its default, values of others that leave it without effect, and that give it one."""
+"""For each key: a value that is not its default, other keys that disable it, and other keys that enable it."""
 
 
 def with_keys(config: Config, values: dict[str, typing.Any]) -> Config:
@@ -347,7 +347,7 @@ def test_the_page_follows_the_choices_that_are_typed_before_it(capfd):
 
 @pytest.mark.parametrize("name", ["digits", "imagenet_vit_s16", "cifar10_fast"])
 def test_a_run_of_a_release_that_wrote_every_key_goes_on_as_the_same_run(name, tmp_path):
-    """Such a release wrote keys that nothing reads, too, with the values of a config that this one builds on."""
+    """Such a release also stored keys without effect, with the values of an inherited config."""
     file = read_recipe(name)
     claimed = Claim(file.config.to_dict(), {}, file)
     content, _ = claim(tmp_path, claimed, resuming=False)

@@ -1,5 +1,4 @@
-"""Configs: what can be written, and what is refused and in which words. That those of the project run is shown by
-`conformance/test_networks.py`."""
+"""Configs: valid values, and messages for invalid ones. `conformance/test_networks.py` runs the built-in configs."""
 
 import dataclasses
 import json
@@ -163,7 +162,7 @@ def test_a_cadence_in_percent_divides_the_run():
 
 
 def values(hint: typing.Any) -> st.SearchStrategy:
-    """Everything that a field of this type may hold."""
+    """All values that a field of a type can hold."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Duration:
         return durations
@@ -204,13 +203,13 @@ def values(hint: typing.Any) -> st.SearchStrategy:
 
 
 def layers_with(*values: str, layers=("conv1", "layer1.0", "fc")):
-    """Layers, each with one of these."""
+    """Layers with one of these values each."""
     pairs = st.dictionaries(st.sampled_from(layers), st.sampled_from(values))
     return pairs.map(lambda found: tuple(f"{layer}={value}" for layer, value in found.items()))
 
 
 def fields_of(kind: type, **given: st.SearchStrategy) -> st.SearchStrategy:
-    """Everything that a dataclass may hold; some of its fields are given."""
+    """All values of a dataclass; some of its fields are fixed."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return st.builds(kind, **{key: values(hint) for key, hint in hints.items() if key not in given}, **given)
 
@@ -378,7 +377,7 @@ def test_a_file_that_makes_no_config_is_named_in_one_line(tmp_path, source, mess
 
 @pytest.fixture
 def replacements(monkeypatch):
-    """Every call of `Config.replace` while the test runs: the config and the changes."""
+    """Record every call of `Config.replace` during the test: the config and the changes."""
     calls, replace = [], Config.replace
 
     def record(self, **changes):

@@ -1,4 +1,4 @@
-"""An error has fields, and each door says it in its own words: of arguments, of options, or of a line of a file."""
+"""Errors have fields, and each entry point names keys as its user wrote them: arguments, options, lines of a file."""
 
 import ast
 import pickle
@@ -283,7 +283,7 @@ NAMED = re.compile(rf"(?<![\w/.])(?:{'|'.join(re.escape(name) for name, _ in key
 
 
 def named_in_text(source: str) -> list[str]:
-    """What raised errors say of keys of a config in text, which no door can call anything else then."""
+    """Find keys of a config in the text of raised errors: an entry point cannot rename them there."""
     if not NAMED.search(source):
         return []
     raised = [node.exc for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise)]

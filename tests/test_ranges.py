@@ -1,4 +1,4 @@
-"""Every key of a config meets values that are none: each is refused in one line, or does what it says."""
+"""Invalid values for every key of a config: each is rejected in one line, or has its documented effect."""
 
 import dataclasses
 import math
@@ -26,13 +26,13 @@ from jaxddp.core.ranges import Range
 from jaxddp.sections.dependent_keys import NEEDS
 
 LONG = "x" * 3000
-"""Short enough for a path, and longer than a file's name can be."""
+"""Short enough for a path, and longer than a file name can be."""
 ODD = (math.nan, math.inf, -math.inf, -1, -1.5, 0, 1e30, 10**400, True, None, "", "x" * 100_000, "nan", "a\0b")
 ODD_WORDS = ("nan", "inf", "-inf", "-1", "-1.5", "0", "1e30", "1e400", "", LONG)
 
 
 def keys(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key of a tree of dataclasses with the type of its values."""
+    """Yield every key of nested dataclasses with its type."""
     for name, hint in typing.get_type_hints(tree, include_extras=True).items():
         if dataclasses.is_dataclass(hint) and hint is not Duration:
             yield from keys(hint, f"{prefix}{name}.")
@@ -44,7 +44,7 @@ HINTS = dict(keys(Config))
 
 
 def numbers(hint: Any) -> Iterator[Any]:
-    """The types of numbers in a type, each with the range that is written at it, or none."""
+    """Yield the range of each number in a type, or None."""
     if typing.get_origin(hint) is Annotated:
         yield hint.__metadata__[0] if isinstance(hint.__metadata__[0], Range) else None
     elif hint in (int, float):
@@ -133,13 +133,13 @@ def get_model(config, num_classes):
 
 
 def kind(hint: Any) -> Any:
-    """The type of a single value: without its range, and of what may also be None."""
+    """Return the type of a single value, without its range and without None."""
     parts = typing.get_args(hint)
     return kind(parts[0]) if parts and typing.get_origin(hint) not in (tuple, typing.Literal) else hint
 
 
 def words(key: str) -> list[str]:
-    """The odd words that a key is given: one of those that are no value of its kind, and all others."""
+    """Return the odd words to try for a key: one that is invalid for its type, and all that are valid."""
     if kind(HINTS[key]) is str:
         return ["nan", "", LONG]
     if kind(HINTS[key]) is Duration:
@@ -159,7 +159,7 @@ def words(key: str) -> list[str]:
 
 
 def nature(hint: Any) -> Any:
-    """What tells one kind of range from another: the type, which ends are open, and whether a zero is in it."""
+    """Return what distinguishes a range: the type, which ends are open, and whether it contains zero."""
     parts = typing.get_args(hint)
     if typing.get_origin(hint) is Annotated:
         return parts[0], parts[1].above, parts[1].below, 0 in parts[1]
@@ -169,7 +169,7 @@ def nature(hint: Any) -> Any:
 
 
 ONE_OF_EACH = list({nature(hint): key for key, hint in reversed(HINTS.items())}.values())
-"""For each kind of range the first key that has it."""
+"""The first key of each kind of range."""
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ ONE_OF_EACH = list({nature(hint): key for key, hint in reversed(HINTS.items())}.
 def test_odd_words_at_the_terminal_end_in_one_line_or_in_a_run(
     keys, runs, refusals, data, tmp_path, capfd, monkeypatch
 ):
-    """No traceback and no wait, exit code 0 or 2."""
+    """The exit code is 0 or 2, without a traceback or a wait."""
     (tmp_path / "recipe.py").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
     ends = {0: 0, 2: 0}
@@ -205,7 +205,7 @@ NEEDED = {
     **{"log.to": "confusion,tensorboard", "objective.strong_rand_augment": "1", "optimizer.momentum": "0.5"},
     **{"optimizer.reference_batch": "8", "train.ema": "0.5", "train.lookahead": "1", "train.stop_after": "1"},
 }
-"""What gives the keys that need another key an effect."""
+"""Values of the keys that other keys need."""
 
 
 def odd_run(key: str, word: str, workdir: str, data: Path, capfd) -> tuple[int, str]:

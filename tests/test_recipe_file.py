@@ -1,4 +1,4 @@
-"""Recipe files: what they may define, what is said of what they may not, and the copy that a run keeps."""
+"""Recipe files: their hooks, the messages for mistakes, and the copy that a run keeps."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def forget(folder: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """An empty folder to work in, which is forgotten afterwards."""
+    """An empty working directory, whose modules are forgotten afterwards."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     yield tmp_path
@@ -54,7 +54,7 @@ def lines(workdir: Path) -> list[dict]:
 
 
 def refused(arguments: list[str], capfd) -> str:
-    """The last line of a command that ends with 2."""
+    """Return the last line of a command that exits with code 2."""
     assert main(arguments) == 2
     error = capfd.readouterr().err
     assert "Traceback" not in error
@@ -247,7 +247,7 @@ def test_a_name_without_its_ending_is_answered_with_the_file(folder):
 
 @pytest.mark.slow
 def test_a_built_in_recipe_with_hooks_is_kept_by_its_run_and_inherited(folder):
-    """Of what a user's recipe loads by name, the package's own file stays where it is."""
+    """A built-in recipe that a user's recipe loads by name is not copied."""
     built_in = read_recipe("cifar10_fast_sgd")
     assert built_in.hooks.keys() == {"get_initialize", "get_optimizer", "get_parts"}
     assert [*built_in.files()] == ["cifar10_fast_sgd.py"] and built_in.digest() is not None
