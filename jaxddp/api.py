@@ -44,10 +44,10 @@ from jaxddp.notebook.arguments import (
     changes_of_cadences,
     check_written,
     config_of_options,
+    errors_name_arguments,
+    log_settings,
     loggers_of,
     options_of,
-    told_to_loggers,
-    words_of_arguments,
 )
 from jaxddp.notebook.figures import show_inputs, show_predictions
 from jaxddp.notebook.open_data import open_data
@@ -105,7 +105,7 @@ __all__ = [
 ]
 
 
-@words_of_arguments()
+@errors_name_arguments()
 def resnet(
     name: str, num_classes: int, *, dtype: Any = "float32", param_dtype: Any = "float32", **options: Any
 ) -> ResNet:
@@ -136,7 +136,7 @@ def resnet(
     return build(settings, checked(num_classes, int, "num_classes"), dtype, param_dtype)
 
 
-@words_of_arguments()
+@errors_name_arguments()
 def prepare_training(
     model: Any,
     table: Source,
@@ -208,7 +208,7 @@ def prepare_training(
     return prepare(make_recipe(config, layout, topology, objects_of_arguments(**objects)), resources, layout)
 
 
-@words_of_arguments()
+@errors_name_arguments()
 def train(
     loss: Loss,
     setup: RunSetup,
@@ -261,7 +261,7 @@ def train(
     often = {"log_every": log_every, "eval_every": eval_every, "save_every": save_every, "check_every": check_every}
     changes = changes_of_cadences(**often, self_test=self_test, profile=profile)
     changes["eval"]["batch_size"] = setup.order.batch_size
-    changes["log"] |= {"to": loggers_of(log_to)} | told_to_loggers(log_project, log_name, log_config)
+    changes["log"] |= {"to": loggers_of(log_to)} | log_settings(log_project, log_name, log_config)
     if epochs is not None:
         changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
         check_length(setup.recipe.config, setup.recipe.config.replace(**changes))

@@ -16,7 +16,7 @@ from jaxddp.core.message import Key, Words, joined
 from jaxddp.overrides import flatten, plain
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.sections.dependent_keys import NEEDS
-from jaxddp.sections.fallback_values import USUAL
+from jaxddp.sections.fallback_values import FALLBACK_VALUES
 
 Settings = TypeVar("Settings")
 
@@ -40,7 +40,7 @@ def settings_of(section: Any, own: Callable[..., Settings]) -> Settings:
     return own(**{key: value for key, value in given.items() if value is not None})
 
 
-def given_way(config: Any, said: Collection[str], hooks: Collection[str] = ()) -> Any:
+def reset_unread(config: Any, said: Collection[str], hooks: Collection[str] = ()) -> Any:
     """Reset the inherited keys that have no effect because of the keys that were set, such as `optimizer.name`.
 
     Args:
@@ -50,7 +50,7 @@ def given_way(config: Any, said: Collection[str], hooks: Collection[str] = ()) -
     return _given_way(config, said, said, hooks)
 
 
-def of_release(config: Any, hooks: Collection[str] = ()) -> Any:
+def without_unread(config: Any, hooks: Collection[str] = ()) -> Any:
     """Return the config of a run of any release, without keys that have no effect. Older releases stored them."""
     return _given_way(config, DECIDING, (), hooks)
 
@@ -126,7 +126,7 @@ def resolved(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[s
             continue
         name, readers = found[registry.key], registry.readers()
         if registry.hook in hooks or name not in registry.keys_read():
-            own = USUAL
+            own = FALLBACK_VALUES
         else:
             own = _defaults(registry, name)
             found |= dict.fromkeys(readers.keys() - own.keys())
@@ -147,9 +147,9 @@ def _defaults(registry: Registry, name: str) -> dict[str, Any]:
     return {} if own is None else {f"{section}.{field.name}": field.default for field in dataclasses.fields(own)}
 
 
-def with_usual(config: Any) -> Any:
+def with_fallback_values(config: Any) -> Any:
     """Return the config that hooks receive: a hook has no settings with defaults, so None becomes the usual value."""
-    return _with(config, {key: value for key, value in USUAL.items() if attrgetter(key)(config) is None})
+    return _with(config, {key: value for key, value in FALLBACK_VALUES.items() if attrgetter(key)(config) is None})
 
 
 def _with(config: Any, values: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxddp.choices import with_usual
+from jaxddp.choices import with_fallback_values
 from jaxddp.core.errors import InputError
 from jaxddp.core.user_code import is_ctrl_c, place_of
 from jaxddp.core.wording import choices
@@ -40,7 +40,7 @@ class Hook:
     function: Callable[..., Any]
 
     def __call__(self, config: Any, *arguments: Any) -> Any:
-        return self.guarded(self.function)(with_usual(config), *arguments)
+        return self.guarded(self.function)(with_fallback_values(config), *arguments)
 
     def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function that the hook returned, so that its errors name the file and the line, too."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import of_release
+from jaxddp.choices import without_unread
 from jaxddp.core.errors import InputError, about, as_written
 from jaxddp.core.wording import choices, show
 from jaxddp.hooks import Hook, hooks_of, one_line
@@ -226,7 +226,7 @@ def _of_run(path: Path) -> RecipeFile:
     file, digest = (kept.get("file"), kept.get("digest")) if isinstance(kept, dict) else (kept, None)
     if file is None:
         stored = StoredRecipe(has_network=has_network)
-        return RecipeFile(of_release(config), path, RecipeSources(path.parent), stored=stored)
+        return RecipeFile(without_unread(config), path, RecipeSources(path.parent), stored=stored)
     if not isinstance(file, str) or not isinstance(digest, str):
         raise InputError(f"{path}: its recipe is {show(kept)}; restore the file, or give the recipe file itself")
     root = path.parent / COPY_FOLDER
@@ -234,7 +234,7 @@ def _of_run(path: Path) -> RecipeFile:
     if not copy.is_file():
         raise InputError(f"{copy}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
     recipe = _of_file(copy)
-    config, sources = of_release(config, recipe.hooks), replace(recipe.sources, root=root.absolute())
+    config, sources = without_unread(config, recipe.hooks), replace(recipe.sources, root=root.absolute())
     return replace(recipe, config=config, path=path, sources=sources, stored=StoredRecipe(digest, has_network))
 
 

@@ -81,9 +81,9 @@ class Registry:
 
     def keys_read(self) -> dict[str, frozenset[str]]:
         """Return the keys that each entry has settings for, by its name, without importing the entries."""
-        told = {name: keys for folder in self._folders() for name, keys in _added_in(folder) if name is not None}
+        declared = {name: keys for folder in self._folders() for name, keys in _added_in(folder) if name is not None}
         of_entries = {name: kind and [field.name for field in fields(kind)] for name, kind in self._settings.items()}
-        return told | {name: frozenset(keys or ()) for name, keys in of_entries.items()}
+        return declared | {name: frozenset(keys or ()) for name, keys in of_entries.items()}
 
     def readers(self) -> dict[str, list[str]]:
         """Return the keys that only some entries read, such as "optimizer.beta2", with the names of these entries."""
@@ -103,9 +103,9 @@ class Registry:
         sources = [source for folder in self._folders() for source in _sources(folder).values()]
         if name in self._entries or any(f'"{name}"' in source for source in sources):
             return
-        told = [each for folder in self._folders() for each, _ in _added_in(folder)]
-        if None not in told:
-            raise self._unknown(name, {each for each in told if each is not None})
+        declared = [each for folder in self._folders() for each, _ in _added_in(folder)]
+        if None not in declared:
+            raise self._unknown(name, {each for each in declared if each is not None})
 
     def _unknown(self, name: str, known: Iterable[str]) -> InputError:
         return InputError(Key(self.key, name), " is unknown", advice=choices(str(name), known))

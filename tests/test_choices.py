@@ -32,7 +32,7 @@ from jaxddp.recipe_file import config_names, read_recipe
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.sections.dependent_keys import NEEDS
-from jaxddp.sections.fallback_values import USUAL
+from jaxddp.sections.fallback_values import FALLBACK_VALUES
 from jaxddp.sections.layers import Groups
 from jaxddp.training.checkpoints.run_identity import RunIdentity
 from jaxddp.workdir.claim import Claim, check_measured, claim
@@ -150,8 +150,8 @@ def test_settings_are_keys_of_the_section_with_its_types_and_known_without_an_im
 
 def test_the_usual_values_are_those_of_the_choice_that_a_config_begins_with_or_of_most():
     found = resolved(flatten(Config().to_dict()))
-    assert {key: found[key] for key in USUAL if found[key] is not None}.items() <= USUAL.items()
-    assert USUAL.keys() <= keys_of_choices()
+    assert {key: found[key] for key in FALLBACK_VALUES if found[key] is not None}.items() <= FALLBACK_VALUES.items()
+    assert FALLBACK_VALUES.keys() <= keys_of_choices()
 
 
 @pytest.mark.parametrize("name", config_names())
@@ -351,7 +351,7 @@ def test_a_run_of_a_release_that_wrote_every_key_goes_on_as_the_same_run(name, t
     file = read_recipe(name)
     claimed = Claim(file.config.to_dict(), {}, file)
     content, _ = claim(tmp_path, claimed, resuming=False)
-    for key, value in ({"model.stem": "small"} | USUAL).items():
+    for key, value in ({"model.stem": "small"} | FALLBACK_VALUES).items():
         section, _, last = key.partition(".")
         content[section][last] = plain(value) if content[section][last] is None else content[section][last]
     (tmp_path / "config.json").write_text(json.dumps(content))

@@ -20,7 +20,7 @@ from jaxddp.core.errors import InputError, JaxddpError, Preempted, Unreachable, 
 from jaxddp.core.message import Key, Option, joined
 from jaxddp.engine.gradients import Gradients
 from jaxddp.mesh import Topology
-from jaxddp.notebook.arguments import words_of_arguments
+from jaxddp.notebook.arguments import errors_name_arguments
 from jaxddp.overrides import keys_of
 from jaxddp.registry import MODELS
 from jaxddp.sections.layers import Layers
@@ -160,7 +160,7 @@ def test_an_error_is_said_at_each_door_in_its_words(told, tmp_path):
     error, dotted = raised(told.fail), told.line.format(*told.dotted)
     assert (error.key, error.value) == (told.key, told.value) and str(error).startswith(dotted)
     assert "".join(map(str, error.advice)).startswith(told.advice)
-    assert str(raised(words_of_arguments()(told.fail))).startswith(told.line.format(*told.python))
+    assert str(raised(errors_name_arguments()(told.fail))).startswith(told.line.format(*told.python))
     assert format_error(raised(told.fail), ["train", "digits", *told.words]).startswith(told.line.format(*told.typed))
     assert format_error(raised(told.fail), ["train", "digits"]).startswith(dotted)
     (recipe := tmp_path / "my.py").write_text(RECIPE)
@@ -185,7 +185,7 @@ def test_an_error_is_said_at_each_door_in_its_words(told, tmp_path):
     ],
 )  # fmt: skip
 def test_keys_become_arguments(problem, python):
-    with pytest.raises(InputError) as error, words_of_arguments():
+    with pytest.raises(InputError) as error, errors_name_arguments():
         raise InputError(*problem)
     assert str(error.value) == python
 
@@ -224,7 +224,7 @@ def test_of_several_doors_the_innermost_is_heard():
         raise InputError(Key("train.batch_size", 30), ": no; see ", Key("data.path"))
 
     typed = ["train", "digits", "--train.batch-size", "30", "--data.path", "d"]
-    error = raised(words_of_arguments()(fail))
+    error = raised(errors_name_arguments()(fail))
     assert format_error(error, typed) == "a global batch of 30: no; see data.path"
     assert format_error(raised(as_written()(fail)), typed) == "train.batch_size=30: no; see data.path"
     assert (error.key, error.value) == ("train.batch_size", 30)
@@ -240,13 +240,13 @@ def test_what_an_error_is_about_stands_in_front_of_it():
     line = "my.py: data.unlabelled with objective.unlabelled_ratio=7: no answer; try again"
     assert isinstance(error, Unreachable) and str(error) == line and error.problem == ("no answer",)
     assert error.key == "data.unlabelled" and error.value is None
-    assert str(raised(words_of_arguments()(fail))) == line.replace("data.unlabelled", "unlabelled", 1).replace(
+    assert str(raised(errors_name_arguments()(fail))) == line.replace("data.unlabelled", "unlabelled", 1).replace(
         "objective.", ""
     )
 
 
 def test_an_error_keeps_its_kind_and_its_place():
-    @words_of_arguments()
+    @errors_name_arguments()
     def stopped():
         raise Preempted("saved step 3 in ", Option("workdir"))
 
@@ -262,7 +262,7 @@ def test_an_error_is_told_to_other_processes_with_its_keys():
     assert isinstance(told, InputError) and str(told) == str(error)
     assert str(told) == "k.json: a.b=(1, 2) c.d=3 --e.f x g.h=y i.j; give --k.l"
     assert (told.key, told.problem[2], told.advice) == ("a.b", Key("c.d", 3, "3"), error.advice)
-    with pytest.raises(Unreachable) as again, words_of_arguments({"i.j": "own"}):
+    with pytest.raises(Unreachable) as again, errors_name_arguments({"i.j": "own"}):
         raise error_from(1, error.to_json())
     assert str(again.value) == str(error).replace("i.j", "own")
     error.add_note("then: lost")

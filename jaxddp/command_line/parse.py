@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from jaxddp.choices import NAMES, check_read, given_way
+from jaxddp.choices import NAMES, check_read, reset_unread
 from jaxddp.command_line.help_page import STYLE, described, page_of, page_of_config
 from jaxddp.command_line.short_forms import by_key, is_flag, options_of, spelled_out, typed
 from jaxddp.command_line.value_types import rules
@@ -130,7 +130,7 @@ def parse_recipe(
         parse(page, shown, f"{prog} {name}", rest)
     options: Any = parse(command, default, f"{prog} {name}", rest)
     check_names(options.config, file.hooks)
-    file = overridden(file, given_way(options.config, {key for key, _ in entries}, file.hooks))
+    file = overridden(file, reset_unread(options.config, {key for key, _ in entries}, file.hooks))
     check_read(file.config, file.hooks, lambda keys: _advice(keys, entries, f"{prog} {name}", file.path))
     if file.taken.keys:
         from jaxddp.workdir.inherited_settings import with_notice

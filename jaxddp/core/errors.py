@@ -127,9 +127,9 @@ def error_of(code: int, line: str) -> JaxddpError:
     return (InputError if code == InputError.exit_code else Unreachable)(line)
 
 
-def error_from(code: int, told: str) -> JaxddpError:
+def error_from(code: int, text: str) -> JaxddpError:
     """Like `error_of`, from the JSON of `JaxddpError.to_json`, which keeps the keys."""
-    about, problem, advice = json.loads(told)
+    about, problem, advice = json.loads(text)
     error = error_of(code, "")
     error.about, error.problem, error.advice = tuple(map(parts_of, about)), parts_of(problem), parts_of(advice)
     error.args = (error._line(),)

@@ -86,7 +86,7 @@ def check_path(path: Any, name: str) -> str | os.PathLike[str]:
 
 
 def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab", "wb"] = "rb", buffering: int = -1) -> Any:
-    """As `open`, but of regular files alone: a FIFO keeps its reader waiting, and some devices have no end.
+    """Like `open`, for regular files only: reading a FIFO blocks, and some devices have no end.
 
     Raises:
         OSError: as `open`, and where it is something else, which `strerror` says.
@@ -95,7 +95,7 @@ def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab", "wb"] =
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a regular file. Raises: OSError; as `open_regular`."""
+    """Read a regular file. Raises: OSError; as `open_regular`."""
     with open_regular(path) as file:
         return file.read()
 
@@ -110,14 +110,14 @@ def _regular(path: str, flags: int) -> int:
 
 
 def create(path: Path) -> Path:
-    """Makes the directory and its parents, and returns it; one that exists already is fine. Raises: InputError."""
+    """Create a directory and its parents, unless they exist, and return it. Raises: InputError."""
     with readable_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def check_out(path: Path) -> Path:
-    """Where a file is to be written in the end, links followed, looked at before the work for it begins.
+    """Return where an output file will be written, after following links. Call this before the work begins.
 
     Raises: InputError; it is a folder or no regular file, or there is no folder for it.
     """
@@ -132,14 +132,14 @@ def check_out(path: Path) -> Path:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Adds bytes to the end of a file and hands them to the operating system. Raises: InputError."""
+    """Append bytes to a file and flush them to the operating system. Raises: InputError."""
     # The file is closed again at once: nothing waits in a buffer if the process is killed.
     with readable_errors(path), open_regular(path, "ab") as file:
         file.write(data)
 
 
 def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Writes a whole file, of bytes or of parts that are made as they are written.
+    """Write a whole file atomically, from bytes or an iterable of bytes.
 
     Until its bytes have reached the disk, readers see what was there. Raises: InputError.
     """
@@ -160,7 +160,7 @@ def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into, which takes its place where the block ends without an error. Raises: InputError."""
+    """Yield a temporary folder that is renamed to `path` if the block succeeds. Raises: InputError."""
     making = create(path.parent) / f".{path.name}.{os.getpid()}.tmp"
     try:
         with readable_errors(path):
@@ -172,13 +172,13 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, if it is there. Raises: InputError."""
+    """Remove a file, if it exists. Raises: InputError."""
     with readable_errors(path):
         path.unlink(missing_ok=True)
 
 
 def _sync_directory(path: Path) -> None:
-    # A rename survives a power cut only once the directory is on disk; some network file systems refuse to sync one.
+    # A rename survives a power cut only once the directory is on disk; some network file systems cannot sync one.
     handle = os.open(path, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

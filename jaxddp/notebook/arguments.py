@@ -122,7 +122,7 @@ def loggers_of(log_to: str | Sequence[str]) -> tuple[str, ...]:
     return ("jsonl", *checked(given, tuple[str, ...], "log_to"))
 
 
-def told_to_loggers(project: str | None, name: str | None, config: Mapping[str, Any] | None) -> dict[str, Any]:
+def log_settings(project: str | None, name: str | None, config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the values of a config's `log` for the arguments about loggers. Raises: InputError; names an argument."""
     words = []
     for key, value in checked({} if config is None else config, dict, "log_config").items():
@@ -141,7 +141,7 @@ def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
 
 
 @contextmanager
-def words_of_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
+def errors_name_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
     """Rename keys and options in the errors of the block to arguments, by `names`.
 
     Errors in the user's code name file, line and function; see `jaxddp.core.user_code.telling`.

@@ -9,7 +9,7 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.selection.chosen import chosen_images
 from jaxddp.data.source import Source
 from jaxddp.engine.state import TrainState
-from jaxddp.notebook.arguments import words_of_arguments
+from jaxddp.notebook.arguments import errors_name_arguments
 from jaxddp.notebook.results import check_measured, check_one_label
 from jaxddp.overrides import checked
 from jaxddp.setup.input_figure import input_figure
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_INPUTS = 1000
 
 
-@words_of_arguments()
+@errors_name_arguments()
 def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
     """Show the first training images of a step, after all augmentation.
 
@@ -46,7 +46,7 @@ def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
     return input_figure(setup.feed, setup.preprocess, step, count)
 
 
-@words_of_arguments()
+@errors_name_arguments()
 def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: int = 12) -> "Figure":
     """Show the first examples of a table with label, prediction and probability.
 

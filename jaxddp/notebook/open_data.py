@@ -9,11 +9,11 @@ from jaxddp.core.ranges import HeldOut
 from jaxddp.data.opening import open_held
 from jaxddp.data.source import Source
 from jaxddp.data.storage.catalog import place_of
-from jaxddp.notebook.arguments import words_of_arguments
+from jaxddp.notebook.arguments import errors_name_arguments
 from jaxddp.overrides import checked
 
 
-@words_of_arguments(
+@errors_name_arguments(
     {"data.path": "path", "data.val_share": "val_share", "data.classes": "classes", "data.manifest": "manifest"}
 )
 def open_data(

@@ -16,13 +16,13 @@ from jaxddp.inference.exported_weights import write_weights
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.metrics.top_k import TopK
 from jaxddp.models.variables import by_path
-from jaxddp.notebook.arguments import words_of_arguments
+from jaxddp.notebook.arguments import errors_name_arguments
 from jaxddp.overrides import checked
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.state_checks import check_state
 
 
-@words_of_arguments()
+@errors_name_arguments()
 def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = softmax_cross_entropy) -> dict[str, float]:
     """Measure a state on a table, each example once.
 
@@ -45,7 +45,7 @@ def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = sof
     return setup.with_loss(loss).evaluator(table)(state)
 
 
-@words_of_arguments()
+@errors_name_arguments()
 def topk_accuracy(
     state: TrainState, setup: RunSetup, table: Source, k: int | Iterable[int] = (1, 5, 10)
 ) -> dict[int, float]:
@@ -76,7 +76,7 @@ def topk_accuracy(
     return {each: measured[f"top{each}"] for each in wanted}
 
 
-@words_of_arguments()
+@errors_name_arguments()
 def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
     """Write the weights that evaluation uses to a .safetensors file.
 

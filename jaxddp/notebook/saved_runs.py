@@ -10,14 +10,14 @@ from jaxddp.core.files import check_path
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import Device, Topology
-from jaxddp.notebook.arguments import words_of_arguments
+from jaxddp.notebook.arguments import errors_name_arguments
 from jaxddp.overrides import checked, plain
 from jaxddp.setup.joining import join_job
 from jaxddp.tasks.run_evaluation import evaluate
 from jaxddp.workdir.saved_state import recipe_of_run
 
 
-@words_of_arguments()
+@errors_name_arguments()
 def load_run(
     workdir: str | Path, step: str | int = "best", *, model: Any = None, devices: int | Sequence[Device] | None = None
 ) -> TrainedRun:
@@ -40,7 +40,7 @@ def load_run(
     return restore_run(directory, _which(step), Topology.create(devices, peers), model)
 
 
-@words_of_arguments({"data.path": "data", "eval.batch_size": "batch_size"})
+@errors_name_arguments({"data.path": "data", "eval.batch_size": "batch_size"})
 def evaluate_run(
     workdir: str | Path, step: str | int = "latest", *, data: str | Path | None = None, batch_size: int | None = None
 ) -> dict[str, float]:

@@ -64,13 +64,13 @@ def make_recipe(
 def model_of(
     config: Config, num_classes: int, user_object: ObjectSource, image_shape: ImageShape | None = None
 ) -> Model:
-    """Make the network. A user's network is checked on images of `image_shape`, if given. Raises: InputError."""
-    given = user_object("model", config, num_classes)
-    if given is None:
+    """Make the network. A user's network is checked on images of `image_shape`, if that is set. Raises: InputError."""
+    custom = user_object("model", config, num_classes)
+    if custom is None:
         # A built-in network has `num_classes` outputs.
         return adapt(MODELS.get(config.model.name)(config, num_classes))
-    with given.named_in_errors():
-        model = adapt(given.value)
+    with custom.named_in_errors():
+        model = adapt(custom.value)
         if image_shape is not None:
             check_outputs(model, image_shape, num_classes)
     return model
@@ -78,61 +78,61 @@ def model_of(
 
 def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> tuple[ExampleLoss, ExampleLoss]:
     """Make the loss of training and the loss of evaluation. Raises: InputError."""
-    given = user_object("loss", config)
-    if given is None:
+    custom = user_object("loss", config)
+    if custom is None:
         return configured_losses(config, data.labels, data.class_counts)
     if config.loss.class_weights is not None:
         raise InputError(
             Key.plain("loss.class_weights", config.loss.class_weights),
-            f": {given.where} gives a loss, which has its own weights",
+            f": {custom.where} gives a loss, which has its own weights",
             advice="leave it out",
         )
-    with given.named_in_errors():
-        loss = example_loss(given.value, data.labels)
+    with custom.named_in_errors():
+        loss = example_loss(custom.value, data.labels)
     return loss, loss
 
 
 def metrics_of(config: Config, data: TrainingData, user_object: ObjectSource) -> Mapping[str, Metric | SetMetric]:
     """Make the metrics beside the loss, by name. Raises: InputError."""
     metrics = configured_metrics(config, data.labels)
-    given = user_object("metrics", config)
-    if given is None:
+    custom = user_object("metrics", config)
+    if custom is None:
         return metrics
-    return with_given(metrics, given.value, given.where, data.labels)
+    return with_given(metrics, custom.value, custom.where, data.labels)
 
 
 def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[Part, ...]:
     """Make the parts of the step. Raises: InputError."""
-    configured, given = configured_parts(config, steps.total), user_object("parts", config, steps)
-    return configured if given is None else check_parts(given.value, given.where, configured)
+    configured, custom = configured_parts(config, steps.total), user_object("parts", config, steps)
+    return configured if custom is None else check_parts(custom.value, custom.where, configured)
 
 
 def _optimizer(
     config: Config, rate: optax.Schedule, user_object: ObjectSource
 ) -> tuple[optax.GradientTransformation, bool]:
     """Make the optimizer; also return whether it uses the learning rate `rate`."""
-    told = at_batch_size(config), rate
-    given = user_object("optimizer", *told)
-    if given is None:
-        return OPTIMIZERS.get(config.optimizer.name)(*told), True
-    return check_optimizer(given.value, given.where, config), given.hook is not None
+    arguments = at_batch_size(config), rate
+    custom = user_object("optimizer", *arguments)
+    if custom is None:
+        return OPTIMIZERS.get(config.optimizer.name)(*arguments), True
+    return check_optimizer(custom.value, custom.where, config), custom.hook is not None
 
 
 def _objective(config: Config, topology: Topology, user_object: ObjectSource) -> Callable[[Objective], TrainObjective]:
-    given = user_object("objective", config, topology)
-    if given is None:
+    custom = user_object("objective", config, topology)
+    if custom is None:
         return OBJECTIVES.get(config.objective.name)(config, topology)
-    return given.function("(objective)" if given.hook else "the supervised objective, or a name", "supervised")
+    return custom.function("(objective)" if custom.hook else "the supervised objective, or a name", "supervised")
 
 
 def _augmentation(config: Config, layout: Layout, user_object: ObjectSource) -> Augmentation | None:
     """Make the augmentation. It is checked alone on images of all sizes, so that errors name its hook or argument."""
-    given = user_object("augmentation", config)
-    if given is None:
+    custom = user_object("augmentation", config)
+    if custom is None:
         return None
-    function = given.function("(key, image)", "key, image")
+    function = custom.function("(key, image)", "key, image")
     alone = Preprocess.of(config, extra=function)
-    with given.named_in_errors():
+    with custom.named_in_errors():
         for shape in layout.shapes:
             check_augmentation(alone, shape, layout.training_data.dtype)
     return function

@@ -7,7 +7,7 @@ from jaxddp.config import Config
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.reports.run_files import RunFiles
-from jaxddp.sections.fallback_values import USUAL
+from jaxddp.sections.fallback_values import FALLBACK_VALUES
 
 UNKNOWN = "unknown"
 _FREE = (
@@ -80,7 +80,7 @@ def _text(key: str, flat: dict[str, Any], defaults: dict[str, Any]) -> str:
         if not any(other.startswith(section) for other in flat) and key != "seed":
             return UNKNOWN
         value = defaults.get(key)
-    value = USUAL.get(key) if value is None else value
+    value = FALLBACK_VALUES.get(key) if value is None else value
     if key.startswith(_BESIDE) and isinstance(value, str):
         return value[:12]
     if isinstance(value, list):

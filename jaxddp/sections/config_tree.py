@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from jaxddp.choices import given_way
+from jaxddp.choices import reset_unread
 from jaxddp.core.ranges import Seed
 from jaxddp.overrides import check_values, flatten, plain, replaced
 from jaxddp.sections.data_section import DataConfig
@@ -68,7 +68,7 @@ class Config:
             InputError: a key is unknown (the message suggests the nearest one), or a value has the wrong type or is out
                 of range.
         """
-        return given_way(replaced(self, changes), flatten(changes))
+        return reset_unread(replaced(self, changes), flatten(changes))
 
     def to_dict(self) -> dict[str, Any]:
         """Return nested plain values, as in config.json. `Config().replace(**d)` is the inverse."""

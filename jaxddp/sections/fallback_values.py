@@ -4,7 +4,7 @@ The hooks of a recipe file, which replace a choice, receive these values. Report
 older releases, in which these keys always had a value. A new key needs no value here: a hook receives None for it.
 """
 
-USUAL = {
+FALLBACK_VALUES = {
     "model.width": 64,
     "model.stem": "imagenet",
     "model.batch_norm": "local",

@@ -37,5 +37,5 @@ def _number(word: str, key: str) -> float:
     try:
         return real_number(word)
     except ValueError:
-        told = f": {show(word)} is no number"
-        raise InputError(Key(key), told, advice=f"give {BALANCED!r}, or a number for each class") from None
+        problem = f": {show(word)} is no number"
+        raise InputError(Key(key), problem, advice=f"give {BALANCED!r}, or a number for each class") from None

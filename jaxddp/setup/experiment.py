@@ -10,7 +10,7 @@ import jax
 
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
-from jaxddp.choices import with_usual
+from jaxddp.choices import with_fallback_values
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.message import Key, Words
@@ -91,7 +91,7 @@ def make_feed(recipe: Recipe, resources: Resources, growth: Growth | None = None
     config, source, topology = recipe.config, resources.train, resources.topology
     check_labelled(source, "training data")
     feed = _feed_of(source, make_order(source, config), config, topology, growth)
-    others, ratio = resources.unlabelled, with_usual(config).objective.unlabelled_ratio
+    others, ratio = resources.unlabelled, with_fallback_values(config).objective.unlabelled_ratio
     reads = recipe.objective is not supervised and getattr(recipe.objective, "reads_unlabelled", True)
     if others is None or not reads:
         return feed
@@ -168,8 +168,8 @@ def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> Earl
             raise InputError(Key("train.stop_after", config.train.stop_after), ": nothing is validated", advice=needs)
         for part in recipe.parts:
             if part.follows:
-                told = config.optimizer.schedule == part.name
-                what = Key("optimizer.schedule", part.name) if told else f"the part {part.name!r}"
+                is_schedule = config.optimizer.schedule == part.name
+                what = Key("optimizer.schedule", part.name) if is_schedule else f"the part {part.name!r}"
                 raise InputError(what, " follows validations, and nothing is validated", advice=needs)
     if not measures_more:
         judgement.check(_measured(recipe, experiment.layout.training_data))

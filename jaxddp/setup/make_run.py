@@ -10,7 +10,7 @@ from jaxddp.engine.checks.replicas import Replicas
 from jaxddp.recipe.configured_metrics import check_wanted
 from jaxddp.setup.experiment import judgement_of
 from jaxddp.setup.non_finite_examples import describe_non_finite
-from jaxddp.setup.resources import tell_unseen
+from jaxddp.setup.resources import warn_of_unseen_classes
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.listeners.slow_processes import SlowProcesses
 from jaxddp.training.run import Checks, Run, Stepping, Validation
@@ -87,7 +87,7 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
         val, config.eval.batch_size, metrics, evaluators, resident=config.data.cache == "device"
     )
     if setup.topology.peers.is_first:
-        tell_unseen(val, setup.table)
+        warn_of_unseen_classes(val, setup.table)
     return evaluator
 
 

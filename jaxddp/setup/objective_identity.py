@@ -20,10 +20,10 @@ def objective_fingerprints(experiment: Experiment) -> dict[str, str]:
     Raises: InputError; the processes have different ones, or the objective does not fit the run.
     """
     # The objective of a recipe file is wrapped, so that its errors name the line.
-    asked = getattr(inspect.unwrap(experiment.recipe.objective), "fingerprints", None)
-    if asked is None:
+    method = getattr(inspect.unwrap(experiment.recipe.objective), "fingerprints", None)
+    if method is None:
         return {}
-    found = asked(experiment.config, experiment.resources, experiment.layout)
+    found = method(experiment.config, experiment.resources, experiment.layout)
     experiment.topology.peers.agree({f"objective's {name}": value for name, value in found.items()})
     return found
 

@@ -88,7 +88,7 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
     source.check_evaluation(data)
 
 
-def tell_unseen(source: Source, trained: Source) -> None:
+def warn_of_unseen_classes(source: Source, trained: Source) -> None:
     """Log a warning if a source has classes without any training examples."""
     there, here = labels_of(source).counts, labels_of(trained).counts
     unseen = np.flatnonzero((there > 0) & (here == 0))

@@ -122,17 +122,17 @@ class RunSetup:
 
     @property
     def slices(self) -> list[tuple[Device, slice]]:
-        """Per device, in mesh order, the rows of a global batch that it gets."""
+        """Each device, in mesh order, with the rows of a global batch that it computes."""
         return self.topology.slices(self.order.batch_size)
 
     @property
     def plan(self) -> Plan:
-        """How long the run is, and when it logs, validates and saves."""
+        """The length of the run, and the steps at which it logs, validates and saves."""
         return self.layout.plan
 
     @property
     def validated(self) -> Source | None:
-        """What is validated on; None where validation is switched off."""
+        """The validation data; None if validation is disabled."""
         return self.resources.val if self.plan.evaluate.examples else None
 
     @cached_property
@@ -142,28 +142,28 @@ class RunSetup:
 
     @cached_property
     def classifier(self) -> Classifier:
-        """What evaluation measures and asks."""
+        """The network with the loss and the metrics of evaluation."""
         recipe, views = self.recipe, self.recipe.config.eval.views
         own = self.model, recipe.eval_loss, recipe.metrics, self.preprocess, views
         return Classifier(*own, self.topology, self.programs)
 
     def changed(self, *, resources: Resources | None = None, **fields: Any) -> "RunSetup":
-        """The same setup with other `fields` of its recipe, or other resources; see `Experiment.changed`."""
+        """Return the setup with other `fields` of its recipe, or other resources; see `Experiment.changed`."""
         return dataclasses.replace(self, experiment=self.experiment.changed(resources=resources, **fields))
 
     def with_loss(self, loss: Loss) -> "RunSetup":
-        """The same setup with another loss, which evaluation measures too. Raises: as `example_loss`."""
+        """Return the setup with another loss for training and evaluation. Raises: as `example_loss`."""
         if loss is self.recipe.loss.function is self.recipe.eval_loss.function:
             return self
         taken_apart = self.programs.loss(loss, self.layout.training_data.labels)
         return self.changed(loss=taken_apart, eval_loss=taken_apart)
 
     def with_seed(self, seed: int) -> "RunSetup":
-        """The same setup with another seed, and so another initial state, order, augmentation and dropout.
+        """Return the setup with another seed: another initial state, order of examples, augmentation and dropout.
 
-        A run of it gives the same bits as one that is prepared with this seed. It compiles nothing that a run of this
-        setup has compiled, and images that lie on the devices stay there. The objects of the recipe stay, too: a model
-        or an optimizer that a recipe file made of its config's seed is still that one.
+        A run of it gives the same bits as a run of a setup that was prepared with this seed. Programs are not compiled
+        again, and images on the devices stay there. The objects of the recipe stay the same: a model or an optimizer
+        that depends on the config's seed does not change.
 
         Raises:
             InputError: a seed that is out of range, or another one in another process.
@@ -177,15 +177,15 @@ class RunSetup:
         return dataclasses.replace(made, state=init(made.key))
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """The placed training batches of steps `start` to `stop - 1`; nothing before `start` is read."""
+        """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Nothing before `start` is read."""
         return self.feed.batches(start, stop)
 
     def step(self) -> TrainStep:
-        """One optimizer step on a placed batch, compiled on first use, with the seed in it; see `make_train_step`."""
+        """Return the function (state, batch) of one training step, compiled on first use; see `make_train_step`."""
         return seeded_step(self.objective, self.experiment, self.order.seed)
 
     def program(self) -> tuple[Program, Chunks]:
-        """The program of the steps, and what feeds it: placed batches, or rows of images on the devices."""
+        """Return the program of the training steps, and the function that yields its arguments."""
         key, plan, resident = self.key, self.plan, self.data.cache == "device"
         program = self.programs.train(self.objective, self.experiment, resident=resident)
         if not resident:
@@ -208,9 +208,15 @@ class RunSetup:
         *,
         resident: bool = False,
     ) -> Evaluator:
-        """Measures a state over a source, in batches of `batch_size`, else as in training. Raises: InputError.
+        """Return an evaluator that measures a state on a source.
 
-        The images are decoded anew at each measurement, or once, if they are to be `resident` on the devices.
+        Args:
+            batch_size: the global batch size. Default: that of training.
+            metrics: used instead of the recipe's.
+            extra: functions of the state that return further metrics.
+            resident: whether to keep the images on the devices instead of decoding them for each measurement.
+
+        Raises: InputError; the source does not fit the training data or the batch size.
         """
         size = batch_size or self.order.batch_size
         self.topology.check_batch_size(size, "eval.batch_size")
@@ -225,7 +231,7 @@ class RunSetup:
         return self.classifier.evaluator(source, batches, metrics, extra, resident=resident)
 
     def predictor(self, count: int) -> ImagePredictor | None:
-        """Predicts `count` images that are validated on, of each class its share; None where there are none."""
+        """Return a predictor of `count` validation images, a share of each class; None if there are none."""
         # A picture shows one label and one prediction.
         if self.validated is None or not count or self.layout.training_data.labels.several:
             return None
@@ -234,7 +240,7 @@ class RunSetup:
         return ImagePredictor(program, self.validated, rows, self.data.of_evaluation, self.topology, most)
 
     def identity(self) -> dict[str, str]:
-        """What tells the recipe's objects from others; see `jaxddp.workdir.digests`."""
+        """Return digests that identify the recipe's objects; see `jaxddp.workdir.digests`."""
         found = identity(self.recipe, self.state, self.table.num_classes, self.layout.training_data.image_shape)
         return found | objective_identity(self.recipe, self.objective, self.state, self.feed.abstract_batch())
 
@@ -244,5 +250,5 @@ class RunSetup:
         return f"RunSetup({count}, {counted(len(self.table), 'example')}, {batch})"
 
     def __str__(self) -> str:
-        """Which device gets which rows of a batch, too."""
+        """Also show which device computes which rows of a batch."""
         return "\n".join([repr(self), *(f"  {device}: rows {rows.start}:{rows.stop}" for device, rows in self.slices)])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import of_release
+from jaxddp.choices import without_unread
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.overrides import flatten, plain
@@ -61,7 +61,7 @@ def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
     images = _images(place, config.data)
     changes = {"data": {key: getattr(images, key) for key in (*IMAGE_KEYS, "eval_size", "resize")}}
     if "model" in content and _brings_network(place) == own_network:
-        model = config.model if own_network else of_release(config).model
+        model = config.model if own_network else without_unread(config).model
         changes["model"] = {key: getattr(model, key) for key in NETWORK_KEYS}
     return plain(changes)
 
