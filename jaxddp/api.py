@@ -69,7 +69,7 @@ from jaxddp.training.events import Listener
 from jaxddp.training.listeners.history import History
 from jaxddp.training.progress.display import progress
 from jaxddp.training.validation.evaluator import Measure
-from jaxddp.workdir.digests import told
+from jaxddp.workdir.digests import shared_settings
 
 __all__ = [
     "ArrayTable",
@@ -272,8 +272,9 @@ def train(
     history, measures = History(), check_evaluators(evaluators, setup)
     watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
     directory = None if workdir is None else Path(check_path(workdir, "workdir")).absolute()
-    used = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
-    setup.topology.peers.agree({name: str(value) for name, value in (told(setup.recipe, val) | used).items()})
+    shared = shared_settings(setup.recipe, val)
+    shared |= {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
+    setup.topology.peers.agree({name: str(value) for name, value in shared.items()})
     state = train_setup(setup, directory, watching, measures)
     history.share(setup.topology)
     return state, history

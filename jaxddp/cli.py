@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from jaxddp.command_line.terminal import StatusLine
 from jaxddp.core.errors import InputError, JaxddpError, with_notes
-from jaxddp.core.user_code import telling
+from jaxddp.core.user_code import describing_errors
 from jaxddp.core.versions import versions
 from jaxddp.core.wording import choices, on_screen
 from jaxddp.job.activity import shown_on
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         try:
-            with telling(all_errors=True), at_work(), _status_line():
+            with describing_errors(all_errors=True), at_work(), _status_line():
                 return _run(arguments)
         finally:
             sys.stdout.flush()

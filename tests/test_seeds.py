@@ -21,7 +21,7 @@ import jaxddp
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.setup import feed
-from jaxddp.setup.compiled_programs import Programs
+from jaxddp.setup.compiled_programs import CompiledPrograms
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 PLAN = {"train": {"duration": "16 steps"}, "log": {"every": "3 steps"}, "checkpoint": {"every": "8 steps"}}
@@ -105,7 +105,7 @@ def test_a_step_for_a_loop_of_ones_own_draws_what_a_run_draws():
 
 
 def test_a_program_belongs_to_its_objects_and_to_settings_of_jax():
-    setup, programs = prepared(0), Programs()
+    setup, programs = prepared(0), CompiledPrograms()
 
     def program(setup):
         return programs.train(setup.objective, setup.experiment, resident=False)

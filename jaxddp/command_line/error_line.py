@@ -52,7 +52,7 @@ def _as_word(key: Key) -> str:
 def _location(error: JaxddpError, arguments: Sequence[str]) -> str | None:
     """Returns the file and line of the user's recipe that set the key with which an error begins; None without one."""
     (first, *_) = error.about[0] if error.about else error.problem
-    if not isinstance(first, Key) or first.told is not None:
+    if not isinstance(first, Key) or first.rendered is not None:
         return None
     names = [word for word in arguments[1:3] if not word.startswith("-")]
     try:

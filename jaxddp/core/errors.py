@@ -51,7 +51,7 @@ class JaxddpError(Exception):
 
     def tell(self, words: Callable[[Key], str]) -> None:
         """Rename the keys in the message, for example to options. Keys that are renamed already stay."""
-        self.change_keys(lambda key: replace(key, told=words(key)))
+        self.change_keys(lambda key: replace(key, rendered=words(key)))
 
     def to_json(self) -> str:
         """Return the error as JSON for other processes; see `error_from`."""
@@ -61,7 +61,7 @@ class JaxddpError(Exception):
         """Replace the keys in the message, except those that are renamed already."""
 
         def changed(parts: tuple[str | Key, ...]) -> tuple[str | Key, ...]:
-            return tuple(change(part) if isinstance(part, Key) and part.told is None else part for part in parts)
+            return tuple(change(part) if isinstance(part, Key) and part.rendered is None else part for part in parts)
 
         self.about = tuple(map(changed, self.about))
         self.problem, self.advice = changed(self.problem), changed(self.advice)

@@ -16,13 +16,13 @@ class Key:
     Attributes:
         value: the value that the message shows, if any.
         shown: the text of the value, if it is not its `repr`.
-        told: the name and value in the words of an entry point, such as an option; None until it is renamed.
+        rendered: the name and value in the words of an entry point, such as an option; None until it is renamed.
     """
 
     name: str
     value: Any = _ABSENT
     shown: str | None = None
-    told: str | None = None
+    rendered: str | None = None
 
     @classmethod
     def plain(cls, name: str, value: Any) -> "Key":
@@ -53,8 +53,8 @@ class Key:
         return show(self.value) if self.shown is None else self.shown
 
     def __str__(self) -> str:
-        if self.told is not None:
-            return self.told
+        if self.rendered is not None:
+            return self.rendered
         return f"{self.name}={self.shown_value}" if self.has_value else self.name
 
 
@@ -62,8 +62,8 @@ class Option(Key):
     """A key that is shown as an option of the command line, for advice: `--train.accumulate 4`."""
 
     def __str__(self) -> str:
-        if self.told is not None:
-            return self.told
+        if self.rendered is not None:
+            return self.rendered
         return f"{typed(self.name)} {self.value}" if self.has_value else typed(self.name)
 
 
@@ -95,7 +95,7 @@ def flat(words: Any) -> tuple[str | Key, ...]:
 
 def plain(parts: tuple[str | Key, ...]) -> list[Any]:
     """Return parts as JSON holds them. A key that is renamed becomes text."""
-    return [part.to_plain() if isinstance(part, Key) and part.told is None else str(part) for part in parts]
+    return [part.to_plain() if isinstance(part, Key) and part.rendered is None else str(part) for part in parts]
 
 
 def parts_of(plain: list[Any]) -> tuple[str | Key, ...]:

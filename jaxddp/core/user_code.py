@@ -19,7 +19,7 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _MARK = "jaxddp: "
 
 
-class OwnCodeExit(JaxddpError):
+class UserCodeExit(JaxddpError):
     """The user's code tried to end the process, for example by `sys.exit`: the run would seem to be finished."""
 
 
@@ -54,7 +54,7 @@ def place_of(error: BaseException) -> CodePlace | None:
     return None
 
 
-def told(error: BaseException, advice: str = "") -> str:
+def describe_error(error: BaseException, advice: str = "") -> str:
     """Return an error as one line: `my.py:14: Net.__call__: TypeError: …`."""
     if isinstance(error, JaxddpError):
         return with_notes(str(error), error)
@@ -82,14 +82,14 @@ def is_ctrl_c(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def telling(*, all_errors: bool = False) -> Iterator[None]:
+def describing_errors(*, all_errors: bool = False) -> Iterator[None]:
     """Add a last line to the traceback of errors in the user's code, with file, line and function.
 
     Args:
         all_errors: whether all other errors get such a line, too.
 
     Raises:
-        OwnCodeExit: the user's code raised SystemExit, GeneratorExit or KeyboardInterrupt.
+        UserCodeExit: the user's code raised SystemExit, GeneratorExit or KeyboardInterrupt.
     """
     try:
         yield
@@ -98,22 +98,22 @@ def telling(*, all_errors: bool = False) -> Iterator[None]:
     except (SystemExit, GeneratorExit, KeyboardInterrupt) as error:
         if is_ctrl_c(error):
             raise
-        raise OwnCodeExit(told(error, "; to end a run, raise an error")) from error
+        raise UserCodeExit(describe_error(error, "; to end a run, raise an error")) from error
     except BaseException as error:
         # JAX adds notes of its own.
         if all_errors or place_of(error) or getattr(error, "__notes__", ()):
-            tell(error)
+            add_description(error)
         raise
 
 
-def tell(error: BaseException) -> None:
+def add_description(error: BaseException) -> None:
     """Add a last line to the traceback of an error, with the place where it was raised."""
-    forget(error)
-    error.add_note(f"{_MARK}{told(error)}")
+    remove_description(error)
+    error.add_note(f"{_MARK}{describe_error(error)}")
 
 
-def forget(error: BaseException) -> None:
-    """Remove the line that `tell` added."""
+def remove_description(error: BaseException) -> None:
+    """Remove the line that `add_description` added."""
     if any(note.startswith(_MARK) for note in getattr(error, "__notes__", ())):
         error.__notes__ = [note for note in error.__notes__ if not note.startswith(_MARK)]
 

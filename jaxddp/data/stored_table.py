@@ -16,7 +16,7 @@ from jaxddp.data.example_set import Record, in_a_line, labels_of
 from jaxddp.data.faults import Refuse
 from jaxddp.data.labels import Labels, LabelSets
 from jaxddp.data.selection.subset import ClassSelection, chosen_classes
-from jaxddp.data.soundness.digests import Digests
+from jaxddp.data.soundness.image_digests import Digests
 from jaxddp.data.soundness.sound_cache import Verified
 from jaxddp.data.storage.local import links_out
 from jaxddp.data.storage.store import Store

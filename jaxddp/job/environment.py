@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import show
+from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number, text
 from jaxddp.job.ports import split_address
 from jaxddp.job.schedulers import EXPLICIT, SCHEDULERS, Scheduler
-from jaxddp.job.variables import COUNT, INDEX, Environ, EnvValue, lookup, number, text
 from jaxddp.wire.handshake import KEY, Identity
 
 RUN_ID = "JAXDDP_RUN_ID"

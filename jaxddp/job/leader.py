@@ -7,11 +7,11 @@ import socket
 from collections.abc import Callable, Mapping
 
 from jaxddp.core.errors import InputError, Unreachable, error_of
+from jaxddp.job.env_variables import lookup
 from jaxddp.job.environment import Job
 from jaxddp.job.ports import free_address, inherited, listen
 from jaxddp.job.process_messages import CODEC, Done, Message, Value
 from jaxddp.job.roster import Roster
-from jaxddp.job.variables import lookup
 from jaxddp.job.watchdog import Loss, Timeouts, Watchdog
 from jaxddp.wire.admission import Admission, start_server
 from jaxddp.wire.connection import Connection

@@ -18,7 +18,7 @@ import jax
 from jaxddp.core.errors import InputError, JaxddpError, Preempted
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import doing
-from jaxddp.core.user_code import forget, is_ctrl_c, told
+from jaxddp.core.user_code import describe_error, is_ctrl_c, remove_description
 from jaxddp.core.versions import installed_version
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
@@ -151,10 +151,10 @@ def _on_exception(kind: type[BaseException], error: BaseException, trace: Traceb
         _leave(_plane)
         end_now(str(error), error.exit_code)
     if isinstance(error, JaxddpError):
-        abandon(told(error), error.exit_code)
+        abandon(describe_error(error), error.exit_code)
     loss = _plane.watchdog.loss() if _plane is not None else None
     if loss is None:
         # The last line reports it.
-        forget(error)
+        remove_description(error)
         sys.__excepthook__(kind, error, trace)
-    abandon(told(error), 130 if is_ctrl_c(error) else 1)
+    abandon(describe_error(error), 130 if is_ctrl_c(error) else 1)

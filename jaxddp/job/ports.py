@@ -11,7 +11,7 @@ import socket
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.wording import show
-from jaxddp.job.variables import HANDLES, EnvValue, number
+from jaxddp.job.env_variables import HANDLES, EnvValue, number
 from jaxddp.wire.admission import BACKLOG
 
 LOOPBACK = "127.0.0.1"

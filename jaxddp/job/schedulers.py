@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxddp.core.errors import InputError
+from jaxddp.job.env_variables import INDEX, Environ, EnvValue, lookup, number
 from jaxddp.job.ports import LOOPBACK, is_loopback
-from jaxddp.job.variables import INDEX, Environ, EnvValue, lookup, number
 
 Lookup = Callable[[Environ], EnvValue | None]
 

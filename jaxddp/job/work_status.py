@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from jaxddp.job.variables import HANDLES, lookup, number
+from jaxddp.job.env_variables import HANDLES, lookup, number
 
 STATUS_PIPE = "JAXDDP_STATUS_FD"
 """The environment variable that holds the number of the pipe's end to write to."""

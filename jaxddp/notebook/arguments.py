@@ -11,7 +11,7 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Range
-from jaxddp.core.user_code import telling
+from jaxddp.core.user_code import describing_errors
 from jaxddp.core.wording import choices, show
 from jaxddp.engine.checks.self_test import Mode
 from jaxddp.overrides import checked
@@ -144,10 +144,10 @@ def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
 def errors_name_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
     """Rename keys and options in the errors of the block to arguments, by `names`.
 
-    Errors in the user's code name file, line and function; see `jaxddp.core.user_code.telling`.
+    Errors in the user's code name file, line and function; see `jaxddp.core.user_code.describing_errors`.
     """
     try:
-        with telling():
+        with describing_errors():
             yield
     except JaxddpError as error:
         error.tell(lambda key: as_argument(key, names))

@@ -11,7 +11,7 @@ from jaxddp.engine.example_loss import ExampleLoss
 from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
-from jaxddp.setup.compiled_programs import Programs
+from jaxddp.setup.compiled_programs import CompiledPrograms
 from jaxddp.training.validation.evaluator import Evaluator, Measure
 
 
@@ -35,7 +35,7 @@ class Classifier:
     preprocess: Preprocess
     views: Views
     topology: Topology
-    programs: Programs = field(default_factory=Programs)
+    programs: CompiledPrograms = field(default_factory=CompiledPrograms)
 
     def objective(self, metrics: Mapping[str, Any] | None = None) -> Objective:
         """Return the objective that measures a batch, with these metrics instead of its own, if any are given."""

@@ -46,7 +46,7 @@ def settings() -> dict[str, str]:
     return {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
 
 
-class Programs:
+class CompiledPrograms:
     """A cache of compiled programs, keyed by the identity of the objects that they are made of.
 
     The `most` programs that were used last are kept. Each is compiled on first use.

@@ -20,7 +20,7 @@ from jaxddp.recipe.make_recipe import make_recipe
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.setup.compiled_programs import Programs, settings
+from jaxddp.setup.compiled_programs import CompiledPrograms, settings
 from jaxddp.setup.experiment import Experiment, judgement_of, lay_out
 from jaxddp.setup.initial_weights import initial_weights
 from jaxddp.setup.joining import join_and_resolve
@@ -48,12 +48,12 @@ def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Exp
     return experiment
 
 
-def prepare(recipe: Recipe, resources: Resources, layout: Layout, programs: Programs | None = None) -> RunSetup:
+def prepare(recipe: Recipe, resources: Resources, layout: Layout, programs: CompiledPrograms | None = None) -> RunSetup:
     """Make the experiment of a recipe and initialize its state. Raises: InputError; as `lay_out` and `initialize`."""
     return initialize(lay_out(recipe, resources, layout), programs=programs)
 
 
-def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs | None = None) -> RunSetup:
+def initialize(experiment: Experiment, *, fresh: bool = True, programs: CompiledPrograms | None = None) -> RunSetup:
     """Initialize the network of an experiment.
 
     Args:
@@ -70,7 +70,7 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Programs
     weights = _weights(experiment, recipe.model, shapes) if fresh else {}
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
-    model, programs = for_platform(recipe.model, topology.platform), programs or Programs()
+    model, programs = for_platform(recipe.model, topology.platform), programs or CompiledPrograms()
     init = programs.init(model, recipe, shape, topology, weights)
     out_of_memory = memory_errors(lambda: "as the network was initialized", lambda: "choose a smaller network")
     with doing("initializing the network"), out_of_memory:

@@ -28,7 +28,7 @@ from jaxddp.models.interface import Model
 from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.classifier import Classifier
-from jaxddp.setup.compiled_programs import Programs, seeded_step
+from jaxddp.setup.compiled_programs import CompiledPrograms, seeded_step
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.feed import LONGEST_CHUNK, Feed, no_larger
 from jaxddp.setup.objective_identity import objective_identity
@@ -58,7 +58,7 @@ class RunSetup:
     """What a state of it consists of: the shape and dtype of each array."""
     weights: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
     """By path, that it began with in place of fresh ones."""
-    programs: Programs = field(default_factory=Programs, repr=False)
+    programs: CompiledPrograms = field(default_factory=CompiledPrograms, repr=False)
 
     @property
     def recipe(self) -> Recipe:

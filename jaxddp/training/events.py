@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxddp.core.errors import Preempted
-from jaxddp.core.user_code import is_ctrl_c, told
+from jaxddp.core.user_code import describe_error, is_ctrl_c
 from jaxddp.sections.goal import VAL
 from jaxddp.training.validation.predicted_images import PredictedImages
 
@@ -38,7 +38,7 @@ def status_of(error: BaseException) -> Status:
 
 def reason_of(error: BaseException) -> str:
     """Returns the reason to report for an error that ends a run; empty for Ctrl-C."""
-    return "" if is_ctrl_c(error) else told(error)
+    return "" if is_ctrl_c(error) else describe_error(error)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ _LISTED = 6
 
 
 @dataclass(frozen=True)
-class Matched:
+class WeightMatch:
     """The result of matching a state dict with a network.
 
     Attributes:
@@ -42,7 +42,7 @@ def match(
     new_layers: Layers = NO_LAYERS,
     *,
     new_head: bool = False,
-) -> Matched:
+) -> WeightMatch:
     """Match the arrays of a network, by path, with those of a state dict, in the naming that fits most of them.
 
     Args:
@@ -68,7 +68,8 @@ def match(
         raise InputError(_problem(faults, names, shapes, state_dict), advice=advice)
     used = set(names.values())
     left_over = tuple(sorted(name for name in state_dict if name not in used))
-    return Matched({path: array for path, array in arrays.items() if path not in {*new, *head}}, new, head, left_over)
+    matched = {path: array for path, array in arrays.items() if path not in {*new, *head}}
+    return WeightMatch(matched, new, head, left_over)
 
 
 def _head(shapes: Shapes, paths: Sequence[str], num_classes: int) -> tuple[str, ...]:

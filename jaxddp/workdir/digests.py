@@ -70,7 +70,7 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     return digests
 
 
-def told(recipe: Recipe, val: Source | None) -> dict[str, Any]:
+def shared_settings(recipe: Recipe, val: Source | None) -> dict[str, Any]:
     """Returns the settings that all processes of a job must share: they decide the results, and when processes wait."""
     config = recipe.config
     settings = flatten({"data": plain(config.data), "train": plain(config.train)})

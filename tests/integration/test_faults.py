@@ -154,7 +154,7 @@ def test_a_work_directory_that_is_removed_ends_the_job_and_is_not_made_again(tra
     assert not workdir.exists()
 
 
-# tests/test_own_code.py tests other ends by user code in one process.
+# tests/test_user_code.py tests other ends by user code in one process.
 @pytest.mark.ci
 @pytest.mark.parametrize(("ends", "said"), [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "")])
 def test_a_listener_that_ends_its_process_ends_the_job_for_good(arrays, start, workdir, tmp_path, ends, said):

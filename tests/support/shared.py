@@ -15,10 +15,10 @@ from jaxddp.engine.example_loss import example_loss
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.setup.compiled_programs import Programs
+from jaxddp.setup.compiled_programs import CompiledPrograms
 from jaxddp.setup.run_setup import RunSetup
 
-PROGRAMS = Programs(most=400)
+PROGRAMS = CompiledPrograms(most=400)
 _known: dict[Hashable, Any] = {}
 
 sgd = functools.cache(optax.sgd)

@@ -20,7 +20,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.wording import counted
-from jaxddp.data.soundness.digests import Digests
+from jaxddp.data.soundness.image_digests import Digests
 from jaxddp.data.source import SourceTable, Table
 from jaxddp.data.storage.home import is_address
 from jaxddp.data.table import ExampleTable

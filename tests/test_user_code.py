@@ -1,4 +1,4 @@
-"""What a user's own code raises: where it was is told, and a run that it ends has failed, whatever it raised."""
+"""Errors in a user's code: the message names their place, and a run that they end has failed, whatever they are."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.user_code import OwnCodeExit, is_ctrl_c, place_of, telling, told
+from jaxddp.core.user_code import UserCodeExit, describe_error, describing_errors, is_ctrl_c, place_of
 from jaxddp.hooks import one_line
 from jaxddp.overrides import flatten
 
@@ -26,7 +26,7 @@ TABLE = random_table(24)
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """A file below the current directory is told by its path from there."""
+    """A file below the current directory is named by its path relative to it."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -73,7 +73,7 @@ def last_line(error: BaseException) -> str:
 
 
 def test_a_traceback_ends_with_the_place_and_not_with_a_remark_of_jax():
-    with pytest.raises(TypeError) as raised, telling():
+    with pytest.raises(TypeError) as raised, describing_errors():
         jax.jit(Net())(jnp.ones((2, 3)))
     place = f"{HERE}:{line_of('A shape that does not fit')}: Net.__call__"
     assert last_line(raised.value).startswith(f"jaxddp: {place}: TypeError: dot_general requires contracting")
@@ -81,7 +81,7 @@ def test_a_traceback_ends_with_the_place_and_not_with_a_remark_of_jax():
 
 def test_the_place_is_the_innermost_one_of_the_user_s_and_none_of_a_library(monkeypatch):
     monkeypatch.chdir(HERE.parent)
-    with pytest.raises(ZeroDivisionError) as raised, telling(), telling():
+    with pytest.raises(ZeroDivisionError) as raised, describing_errors(), describing_errors():
         Net().inside()
     words = f"{HERE.name}:{line_of('number / 0')}: Net.inside.<lambda>: ZeroDivisionError: division by zero"
     assert raised.value.__notes__ == [f"jaxddp: {words}"]
@@ -92,8 +92,8 @@ def test_the_place_is_the_innermost_one_of_the_user_s_and_none_of_a_library(monk
     [("leave", "SystemExit: 0"), ("generate", "GeneratorExit"), ("interrupt", "KeyboardInterrupt")],
 )
 def test_what_would_end_the_process_is_an_error_like_others(method, said):
-    line = rf"test_own_code.py:\d+: Net.{method}: {said}; to end a run, raise an error"
-    with pytest.raises(OwnCodeExit, match=line) as end, telling():
+    line = rf"test_user_code.py:\d+: Net.{method}: {said}; to end a run, raise an error"
+    with pytest.raises(UserCodeExit, match=line) as end, describing_errors():
         getattr(Net(), method)()
     assert end.value.exit_code == 1
     line = rf"^my.py: get_loss: {said.split(':')[0]}.* \(in .*:\d+: Net.{method}\)$"
@@ -102,23 +102,23 @@ def test_what_would_end_the_process_is_an_error_like_others(method, said):
 
 
 def test_of_what_xla_calls_the_place_is_in_the_text(capfd):
-    with pytest.raises(jax.errors.JaxRuntimeError) as raised, telling():
+    with pytest.raises(jax.errors.JaxRuntimeError) as raised, describing_errors():
         Net().called_by_xla()
     assert last_line(raised.value) == f"jaxddp: {HERE}:{line_of('sys.exit(0)')}: leave: SystemExit: 0"
 
 
 @pytest.mark.parametrize("method", ["interrupted", "gives_up"])
 def test_ctrl_c_in_the_user_s_code_stays_what_it_is(method):
-    with pytest.raises(KeyboardInterrupt) as raised, telling():
+    with pytest.raises(KeyboardInterrupt) as raised, describing_errors():
         getattr(Net(), method)()
     assert is_ctrl_c(raised.value)
 
 
 def test_an_error_of_ours_and_of_no_code_of_the_user_s_have_no_place():
-    with pytest.raises(JaxddpError) as raised, telling():
+    with pytest.raises(JaxddpError) as raised, describing_errors():
         raise InputError("train.csv:7: empty ImageId")
     assert last_line(raised.value).endswith("train.csv:7: empty ImageId")
-    assert told(RuntimeError("of nowhere")) == "RuntimeError: of nowhere"
+    assert describe_error(RuntimeError("of nowhere")) == "RuntimeError: of nowhere"
 
 
 def test_code_of_the_package_is_not_the_user_s():
@@ -148,8 +148,8 @@ class Leaves:
 def test_a_listener_that_ends_the_process_has_failed_the_run(moment, error, tmp_path):
     setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8))
     more = {"listeners": [Leaves(moment, error)], "workdir": tmp_path, "val": TABLE, "log_every": "1 step"}
-    place = rf"test_own_code.py:\d+: Leaves.__init__.leave: {error.__name__}: 0"
-    with pytest.raises(OwnCodeExit, match=f"{place}; to end a run, raise an error"):
+    place = rf"test_user_code.py:\d+: Leaves.__init__.leave: {error.__name__}: 0"
+    with pytest.raises(UserCodeExit, match=f"{place}; to end a run, raise an error"):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, **more)
     result = tmp_path / "result.json"
     # At the end of a run that was done, it is.
