@@ -150,7 +150,7 @@ def hook(name: str, *body: str, arguments: str | None = None) -> str:
 
 
 BAD = [
-    (CONFIG + "def get_modle(config, num_classes):\n    return 3\n", "mine.py: get_modle is no hook .* 'get_model'"),
+    (CONFIG + "def get_modle(config, num_classes):\n    return 3\n", "mine.py: get_modle is not a hook; .* 'get_model'"),
     (
         hook("get_model", "return 3", arguments="config"),
         r"mine.py: get_model\(config\) is called as get_model\(config, num",
@@ -181,7 +181,7 @@ BAD = [
     (hook("get_augmentation", "return 3"), "get_augmentation: an object of type int was given; give a function"),
     (
         hook("get_augmentation", "return lambda key, image: image[1:]"),
-        "mine.py: get_augmentation: augmentation: made float32.* return one",
+        "mine.py: get_augmentation: augmentation: returned float32.* return the same",
     ),
     (
         hook("get_initialize", "return 3"),
