@@ -53,7 +53,7 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
         if key not in hints:
             elsewhere = [] if nearest(key, hints) else near(prefix + key, dict(keys_of(type(root))))
             meant = f"did you mean {' or '.join(map(repr, elsewhere))}? " if elsewhere else ""
-            unknown = Key(prefix + key, told=repr(prefix + key))
+            unknown = Key(prefix + key, rendered=repr(prefix + key))
             raise InputError("unknown config key ", unknown, advice=f"{meant}{choices(key, hints)}")
         if is_tree(hints[key]):
             if not isinstance(value, dict):

@@ -150,7 +150,10 @@ def hook(name: str, *body: str, arguments: str | None = None) -> str:
 
 
 BAD = [
-    (CONFIG + "def get_modle(config, num_classes):\n    return 3\n", "mine.py: get_modle is not a hook; .*'get_model'"),
+    (
+        CONFIG + "def get_modle(config, num_classes):\n    return 3\n",
+        "mine.py: get_modle is not a hook; .* 'get_model'",
+    ),
     (
         hook("get_model", "return 3", arguments="config"),
         r"mine.py: get_model\(config\) is called as get_model\(config, num",

@@ -68,7 +68,7 @@ class JsonLines(RowListener):
 
 
 def _metrics(validation: Mapping[str, Any]) -> Row:
-    """Returns the metrics and the count of a validation; None for a value that was not finite in a line."""
+    """Returns the metrics and the count of a validation; None for a value that was not finite."""
     names = [name for name in validation if name not in ("step", "epoch", "split", "count", "seconds")]
     metrics = {name: None if validation[name] is None else float(validation[name]) for name in names}
     return metrics | {"count": int(validation.get("count") or 0)}

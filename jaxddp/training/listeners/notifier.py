@@ -1,4 +1,4 @@
-"""Calls the listeners of a run in order; but for metrics.jsonl, a logger that fails does not end the run."""
+"""Calls the listeners of a run in order; a logger that fails does not end the run, except that of metrics.jsonl."""
 
 import logging
 from collections.abc import Sequence

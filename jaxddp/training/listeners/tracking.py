@@ -22,7 +22,7 @@ from jaxddp.training.progress.lines import count_parameters
 from jaxddp.training.validation.predicted_images import SHOWN, images_to_show
 
 PROJECT = "jaxddp"
-"""The project, or experiment, of a run for which neither the config nor the environment names one."""
+"""The default project, or experiment."""
 _PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax")
 _GIT_SECONDS = 5
 """A repository on a network file system may take long to answer, and a run should not wait for it."""
@@ -68,12 +68,12 @@ class TrackingLogger(RowListener, ABC):
 
     @property
     def default_name(self) -> str:
-        """The name of a run for which neither the config nor the environment has one: its work directory's."""
+        """The default name of the run: that of its work directory."""
         return self._directory.absolute().name
 
 
 def saved_id(path: Path, run: RunStart) -> str | None:
-    """Returns the id in the file at `path`; None for a run from step 0, and where there is no such file.
+    """Returns the id in the file at `path`; None for a run from step 0, or if there is no such file.
 
     Raises: InputError; the file holds something else.
     """
@@ -97,7 +97,7 @@ def save_id(path: Path, run_id: str) -> None:
 def provenance(run: RunStart, folder: Path | None = None) -> dict[str, Any]:
     """Returns the config by dotted names, and beside it `run.…`, `versions.…` and `code.…`.
 
-    The code is that of the repository around `folder`, which is the current one where absent.
+    The code is that of the repository around `folder`, by default the current directory.
     """
     sections = {
         "run": {
@@ -117,7 +117,7 @@ def provenance(run: RunStart, folder: Path | None = None) -> dict[str, Any]:
 def code_version(folder: Path) -> dict[str, Any]:
     """Returns the `commit` of the repository around a folder, and whether its files are `dirty` (differ from it).
 
-    The result is empty where there is no git, no repository or no answer within seconds.
+    The result is empty without git, without a repository, or without an answer within seconds.
     """
     try:
         commit = _git(folder, "rev-parse", "HEAD")
