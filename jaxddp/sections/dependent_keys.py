@@ -8,7 +8,7 @@ from jaxddp.core.message import Key, Words
 
 
 @dataclass(frozen=True)
-class Need:
+class Requirement:
     """The other key that a key needs, and the values that the other key must have.
 
     Attributes:
@@ -35,24 +35,24 @@ class Need:
         return " has no effect without ", Key(self.key)
 
 
-NEEDS: Mapping[str, Need] = {
-    "data.augment.border": Need("data.augment.pad"),
-    "data.augment.rand_magnitude": Need("data.augment.rand_augment"),
-    "data.crop_area": Need("data.crop", ("random_area",)),
-    "data.grow_by": Need("data.grow_from"),
-    "data.grow_end": Need("data.grow_from"),
-    "data.grow_start": Need("data.grow_from"),
-    "data.labels_seed": Need("data.labels_per_class"),
-    "data.manifest": Need("data.verify", ("manifest",)),
-    "data.max_bad_images": Need("data.bad_images", ("substitute",)),
-    "log.guard_formulas": Need("log.to", ("confusion",)),
-    "log.images": Need("log.to", ("tensorboard", "wandb", "mlflow")),
-    "objective.strong_rand_magnitude": Need("objective.strong_rand_augment"),
-    "optimizer.nesterov": Need("optimizer.momentum"),
-    "optimizer.scaling": Need("optimizer.reference_batch"),
-    "train.ema_every": Need("train.ema"),
-    "train.ema_warmup": Need("train.ema"),
-    "train.lookahead_decay": Need("train.lookahead"),
-    "train.stop_min_gain": Need("train.stop_after"),
+NEEDS: Mapping[str, Requirement] = {
+    "data.augment.border": Requirement("data.augment.pad"),
+    "data.augment.rand_magnitude": Requirement("data.augment.rand_augment"),
+    "data.crop_area": Requirement("data.crop", ("random_area",)),
+    "data.grow_by": Requirement("data.grow_from"),
+    "data.grow_end": Requirement("data.grow_from"),
+    "data.grow_start": Requirement("data.grow_from"),
+    "data.labels_seed": Requirement("data.labels_per_class"),
+    "data.manifest": Requirement("data.verify", ("manifest",)),
+    "data.max_bad_images": Requirement("data.bad_images", ("substitute",)),
+    "log.guard_formulas": Requirement("log.to", ("confusion",)),
+    "log.images": Requirement("log.to", ("tensorboard", "wandb", "mlflow")),
+    "objective.strong_rand_magnitude": Requirement("objective.strong_rand_augment"),
+    "optimizer.nesterov": Requirement("optimizer.momentum"),
+    "optimizer.scaling": Requirement("optimizer.reference_batch"),
+    "train.ema_every": Requirement("train.ema"),
+    "train.ema_warmup": Requirement("train.ema"),
+    "train.lookahead_decay": Requirement("train.lookahead"),
+    "train.stop_min_gain": Requirement("train.stop_after"),
 }
 """By key. The loggers' own keys, such as `log.project`, are checked by `LogConfig.check`."""
