@@ -1,9 +1,9 @@
 """Choices by name, such as an optimizer, and the keys of a config that only some choices read.
 
-Beside its code, a choice has a dataclass of settings, which lists the keys that it reads and their defaults; see
-`jaxddp.registry`. In a config, such a key is None until a file or a command sets it. A key that is set and has no
-effect is an error. Inherited keys are reset instead: if a file or a command names a choice, the keys that it does not
-read are None again, unless they are set with it.
+The module of a choice defines a dataclass of settings, which lists the keys that the choice reads and their defaults;
+see `jaxddp.registry`. In a config, such a key is None until a file or a command sets it. A key that is set and has no
+effect is an error. Inherited keys are reset instead: if a file or a command names a choice, the keys that this choice
+does not read become None again, unless the same file or command sets them.
 """
 
 import dataclasses

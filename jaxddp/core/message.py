@@ -1,4 +1,4 @@
-"""The parts of a message: text, and keys, which each entry point shows as its user wrote them."""
+"""The parts of a message: text and keys. The command line shows a key as an option, the Python API as an argument."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Key:
 
     @classmethod
     def of(cls, kind: str, name: str, *value: Any) -> "Key":
-        """Return the inverse of `to_plain`."""
+        """Make a key from the result of `to_plain`."""
         return (Option if kind == "option" else Key)(name, *value)
 
     def to_plain(self) -> list[Any]:
@@ -99,7 +99,7 @@ def plain(parts: tuple[str | Key, ...]) -> list[Any]:
 
 
 def parts_of(plain: list[Any]) -> tuple[str | Key, ...]:
-    """Return the inverse of `plain`."""
+    """Convert the result of `plain` back to parts."""
     return tuple(part if isinstance(part, str) else Key.of(*part) for part in plain)
 
 
