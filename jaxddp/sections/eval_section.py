@@ -25,7 +25,7 @@ class EvalConfig:
     limit: Count | None = None
     """Validate on at most this many examples, with the same proportions of classes. If None, all."""
     metrics: tuple[str, ...] = ("top1", "top5")
-    """Metrics beside the loss, in training too. A top-k metric with k not below the number of classes is left out."""
+    """Metrics beside the loss, in training and validation. Top-k metrics are left out for k or fewer classes."""
     views: Views = "one"
     """Test-time augmentation: average the logits of an image and its mirror image ("mirror"), or also of copies shifted
     by one pixel ("mirror_translate"). The cost is two or six times that of "one"."""
