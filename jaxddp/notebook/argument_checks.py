@@ -44,7 +44,7 @@ def check_function(function: Any, name: str, of: str, arguments: str = "") -> An
     """Check an argument that is a function or None, and return it.
 
     Args:
-        name: of the argument.
+        name: the name of the argument.
         of: what it is a function of, for messages.
         arguments: the names of its positional arguments; empty to skip this check.
 

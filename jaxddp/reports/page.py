@@ -88,7 +88,7 @@ class Page:
 
 
 def check_libraries() -> None:
-    """Check that the libraries of a report are installed. Raises: InputError; one is not."""
+    """Raise `InputError` if a library of a report is not installed."""
     try:
         import jinja2  # noqa: F401
         import plotly  # noqa: F401
