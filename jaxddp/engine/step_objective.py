@@ -77,7 +77,7 @@ def means_of(names: tuple[str, ...], values: Any) -> dict[str, float]:
 
 
 class TrainObjective(Protocol):
-    """The function that a training step minimizes: its first sum divided by the sum's weight.
+    """The function that a training step minimizes: the first of its sums, divided by the weight of that sum.
 
     It sums over the slice of the batch that it gets; the step averages over devices. It may use several data sources
     and several networks. Its arguments are those of `Objective`.

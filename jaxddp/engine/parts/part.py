@@ -25,8 +25,9 @@ class Part:
         name: the name of its arrays in `TrainState.parts`, which are saved and restored with the state.
         judges: whether `judge` is called with the finiteness of the gradients, which costs a pass over them. Such a
             part comes after the guard, which restores the arrays of the parts before it.
-        beside: whether a validation measures the part's `EVAL_PARAMS` (see `jaxddp.engine.state`) beside the trained
-            parameters, as "val_ema", which suits an average; otherwise they replace the trained ones, as "val".
+        beside: where a validation measures the part's `EVAL_PARAMS` (see `jaxddp.engine.state`). If true, it measures
+            them as "val_ema" in addition to the trained parameters ("val"), as for a moving average. If false, it
+            measures them as "val" instead of the trained parameters.
         follows: whether `validated` is called after a validation.
     """
 
