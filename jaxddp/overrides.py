@@ -28,7 +28,7 @@ _WORDS = {
 
 
 def plain(value: Any) -> Any:
-    """Convert to what JSON holds: dataclasses to dicts, tuples to lists, durations to text."""
+    """Convert a value to JSON types: dataclasses to dicts, tuples to lists, durations to text."""
     if isinstance(value, Duration):
         return str(value)
     if dataclasses.is_dataclass(value):

@@ -138,7 +138,7 @@ def _sources(folder: str) -> dict[str, str]:
 
 @functools.cache
 def _added_in(folder: str) -> list[tuple[str | None, frozenset[str]]]:
-    """Return what `_added` finds in the modules of a folder."""
+    """Return the names that the modules of a folder register, with the fields of their settings; see `_added`."""
     return [each for source in _sources(folder).values() if ".add(" in source for each in _added(ast.parse(source))]
 
 

@@ -35,7 +35,7 @@ class Key:
         return (Option if kind == "option" else Key)(name, *value)
 
     def to_plain(self) -> list[Any]:
-        """Return the key as JSON holds it. A value that JSON cannot hold becomes the shown text."""
+        """Return the key as a list of JSON types. A value of another type becomes the shown text."""
         kind = "option" if isinstance(self, Option) else "key"
         if not self.has_value:
             return [kind, self.name]
@@ -94,7 +94,7 @@ def flat(words: Any) -> tuple[str | Key, ...]:
 
 
 def plain(parts: tuple[str | Key, ...]) -> list[Any]:
-    """Return parts as JSON holds them. A key that is renamed becomes text."""
+    """Return parts as a list of JSON types. A key that is renamed becomes text."""
     return [part.to_plain() if isinstance(part, Key) and part.rendered is None else str(part) for part in parts]
 
 

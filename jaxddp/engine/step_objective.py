@@ -219,7 +219,7 @@ def targets(labels: jax.Array, logits: jax.Array) -> jax.Array:
 
 
 def wide_logits(logits: Any, shape: tuple[int, int]) -> jax.Array:
-    """Return a model's logits in float32 or wider. Raises: InputError; they are not logits of the expected shape."""
+    """Return a model's logits in float32 or wider. Raises: InputError; the shape or the dtype is wrong."""
     if getattr(logits, "shape", None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
         result = shaped(logits) if hasattr(logits, "shape") else f"an object of type {type(logits).__name__}"
         raise InputError(

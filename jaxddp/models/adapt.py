@@ -97,7 +97,7 @@ def _linen_streams(key: jax.Array | None) -> dict[str, jax.Array]:
 class FunctionModel:
     """A pair of functions as a `Model`.
 
-    There are two forms, told apart by the number of positional arguments of `apply`:
+    There are two forms. The number of positional arguments of `apply` distinguishes them:
 
     - without state: `init(key, example) -> params`, `apply(params, images) -> logits`;
     - with state: `init(key, example) -> (params, state)`, `apply(params, state, images) -> (logits, state)`.

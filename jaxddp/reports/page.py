@@ -47,7 +47,7 @@ class SeedSection(NamedTuple):
 
 
 class ClassSection(NamedTuple):
-    """What checkpoints predict for validation data.
+    """The predictions of checkpoints for validation data.
 
     Attributes:
         accuracies: the accuracy of each class; one table for all runs of the same classes.

@@ -76,7 +76,7 @@ class Goal:
         return cls.parse(plain["best"], plain["is"], checked(plain["smoothing"], Decay, "smoothing"))
 
     def plain(self) -> dict[str, Any]:
-        """Return the goal as JSON holds it."""
+        """Return the goal as a dict of JSON types."""
         return {"best": self.name, "is": "min" if self.lowest else "max", "smoothing": self.smoothing}
 
     @property

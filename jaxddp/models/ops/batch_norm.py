@@ -145,7 +145,8 @@ def _backward(form: _Form, saved: Any, grads: _Result) -> tuple[jax.Array, jax.A
     x, mean, deviation, scale, bias, has_residual, result = saved
     multiplier, grad = deviation * scale, grads[0]
     if form.relu and has_residual:
-        # XLA would rewrite "> 0" as a comparison of the maximum's operand, and read all of that again.
+        # The result of the ReLU is a maximum. XLA would rewrite "result > 0" as a comparison of the maximum's operand,
+        # and read that operand's inputs again.
         grad = jnp.where(result != 0, grad, 0)
     wide = grad.astype(mean.dtype)
     if form.relu and not has_residual:
