@@ -6,8 +6,8 @@ Each kind of entry has a folder. The modules in it register their entries with a
     def cross_entropy_of(config: Config) -> Loss: ...
 
 There is no other list: every file in the folder is found. A module must be quick to import, so it imports heavy
-libraries where it uses them. The signature
-of the entries is documented at each registry below; the hooks of a recipe file have the same signatures.
+libraries where it uses them. The signature of the entries is documented at each registry below; the hooks of a recipe
+file have the same signatures.
 
 Some keys of a config section are read by some entries only. An entry that reads such keys passes a dataclass of
 settings as the decorator's second argument. Its fields are these keys, with the entry's defaults. In a config such a

@@ -100,7 +100,7 @@ def describing_errors(*, all_errors: bool = False) -> Iterator[None]:
             raise
         raise UserCodeExit(describe_error(error, "; to end a run, raise an error")) from error
     except BaseException as error:
-        # Notes, such as those of JAX, separate the message from the end. The description repeats it in the last line.
+        # Notes, such as those of JAX, follow the message in the traceback, so the last line repeats the message.
         if all_errors or place_of(error) or getattr(error, "__notes__", ()):
             add_description(error)
         raise

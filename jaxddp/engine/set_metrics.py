@@ -1,7 +1,7 @@
 """Metrics over a whole set that are not means over examples, such as the area under a curve. For evaluation only.
 
-Each batch contributes arrays, which are combined over devices and batches. At the end of the
-set, the host computes the numbers from them.
+Each batch contributes arrays, which are combined over devices and batches. At the end of the set, the host computes the
+numbers from them.
 """
 
 import functools

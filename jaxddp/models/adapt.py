@@ -48,8 +48,8 @@ class LinenModel:
     """A Linen module as a `Model`.
 
     `params` is the module's collection "params", and `model_state` every other collection that `init` creates. The
-    random stream "dropout" gets `key`. The stream "params" gets a key folded from `key`. Linen uses
-    it for a stream of any other name, too.
+    random stream "dropout" gets `key`. The stream "params" gets a key folded from `key`. Linen uses it for a stream of
+    any other name, too.
     """
 
     module: nn.Module

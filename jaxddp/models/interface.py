@@ -64,7 +64,7 @@ def call_mode(call: Callable[..., Any], train: bool) -> dict[str, Any]:
 
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return a function's signature. Raises: InputError; the function has no signature, as some built-in ones."""
+    """Return a function's signature. Raises: InputError; the function has none, like some built-in functions."""
     try:
         return inspect.signature(function)
     except ValueError as error:

@@ -231,7 +231,7 @@ class RunSetup:
         return self.classifier.evaluator(source, batches, metrics, extra, resident=resident)
 
     def predictor(self, count: int) -> ImagePredictor | None:
-        """Return a predictor of `count` validation images, in the proportions of the classes; None for no images."""
+        """Return a predictor of `count` validation images, with the proportions of the classes; None for no images."""
         # A picture shows one label and one prediction.
         if self.validated is None or not count or self.layout.training_data.labels.several:
             return None
