@@ -1,11 +1,11 @@
 """Data-parallel training of image classifiers in JAX.
 
-For notebooks and launch scripts: the names of `jaxddp.api` are this package's own.
+Notebooks and launch scripts use the names of `jaxddp.api`, which this package also exports.
 """
 
 from typing import TYPE_CHECKING, Any
 
-# What the user has set can be told only until JAX is imported.
+# This comes first: once JAX is imported, it is unknown whether the user or JAX has set the log level.
 import jaxddp.core.log_level as log_level  # noqa: F401
 from jaxddp.core.log_lines import show_lines
 
@@ -22,7 +22,8 @@ def __getattr__(name: str) -> Any:
         from jaxddp.core.versions import installed_version
 
         return installed_version("jaxddp") or "unknown"
-    # On first use: the launcher, and the help for a mistyped command, need none of JAX, which takes seconds to import.
+    # `jaxddp.api` is imported on first use, because it imports JAX, which takes seconds. The launcher and the error for
+    # a mistyped command do not need it.
     if not name.startswith("__"):
         import jaxddp.api as api
 

@@ -171,14 +171,15 @@ def prepare_training(
             crops of 224 pixels and horizontal flips.
         seed: seed of the initial parameters, the order of examples, augmentation and dropout.
         metrics: metrics beside the loss, top-1 and top-5: functions (logits float[B, K], labels int32[B]) -> float[B].
-        augmentation: a function (key, image float32[H, W, C]) -> image on the device, after that of `data`.
+        augmentation: a function (key, image float32[H, W, C]) -> image, which runs on the device after the
+            augmentation of `data`.
         initialize: a function of the initial (params, model_state) that returns new ones, before weights are loaded.
         parts: optional parts of the training step, see `jaxddp.engine.parts.part.Part`.
         objective: "supervised", "fixmatch", "distillation", or a function of the supervised objective, such as
             `distillation(run)`; see `jaxddp.engine.step_objective`.
         unlabelled: a second data source for objectives that use one. Its labels are ignored.
         options: further keys of a config, without their section, such as `accumulate=4`; see docs/extending.md.
-            `precision` is that of the network's input; with "float16" the loss is scaled.
+            `precision` is the dtype of the network's input; with "float16" the loss is scaled.
 
     Returns:
         A `RunSetup`. Printing it shows which slice of a batch each device gets. Its method `with_seed` returns the
@@ -199,7 +200,7 @@ def prepare_training(
     objects |= {"metrics": metrics, "parts": parts}
     if not isinstance(objective, str):
         objects["objective"] = objective
-    # `train` may replace it.
+    # `train` may replace this loss.
     objects["loss"] = softmax_cross_entropy
     if labels_of(table).several:
         config, objects["loss"] = config.replace(eval={"metrics": ("map",)}), sigmoid_cross_entropy
@@ -230,7 +231,9 @@ def train(
     self_test: str = "auto",
     profile: str | None = None,
 ) -> tuple[TrainState, History]:
-    """Train a setup, which is not changed: training it again, or its `with_seed`, does not compile again.
+    """Train a setup.
+
+    The setup is not changed. If it, or the result of its `with_seed`, is trained again, nothing is compiled again.
 
     Args:
         loss: a function (logits, labels) that returns the loss of each example, their mean, or (sum, weight); see
@@ -239,7 +242,8 @@ def train(
         schedule: a function of the step (0 first) that multiplies the optimizer's updates.
         epochs: length of the training from step 0. Default: the setup's. A trained state continues from its step.
         listeners: see `jaxddp.training.events.Listener`. Default: a live progress display; () shows nothing.
-        evaluators: functions of the state that return a dict of further metrics, for averaged parameters, too.
+        evaluators: functions of the state that return a dict of further metrics. If parameters are averaged, they are
+            also called with the averaged parameters.
         workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there. A run that has ended is
             returned, and validated if it was not. A run with another model, loss, optimizer or data is an error. With
             a workdir, SIGTERM makes the run save a checkpoint and stop.
@@ -247,11 +251,13 @@ def train(
         log_project, log_name, log_config: project, name and further values (a dict) for "wandb" and "mlflow".
         log_every, eval_every, save_every: how often to log, validate and save: "50 steps", "1 epoch" or "10%".
         check_every: how often to compare the states of all devices, besides each checkpoint; "0 steps" for never.
-        self_test: whether to compare the averaged gradient with one device's first: "auto", "always" or "never".
+        self_test: whether to compare the averaged gradient with the gradient of one device before the first step:
+            "auto", "always" or "never".
         profile: length of a trace for TensorBoard's profiler, such as "10 steps", written to profile/ in the workdir.
 
     Returns:
-        The trained state and the history of metrics, a figure in a notebook; both are the same on every process.
+        The trained state, and the history of metrics, which a notebook shows as a figure. Both are the same on every
+        process.
 
     Raises:
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.

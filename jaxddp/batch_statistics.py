@@ -25,7 +25,11 @@ class BatchStatistics:
 
     @classmethod
     def parse(cls, text: str) -> "BatchStatistics":
-        """Parse "local", "sync" or "ghost:K". Raises: InputError; the text is none of them. It names the nearest."""
+        """Parse "local", "sync" or "ghost:K".
+
+        Raises:
+            InputError: the text is none of these forms. The message suggests the nearest one.
+        """
         named = {"local": cls(), "sync": cls(axis_name="data")}
         if isinstance(text, str) and text in named:
             return named[text]

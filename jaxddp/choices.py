@@ -1,9 +1,9 @@
 """Choices by name, such as an optimizer, and the keys of a config that only some choices read.
 
-Beside its code, a choice has a dataclass of settings, which lists the keys that it reads and their defaults; see
-`jaxddp.registry`. In a config, such a key is None until a file or a command sets it. A key that is set and has no
-effect is an error. Inherited keys are reset instead: if a file or a command names a choice, the keys that it does not
-read are None again, unless they are set with it.
+The module of a choice defines a dataclass of settings, which lists the keys that the choice reads and their defaults;
+see `jaxddp.registry`. In a config, such a key is None until a file or a command sets it. A key that is set and has no
+effect is an error. Inherited keys are reset instead: if a file or a command names a choice, the keys that this choice
+does not read become None again, unless the same file or command sets them.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def reset_unread(config: Any, said: Collection[str], hooks: Collection[str] = ()
 
 
 def without_unread(config: Any, hooks: Collection[str] = ()) -> Any:
-    """Return the config of a run of any release, without keys that have no effect. Older releases stored them."""
+    """Return the config that a run stored, without the keys that have no effect, which older releases stored."""
     return _given_way(config, DECIDING, (), hooks)
 
 
@@ -64,7 +64,7 @@ def _given_way(config: Any, deciding: Collection[str], kept: Collection[str], ho
 
 
 def unread(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
-    """Return the keys that the choices of a config do not read, each with the rest of a message about it."""
+    """Return the keys that the choices of a config do not read, each with the text that follows it in a message."""
     found: dict[str, Words] = {}
     for registry in CHOICES:
         name = attrgetter(registry.key)(config)
@@ -74,7 +74,10 @@ def unread(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
 
 
 def without_effect(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
-    """Return the keys that are set and have no effect without another key, each with the rest of a message about it."""
+    """Return the keys that are set but need another key, each with the text that follows it in a message.
+
+    Such a key has no effect, because the other key does not have a value that it needs.
+    """
     default = type(config)()
     of_hooks = {key for registry in CHOICES if registry.hook in hooks for key in registry.readers()}
     found: dict[str, Words] = {}
@@ -117,7 +120,7 @@ def resolved(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[s
     Keys that a choice does not read are None. The modules of the choices are imported.
 
     Args:
-        settings: by dotted keys, as `flatten` returns them.
+        settings: the settings of a config by dotted keys, as `flatten` returns them.
         hooks: names of the recipe's hooks, each of which replaces a choice.
     """
     found = dict(settings)

@@ -68,7 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
     except JaxddpError as error:
         return _end(_error_line(error, arguments), error.exit_code, error)
     except BrokenPipeError as error:
-        # As of `--help | head`. Standard output is replaced, because any later print or flush would raise again.
+        # The reader of a pipe ended, as in `--help | head`. Standard output is replaced, because any later print or
+        # flush would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _end("standard output was closed before all of it was written", 1, error)
     except KeyboardInterrupt as error:
@@ -78,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _status_line() -> Iterator[None]:
-    """Shows what takes long on standard error, in process 0 of a job and in a process that is not in a job."""
+    """Shows long operations on standard error, in process 0 of a job or in a process without a job."""
     try:
         job = find_job()
     except InputError:
@@ -100,7 +101,7 @@ def _error_line(error: JaxddpError, arguments: list[str]) -> str:
 
 def _end(line: str, code: int, error: BaseException) -> int:
     line = on_screen(with_notes(line, error))
-    # Without this module the process has not joined a job.
+    # If this module is not imported, the process has not joined a job.
     if "jaxddp.job.membership" in sys.modules:
         from jaxddp.job.membership import abandon
 

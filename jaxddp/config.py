@@ -53,7 +53,7 @@ def load(name_or_path: str | Path) -> Config:
             and the hooks of the loaded recipe are inherited.
 
     Returns:
-        What the recipe's `get_config()` returned, or the config that the run stored.
+        The result of the recipe's `get_config()`, or the config that the run stored.
 
     Raises:
         InputError: see `jaxddp.recipe_file.read_recipe`.

@@ -33,7 +33,7 @@ HOOKS = {
 class Hook:
     """A hook of a recipe file. An error in it becomes an `InputError` that names the file and the line.
 
-    In the config that it receives, keys that are None have their values of `jaxddp.sections.fallback_values`.
+    In the config that the hook receives, the values of `jaxddp.sections.fallback_values` replace None.
     """
 
     path: Path
@@ -78,7 +78,7 @@ def check_called(function: Callable[..., Any], where: str, name: str, arguments:
 
     Args:
         where: how a message begins.
-        name: of the function.
+        name: the name of the function.
         more: whether the function may have further parameters without a default, which are passed by keyword.
 
     Raises:
@@ -103,8 +103,8 @@ def one_line(path: Path, what: str) -> Iterator[None]:
     A change of the working directory is undone, so that relative paths of the command line stay valid.
 
     Args:
-        path: of the recipe file.
-        what: follows the line in the message, such as "get_model: ".
+        path: the path of the recipe file.
+        what: the text after the line number in the message, such as "get_model: ".
     """
     try:
         with _same_directory():

@@ -19,11 +19,11 @@ _ELSEWHERE = {
 """Names that other trainers use."""
 _MOST, _LONGEST, _LIKENESS = 3, 80, 0.78
 _SHORTEST = 2
-"""Length above which the last part of a key is compared: every word of three letters is similar to a short one."""
+"""Last parts of this length or shorter are not compared, because every word of three letters is similar to them."""
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known keys that a mistyped name may mean; only the nearest one if there is one.
+    """Return the known keys that a mistyped name may mean. Several are returned only if they share its last part.
 
     A key is found by its short form, its last part, or despite a typo: "train.lr", "weight_decay", "train.duratoin".
     """

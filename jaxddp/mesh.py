@@ -154,7 +154,7 @@ class Topology:
             key: the config key that the error names.
 
         Raises:
-            InputError: it cannot; the error names sizes that can.
+            InputError: the batch cannot be divided. The message names batch sizes that can.
         """
         if batch_size < 1 or batch_size % self.num_devices:
             below = batch_size // self.num_devices * self.num_devices
@@ -171,7 +171,11 @@ class Topology:
         return [(device, slice(i * size, (i + 1) * size)) for i, device in enumerate(self.mesh.devices.flat)]
 
     def place(self, local_batch: Any) -> Any:
-        """Make global arrays of this process's slice of a batch, a pytree of NumPy arrays. The copy is asynchronous."""
+        """Make global arrays from this process's slice of a batch. The copy is asynchronous.
+
+        Args:
+            local_batch: a pytree of NumPy arrays.
+        """
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self.sharded, x), local_batch)
 
     def replicate(self, tree: Any) -> Any:
@@ -201,7 +205,11 @@ def _first(count: int | None) -> list[Device]:
 
 
 def simulate_cpu_devices(count: int) -> None:
-    """Give this process `count` devices on its CPU, and no other. Raises: InputError; JAX has started with others."""
+    """Give this process `count` devices on its CPU, and no other devices.
+
+    Raises:
+        InputError: JAX has already started with another number of devices.
+    """
     try:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)
@@ -219,7 +227,7 @@ def fix_cpu_threads() -> None:
 
     Threads share some sums, such as the gradient of a convolution's kernel, so the last bits depend on their number.
     XLA uses as many threads as there are cores or devices, whichever are more, unless NPROC is set in the environment.
-    If JAX has started without it, this logs a warning.
+    If JAX has already started with another number, this logs a warning.
     """
     before = os.environ.get("NPROC")
     os.environ["NPROC"] = str(_THREADS)

@@ -28,7 +28,7 @@ _WORDS = {
 
 
 def plain(value: Any) -> Any:
-    """Convert to what JSON holds: dataclasses to dicts, tuples to lists, durations to text."""
+    """Convert a value to JSON types: dataclasses to dicts, tuples to lists, durations to text."""
     if isinstance(value, Duration):
         return str(value)
     if dataclasses.is_dataclass(value):
@@ -130,7 +130,7 @@ def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
     if hint is Duration and isinstance(value, str):
         with about(Key(key)):
             return Duration.parse(value)
-    # Numbers of NumPy, too.
+    # NumPy's numbers are accepted, too.
     if hint is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     if hint is float and isinstance(value, numbers.Real) and not isinstance(value, bool):

@@ -40,10 +40,10 @@ BESIDE_CONFIG = (RUN_ID, "fingerprint", "recipe", "objects")
 
 @dataclass(frozen=True)
 class StoredRecipe:
-    """What the config.json of a run says of its recipe.
+    """The recipe as a run's config.json describes it.
 
     Attributes:
-        digest: of the run's copy of the recipe's files; None where there is no copy.
+        digest: the digest of the run's copy of the recipe's files; None if there is no copy.
         has_network: whether the config names the network; false for a run whose model is a Python object.
     """
 
@@ -56,7 +56,7 @@ class TakenSettings:
     """Settings that a command takes from a run instead of from the recipe file.
 
     Attributes:
-        keys: the keys whose values come from the run that the weights are of.
+        keys: the keys whose values come from the run that the initial weights come from.
         notice: a log line that says where settings come from; empty for none.
     """
 
@@ -70,9 +70,9 @@ class RecipeFile:
 
     Attributes:
         path: the recipe file, or the config.json.
-        hooks: by name, those that the recipe defines or inherits.
-        stored: what config.json says; None for a recipe file.
-        taken: what a command took from a run.
+        hooks: the hooks that the recipe defines or inherits, by name.
+        stored: the recipe as config.json describes it; None for a recipe file.
+        taken: the settings that a command takes from a run.
     """
 
     config: Config
@@ -90,7 +90,8 @@ class RecipeFile:
     def files(self) -> dict[str, bytes]:
         """The content of every Python file of the recipe, by its path below `sources.root`.
 
-        Files that the recipe loads by name are left out. Without hooks the result is empty: the config says it all.
+        Files that the recipe loads by name are left out. Without hooks the result is empty, because the config
+        describes the whole recipe.
         """
         return self.sources.read() if self.hooks else {}
 
@@ -142,7 +143,7 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
     path = recipe_path(name_or_path, Path() if within is None else within.path.parent)
     by_name = _is_name(name_or_path) and path.suffix == ".py"
     if within is not None:
-        # The other recipe may import modules of the same names.
+        # Record the modules now: the other recipe may replace them by its own modules of the same names.
         within.look()
     recipe = _of_run(path) if path.suffix == ".json" else _of_file(path)
     if within is not None:

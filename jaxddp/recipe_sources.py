@@ -33,7 +33,7 @@ class RecipeSources:
         return os.path.relpath(self.recipes[0], self.root)
 
     def read(self) -> dict[str, bytes]:
-        """The content of each file by its name, with the modules that have been imported since."""
+        """The content of each file by its name, including modules that were imported after the recipe ran."""
         folders = {path.parent for path in self.recipes}
         imported = {file for folder in folders for _, file in modules_in(folder)}
         paths = sorted({*self.recipes, *self.modules, *imported})
@@ -53,7 +53,7 @@ def run_as_module(path: Path, *, add_folder: bool) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     if add_folder:
         _import_from(path.absolute().parent)
-    # A dataclass, such as a Flax module, looks up its own module there.
+    # A dataclass, such as a Flax module, looks up its module in `sys.modules`.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
@@ -64,7 +64,7 @@ def modules_in(folder: Path) -> list[tuple[str, Path]]:
     found, beginning = [], os.path.join(folder, "")
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        # Thousands are imported, and paths are slow.
+        # Compare text: thousands of modules are imported, and `Path` objects are slow.
         if not file or not file.startswith(beginning) or name.partition(".")[0] == "jaxddp":
             continue
         place = folder.joinpath(*name.split("."))
@@ -74,7 +74,10 @@ def modules_in(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _import_from(folder: Path) -> None:
-    """Make imports look in a recipe's folder first, and forget modules of other recipes' folders that it has too."""
+    """Make imports look in a recipe's folder first.
+
+    Modules that were imported from another recipe's folder are forgotten if this folder has a module of the same name.
+    """
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))

@@ -1,16 +1,17 @@
 """Registries of the built-in models, losses, optimizers and so on, by name.
 
-A module in the folder of a kind registers its entries; there is no list of them:
+Each kind of entry has a folder. The modules in it register their entries with a decorator:
 
     @LOSSES.add("cross_entropy")
     def cross_entropy_of(config: Config) -> Loss: ...
 
-Each file in the folder is found. It must be quick to import: import heavy libraries where they are used. The signature
-of the entries is documented at each registry below; the hooks of a recipe file have the same signatures.
+There is no other list: every file in the folder is found. A module must be quick to import, so it imports heavy
+libraries where it uses them. The signature of the entries is documented at each registry below; the hooks of a recipe
+file have the same signatures.
 
-An entry that reads keys which other entries of its kind do not read has a dataclass of settings as the decorator's
-second argument: these keys of the section, with the entry's defaults. In a config such a key is None until it is set;
-see `jaxddp.choices`.
+Some keys of a config section are read by some entries only. An entry that reads such keys passes a dataclass of
+settings as the decorator's second argument. Its fields are these keys, with the entry's defaults. In a config such a
+key is None until it is set; see `jaxddp.choices`.
 
     @OPTIMIZERS.add("lars", LarsSettings)
     def lars(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation: ...
@@ -65,7 +66,7 @@ class Registry:
         return keep
 
     def get(self, name: str) -> Any:
-        """Return the entry of a name. Raises: InputError; the name is unknown, with the nearest one as advice."""
+        """Return the entry of a name. Raises: InputError; the name is unknown (the message suggests the nearest)."""
         if name not in self._entries:
             self._look(f'"{name}"')
         if name not in self._entries:
@@ -94,12 +95,12 @@ class Registry:
         return found
 
     def unread(self, name: Any) -> dict[str, list[str]]:
-        """Return those of `readers` that an entry does not read. The result is empty for an unknown name."""
+        """Return the keys of `readers` that an entry does not read. The result is empty for an unknown name."""
         known = name in self.keys_read()
         return {key: names for key, names in self.readers().items() if known and name not in names}
 
     def check(self, name: str) -> None:
-        """Check a name without importing anything. Raises: as `get`; no module's source contains the name."""
+        """Check a name without importing the modules. Raises: InputError; no module's source contains the name."""
         sources = [source for folder in self._folders() for source in _sources(folder).values()]
         if name in self._entries or any(f'"{name}"' in source for source in sources):
             return
@@ -137,7 +138,7 @@ def _sources(folder: str) -> dict[str, str]:
 
 @functools.cache
 def _added_in(folder: str) -> list[tuple[str | None, frozenset[str]]]:
-    """Return what `_added` finds in the modules of a folder."""
+    """Return the names that the modules of a folder register, with the fields of their settings; see `_added`."""
     return [each for source in _sources(folder).values() if ".add(" in source for each in _added(ast.parse(source))]
 
 
@@ -172,10 +173,10 @@ def _added(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]:
 
 
 MODELS = Registry("model.name", "jaxddp.models", "get_model", has_settings=True)
-"""`(config, num_classes) -> model`: whatever `jaxddp.models.adapt.adapt` takes."""
+"""`(config, num_classes) -> model`; a model is any object that `jaxddp.models.adapt.adapt` accepts."""
 LOSSES = Registry("loss.name", "jaxddp.losses", "get_loss", has_settings=True)
-"""`(config) -> loss`, or `(config, class_weights) -> loss` of one that takes float[K] weights, or None for none; see
-`jaxddp.engine.example_loss`."""
+"""`(config) -> loss`; see `jaxddp.engine.example_loss`. A loss that supports class weights is made by
+`(config, class_weights) -> loss`, where the weights are K floats, or None for no weights."""
 METRICS = Registry("eval.metrics", "jaxddp.metrics")
 """`(logits float[B, K], labels int32[B]) -> float[B]`, or a metric over a set; see `jaxddp.engine.set_metrics`."""
 OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers", "get_optimizer", has_settings=True)
@@ -183,19 +184,20 @@ OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers", "get_optimizer", ha
 OBJECTIVES = Registry("objective.name", "jaxddp.objectives", "get_objective", has_settings=True)
 """`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.step_objective`. The function
 that takes the supervised objective may have a method `check(supervised, image, *, unlabelled)`, which is called before
-anything is compiled: of the shape and dtype of an image, and whether there is a second source."""
+anything is compiled. `image` is the shape and dtype of an image, and `unlabelled` tells whether there is a second,
+unlabelled source."""
 SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules", "get_optimizer", has_settings=True)
 """`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.warmup.Steps`."""
 AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment")
-"""`(settings: AugmentConfig) -> (key, image) -> image`, of one image; see `jaxddp.augment.preprocess`."""
+"""`(settings: AugmentConfig) -> (key, image) -> image`, a function of one image; see `jaxddp.augment.preprocess`."""
 LOGGERS = Registry("log.to", "jaxddp.training.listeners")
-"""`(config, workdir) -> listener`, whose failure ends no run; see `jaxddp.training.events.Listener`."""
+"""`(config, workdir) -> listener`; see `jaxddp.training.events.Listener`. If it fails, the run continues."""
 FORMATS = Registry("data.path", "jaxddp.data.formats")
-"""A `jaxddp.data.format.Format`: whether a place holds such a data set, and how it becomes a source."""
+"""A `jaxddp.data.format.Format`, which recognizes a data set of this format and opens it as a source."""
 
 
 def check_names(config: Any, hooks: Collection[str] = ()) -> None:
-    """Check the names in a config, its initialization and its loggers before any slow import.
+    """Check a config's names of entries, its weight initialization and its loggers, without slow imports.
 
     Args:
         hooks: names of the recipe's hooks, each of which replaces a named entry.

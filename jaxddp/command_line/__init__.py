@@ -1,1 +1,1 @@
-"""How a command line is read and checked, and what the terminal shows of it."""
+"""Parses and checks command lines, and formats help, errors and other output for the terminal."""

@@ -50,7 +50,7 @@ def _as_word(key: Key) -> str:
 
 
 def _location(error: JaxddpError, arguments: Sequence[str]) -> str | None:
-    """Returns the file and line of the user's recipe that set the key with which an error begins; None without one."""
+    """Returns the file and line of the user's recipe that set the first key of an error; None if there is none."""
     (first, *_) = error.about[0] if error.about else error.problem
     if not isinstance(first, Key) or first.rendered is not None:
         return None

@@ -29,7 +29,8 @@ from jaxddp.registry import check_names
 
 Command = TypeVar("Command")
 _SIDES, _RULES = "│| ", "─-"
-"""Characters of the frame around tyro's messages, on terminals with box characters and without."""
+"""The characters of the frame around tyro's messages: its sides and its horizontal lines. Some terminals have no box
+characters, so tyro uses | and -."""
 _UNKNOWN, _OF_OPTION = "Unrecognized options: ", "Error parsing --"
 _CHOICE = re.compile(r"invalid choice '(.*)' for argument '--([\w.-]+)'")
 ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
@@ -53,8 +54,8 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
             if not end.code:
                 raise Answered(end.code) from None
             message = _message(errors.getvalue(), arguments, options)
-            # The error of a section's own check names its key. The error of a reader does not: tyro's message has the
-            # option, but folds long lines.
+            # An error of a config section's check names its key. An error of a function that reads one value does not
+            # name it, so the option is taken from tyro's message. The rest is not, because tyro folds long lines.
             if (cause := _input_error(end)) is not None:
                 if not message.startswith(_OF_OPTION):
                     raise cause from None
@@ -171,7 +172,7 @@ def overridden(file: RecipeFile, config: Config) -> RecipeFile:
 
 
 def option(words: Sequence[str], name: str) -> str | None:
-    """Returns the value of one option, before its default is known; None where it is absent."""
+    """Returns the value of one option, before the other options are parsed; None if the option is absent."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument(name, nargs="?", dest="value")
     return parser.parse_known_args(words)[0].value
@@ -191,7 +192,7 @@ def _measured(name: str, workdir: Path) -> RecipeFile:
 
 
 def check_run(directory: Path) -> None:
-    """Check that a work directory exists. Raises: InputError; it does not."""
+    """Raise `InputError` if a work directory does not exist."""
     if not directory.is_dir():
         raise InputError(f"{directory}: no such work directory; give one that a run wrote into")
 

@@ -1,4 +1,4 @@
-"""Terminal output beside plain lines: tables, and the status of long operations."""
+"""Terminal output other than plain lines: tables, and the status of long operations."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ Row = Sequence[str | tuple[str, str]]
 IMPORTING = "importing JAX"
 """The status that commands show first; importing takes seconds."""
 _WHOLE = 10_000
-"""A width in characters that no row needs."""
+"""The console's width in characters for output to a file or a pipe. It is larger than any row."""
 _FRAME = 3
 """Characters between cells."""
 _LONG = 20
@@ -28,7 +28,7 @@ _LONG = 20
 def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
     """Print a table on standard output, as wide as the terminal or COLUMNS; in a file or a pipe each row is one line.
 
-    Where the table does not fit, cells are folded between words. Where that is not enough, each cell has a line.
+    If the table is too wide, cells are folded between words. If it is still too wide, each cell gets a line of its own.
     """
     from rich.console import Console
 

@@ -47,7 +47,7 @@ def rules() -> ConstructorRegistry:
 
 
 def _spec(kind: Any) -> PrimitiveConstructorSpec | None:
-    """Returns how words become a value of a type; None for a type without a reader.
+    """Returns tyro's specification of a type; None for a type without a reader.
 
     Tyro's own constructors lose the error of a reader within a union or a tuple, and take a union of a dataclass and
     None for a choice of subcommands.

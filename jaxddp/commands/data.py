@@ -159,7 +159,7 @@ def _sample(arguments: list[str]) -> int:
 
 
 def _open(options: DataOptions, report_fault: "Refuse | None" = None) -> "dict[str, SourceTable]":
-    """Open the splits of the data set; a fault is reported to the function, or raised where there is none."""
+    """Open the splits of the data set. Faults are passed to `report_fault`; if it is None, the first one is raised."""
     from jaxddp.data.faults import at_once
     from jaxddp.data.opening import open_splits
     from jaxddp.data.storage.catalog import place_of

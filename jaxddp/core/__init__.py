@@ -1,1 +1,1 @@
-"""What every other package uses: errors, files, ranges, durations, and the interface to peer processes."""
+"""Utilities that all other packages use: errors, files, ranges, durations, and the interface to peer processes."""

@@ -21,7 +21,8 @@ _FORMS = '"90 epochs", "5000 steps", "1_000_000 examples" or "5%" (of the run)'
 class Duration:
     """A length of training, as an exact fraction of a unit: `Duration.parse("0.5 epochs")`.
 
-    In examples, an epoch is N, a step is the global batch size B, and a percent is a hundredth of the run.
+    A duration is converted to examples: an epoch is all N training examples, a step is B examples (the global batch
+    size), and one percent is a hundredth of the examples of the run.
     """
 
     amount: Fraction

@@ -111,7 +111,7 @@ class Preempted(JaxddpError):
 
 
 class Answered(SystemExit):
-    """The command line requested help, which was printed."""
+    """The user requested help, which was printed."""
 
 
 def refused(name: str, value: object, advice: str) -> InputError:
@@ -138,7 +138,7 @@ def error_from(code: int, text: str) -> JaxddpError:
 
 def with_notes(line: str, error: BaseException) -> str:
     """Return an error's line together with its notes about further errors."""
-    # Only our notes: those of JAX have many lines.
+    # Only this package's notes: the notes of JAX have many lines.
     return "; ".join([line, *(note for note in getattr(error, "__notes__", ()) if note.startswith(THEN))])
 
 
@@ -163,7 +163,7 @@ def as_written() -> Iterator[None]:
 
 @contextmanager
 def noted_on(error: BaseException | None) -> Iterator[None]:
-    """Add an error of a file in the block as a note to an earlier error; raise it if the earlier error is None."""
+    """Add an InputError or Unreachable of the block as a note to the earlier `error`. If `error` is None, raise it."""
     try:
         yield
     except (InputError, Unreachable) as another:

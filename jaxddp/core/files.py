@@ -62,10 +62,10 @@ def check_server(where: Path, error: OSError) -> None:
 
 
 def check_path(path: Any, name: str) -> str | os.PathLike[str]:
-    """An argument that is a path: text, or another object that the system takes for one; it need not exist.
+    """Check an argument that is a path (text or a path object), and return it. The path need not exist.
 
     Raises:
-        InputError: it is something else, or a path at which nothing can be.
+        InputError: the argument is no path, or the operating system does not allow such a path.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
@@ -89,7 +89,7 @@ def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab", "wb"] =
     """Like `open`, for regular files only: reading a FIFO blocks, and some devices have no end.
 
     Raises:
-        OSError: as `open`, and where it is something else, which `strerror` says.
+        OSError: as `open`; or the path is not a regular file, and `strerror` names what it is.
     """
     return open(path, mode, buffering=buffering, opener=_regular)
 
@@ -119,7 +119,7 @@ def create(path: Path) -> Path:
 def check_out(path: Path) -> Path:
     """Return where an output file will be written, after following links. Call this before the work begins.
 
-    Raises: InputError; it is a folder or no regular file, or there is no folder for it.
+    Raises: InputError; the path is a folder or not a regular file, or its parent folder does not exist.
     """
     place = Path(os.path.realpath(path))
     if place.is_dir():
@@ -141,7 +141,7 @@ def append(path: Path, data: bytes) -> None:
 def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a whole file atomically, from bytes or an iterable of bytes.
 
-    Until its bytes have reached the disk, readers see what was there. Raises: InputError.
+    Readers see the previous content until all bytes are on the disk. Raises: InputError.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with readable_errors(path):

@@ -13,9 +13,10 @@ _MAY_BE_OF_JAX = "jax" in sys.modules or os.environ.get(_NAME) != _OF_JAX
 
 @contextlib.contextmanager
 def errors_only() -> Iterator[None]:
-    """Import TensorFlow in the block, which reads the level then. Its warnings are also raised, or need no action.
+    """Set the level to errors in the block. Import TensorFlow there: it reads the level when it is imported.
 
-    Afterwards the variable is as before, for XLA and for child processes. A level that the user has set stays.
+    TensorFlow's warnings are left out, because they either precede an exception or need no action. After the block the
+    variable has its previous value, for XLA and for child processes. A level that the user has set is not changed.
     """
     level = os.environ.get(_NAME)
     if level is not None and not (level == _OF_JAX and _MAY_BE_OF_JAX):

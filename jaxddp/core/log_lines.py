@@ -1,4 +1,6 @@
-"""The format of the package's log, in notebooks and in terminals: information without a prefix, warnings like errors.
+"""The format of the package's log, in notebooks and in terminals.
+
+Information has no prefix. Warnings have a prefix like the command line's errors.
 
 If a program sets a format for its root logger, that format applies. The default format of `logging.basicConfig()` does
 not: absl, through which Orbax logs, calls that function, and lines would begin with `WARNING:jaxddp.experiment:`.

@@ -1,4 +1,4 @@
-"""The parts of a message: text, and keys, which each entry point shows as its user wrote them."""
+"""The parts of a message: text and keys. The command line shows a key as an option, the Python API as an argument."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ class Key:
 
     @classmethod
     def of(cls, kind: str, name: str, *value: Any) -> "Key":
-        """Return the inverse of `to_plain`."""
+        """Make a key from the result of `to_plain`."""
         return (Option if kind == "option" else Key)(name, *value)
 
     def to_plain(self) -> list[Any]:
-        """Return the key as JSON holds it. A value that JSON cannot hold becomes the shown text."""
+        """Return the key as a list of JSON types. A value of another type becomes the shown text."""
         kind = "option" if isinstance(self, Option) else "key"
         if not self.has_value:
             return [kind, self.name]
@@ -94,12 +94,12 @@ def flat(words: Any) -> tuple[str | Key, ...]:
 
 
 def plain(parts: tuple[str | Key, ...]) -> list[Any]:
-    """Return parts as JSON holds them. A key that is renamed becomes text."""
+    """Return parts as a list of JSON types. A key that is renamed becomes text."""
     return [part.to_plain() if isinstance(part, Key) and part.rendered is None else str(part) for part in parts]
 
 
 def parts_of(plain: list[Any]) -> tuple[str | Key, ...]:
-    """Return the inverse of `plain`."""
+    """Convert the result of `plain` back to parts."""
     return tuple(part if isinstance(part, str) else Key.of(*part) for part in plain)
 
 

@@ -48,10 +48,11 @@ class Peers:
     def agree(self, values: Mapping[str, str]) -> None:
         """Check that all processes have the same values.
 
-        Each sends a digest. Only if one differs from that of process 0, the two send their values.
+        Each process sends a digest. Only if a digest differs from that of process 0, these two processes send their
+        values.
 
         Raises:
-            InputError: the first value that differs, and which process has which.
+            InputError: names the first value that differs, and the value of each of the two processes.
         """
         text = json.dumps(dict(values))
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -69,7 +70,7 @@ class Peers:
         return json.loads(self.decide(name, value, json.dumps))
 
     def from_first(self, name: str, make: Callable[[], str]) -> str:
-        """Return what process 0 makes. It alone calls the function, in its current phase.
+        """Return the result of `make` on process 0, on every process. Only process 0 calls it, in its current phase.
 
         Raises:
             InputError, Unreachable: the error of process 0, on every process.
@@ -77,11 +78,14 @@ class Peers:
         return self.decide(name, "", lambda _: make())
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
-        """Return what process 0 makes of the texts of all processes, in their order. Raises: as `from_first`."""
+        """Return, on every process, the result of `decide` on process 0.
+
+        Its argument is the list of the texts of all processes, in their order. Raises: as `from_first`.
+        """
         return decide([text])
 
     def spent(self) -> Mapping[int, Spent]:
-        """Return the steps and seconds of each process. Only process 0 has those of all; a single process has none."""
+        """Return the steps and seconds of each process. Only process 0 knows them all. A single process returns {}."""
         return {}
 
 

@@ -21,7 +21,7 @@ Phase = Literal[
 COMMIT = "commit"
 """The phase "save", while one of its threads waits for the other processes to write their parts."""
 _PATIENCE: dict[str, float] = {"start": 6, "compile": 6, "restore": 3, "save": 3, COMMIT: 3, "validation": 3}
-"""How many times `parallel.stall_timeout` a phase may last without progress, if more than once."""
+"""Factors of `parallel.stall_timeout`: the time that a phase may last without progress. All others have factor 1."""
 _WAITING = frozenset({"agreement", "dispatch", "device", COMMIT})
 """The phases in which a process may wait for others."""
 
@@ -39,7 +39,7 @@ class Progress(NamedTuple):
     """The progress of a process.
 
     Attributes:
-        phase: the current one.
+        phase: the current phase.
         step: how many steps are done.
         idle: seconds since the last progress.
     """
@@ -128,9 +128,9 @@ def _within(name: str, description: str | None) -> Iterator[None]:
 
 @contextmanager
 def reported_to(report: Callable[[str], None]) -> Iterator[None]:
-    """During the block, call a function at once with each new description, instead of any previous function.
+    """During the block, pass each new description to `report`, which replaces the previous function.
 
-    Its argument is "" if there is nothing to show, and at the end of the block.
+    The argument of `report` is "" if there is nothing to show, and at the end of the block.
     """
     before, description = _tracker.report, _tracker.description
     before("")
@@ -168,7 +168,7 @@ def committing() -> Iterator[None]:
 
 
 def excuse(seconds: float) -> None:
-    """Do not count these seconds as idle, because this process did not get to run, as when it was stopped."""
+    """Do not count these seconds as idle, because the process was not running, for example while it was stopped."""
     _tracker.changed += seconds
 
 
@@ -187,7 +187,7 @@ def stuck(processes: Mapping[int, Progress], timeout: float) -> int | None:
     """Return the process that makes no progress and that the others wait for; None if there is none.
 
     A process that waits for others is not stuck while another one is busy. If all wait for each other, the one that has
-    done the fewest steps is returned, and of several the one that has been idle longest.
+    done the fewest steps is returned. If several have done equally few, the one that has been idle longest is returned.
 
     Args:
         processes: the progress of all processes that have not ended.

@@ -20,7 +20,7 @@ _MARK = "jaxddp: "
 
 
 class UserCodeExit(JaxddpError):
-    """The user's code tried to end the process, for example by `sys.exit`: the run would seem to be finished."""
+    """The user's code tried to end the process, for example by `sys.exit`. A run that ends so would seem finished."""
 
 
 class CodePlace(NamedTuple):
@@ -75,9 +75,9 @@ def is_ctrl_c(error: BaseException) -> bool:
         trace = trace.tb_next
     if trace is None or not _is_own(trace.tb_frame.f_code.co_filename):
         return True
-    # A signal arrives between two instructions, none of which is a raise.
+    # If the last instruction is a raise, the code raised the error itself. A signal interrupts other instructions.
     by_itself = dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
-    # The user's code may raise a second one because of the first.
+    # After Ctrl-C, the user's code may raise a second KeyboardInterrupt while it handles the first.
     return not by_itself or (error.__context__ is not None and is_ctrl_c(error.__context__))
 
 
@@ -100,7 +100,7 @@ def describing_errors(*, all_errors: bool = False) -> Iterator[None]:
             raise
         raise UserCodeExit(describe_error(error, "; to end a run, raise an error")) from error
     except BaseException as error:
-        # JAX adds notes of its own.
+        # Notes, such as those of JAX, follow the message in the traceback, so the last line repeats the message.
         if all_errors or place_of(error) or getattr(error, "__notes__", ()):
             add_description(error)
         raise

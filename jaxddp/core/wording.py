@@ -16,13 +16,14 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 _POINTS = 8
 """Number of code points of a name that a message lists."""
 _DIFFERENT = ("<font>", "<super>", "<sub>", "<circle>", "<square>", "<fraction>")
-"""Kinds of Unicode compatibility decompositions that look different: a double-struck H does not look like an H."""
+"""Kinds of Unicode compatibility characters that look different from their decompositions: a double-struck H does not
+look like an H."""
 # Invisible characters besides format and control characters: joiners, fillers and variation selectors.
 _HIDDEN = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-"""Without joiners, which combine several characters to one."""
+"""Characters that `on_screen` escapes. Joiners are not among them, because they combine several characters to one."""
 _SHARES = re.compile(r"top\d+|\w*accuracy\w*|exact_match")
 """The names of metrics that are fractions from 0 to 1."""
 _PLAIN = (str, bytes, int, float, bool, list, tuple, dict, set, type(None))

@@ -128,7 +128,7 @@ def random_batches(labels: LabelKind) -> Iterator[tuple[np.ndarray, np.ndarray]]
 
 
 def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[LossForm, Any]:
-    """Return the form of a loss or a metric and the dtype of its first result. Raises: InputError; it has no form."""
+    """Return the form of a loss or a metric and the dtype of its first result. Raises: InputError."""
     classes = labels.num_classes
     rows = _FEWEST if classes != _FEWEST else _FEWEST + 2
     logits = jax.ShapeDtypeStruct((rows, classes), jnp.float32)
@@ -156,7 +156,7 @@ def _scalars(pair: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _tolerance(values: Any) -> float:
-    """Return the tolerance for sums in another order, in the precision of the loss."""
+    """Return the relative error that another order of summation may cause, in the precision of the loss."""
     dtype = np.asarray(values).dtype
     return max(1e-5, 4 * float(jnp.finfo(dtype).eps)) if jnp.issubdtype(dtype, jnp.floating) else 1e-5
 

@@ -124,7 +124,7 @@ class Gradients:
             key: the random key of the step; each share folds in its own number.
             scale: multiplies the loss before it is differentiated; the gradient is divided by it again.
         """
-        # The gradient of replicated parameters would be summed over the devices, N times too large: cast first.
+        # With replicated parameters, JAX would sum the gradient over the devices. The cast prevents this.
         all_params = lax.pcast(state.params, AXIS, to="varying")
 
         def total_loss(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> tuple[jax.Array, Any]:

@@ -2,7 +2,7 @@
 
 optax's wrappers do not fit. `partition`, `masked` and `selective_transform` add levels to the optimizer's state, so
 existing checkpoints would not load. `conditionally_mask` stops updating Adam's moments while it is off. None of them
-keeps the two sequences of a schedule-free optimizer together.
+keeps the two sequences of a schedule-free optimizer consistent.
 """
 
 from collections.abc import Mapping
@@ -55,8 +55,9 @@ def with_factors(optimizer: optax.GradientTransformation, factors: Mapping[str, 
 def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) -> optax.GradientTransformation:
     """Wrap an optimizer so that some parameters, given by path, train only from a step on.
 
-    Before that step their values do not change, bit for bit. The optimizer sees their gradients from the start. With
-    moments still at zero, and Adam's bias correction long over, the first updates would be several times too large.
+    Before that step the values do not change in any bit. The optimizer still receives their gradients from the start.
+    Otherwise the moments would be zero at that step, when Adam's bias correction no longer has an effect, and the first
+    updates would be several times too large.
     Steps are counted by calls of `update`, as for the learning rate.
     """
     optimizer = optax.with_extra_args_support(optimizer)

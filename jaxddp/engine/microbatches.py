@@ -55,7 +55,7 @@ def in_turn(
 
 
 def merged(states: Any) -> Any:
-    """Merge the model states of several parts, [parts, ...]: their mean, as over devices; for counters the maximum."""
+    """Merge the model states of several parts, [parts, ...]: the mean of floats, the maximum of counters."""
     floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.inexact)  # noqa: E731
     return jax.tree.map(lambda leaf: leaf.mean(0) if floating(leaf) else leaf.max(0), states)
 

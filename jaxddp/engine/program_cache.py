@@ -28,10 +28,11 @@ PROGRAMS = "programs"
 MOST_BYTES = 1 << 30
 """The largest size of that folder when a run starts: the programs of some hundred runs."""
 
-# By setting, JAX's default, which leaves out programs that compile within a second, and the value that replaces it.
+# For each setting, JAX's default and the value that replaces it. By default JAX leaves out programs that compile within
+# a second.
 _KEPT_FROM = "jax_persistent_cache_min_compile_time_secs"
 _KEEP_ALL = {_KEPT_FROM: (1.0, 0.0), "jax_persistent_cache_min_entry_size_bytes": (0, -1)}
-# The arguments that are read of JAX's private functions that write a program, in any order.
+# The arguments of the two private JAX functions that write a program, in any order.
 _WRITTEN = ("cache_key", "compile_time_secs", "module_name", "backend", "executable")
 _PUT = ("cache_key", "module_name", "executable", "backend", "compile_time")
 _log = logging.getLogger("jaxddp.parallel")

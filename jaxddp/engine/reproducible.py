@@ -58,7 +58,7 @@ def mean_of_shards(
 
 
 def _traced(take: Callable[..., T], *like: Any) -> Callable[..., T]:
-    """Trace a function once for all shards. Raises: InputError; it contains a collective."""
+    """Trace a function once for all shards. Raises: InputError; the function contains a collective."""
     traced, shapes = jax.make_jaxpr(take, return_shape=True)(*like)
     if not _sees_collectives():
         lost = "parallel.reproducible cannot detect, and so accepts, a network that communicates between devices"

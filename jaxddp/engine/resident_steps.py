@@ -44,7 +44,7 @@ def make_resident_steps(
 
 
 def make_resident_eval(local_step: EvalStep, topology: Topology) -> EvalStep:
-    """Compile several evaluation steps of `make_local_eval_step` as one program, on first use for each number.
+    """Compile several evaluation steps of `make_local_eval_step` as one program, on first use for each number of steps.
 
     The result takes a state, images and columns as in `make_resident_steps`. It returns the sums of each batch,
     [batches, metrics, 2].

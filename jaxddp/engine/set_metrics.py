@@ -1,7 +1,7 @@
 """Metrics over a whole set that are not means over examples, such as the area under a curve. For evaluation only.
 
-Each batch contributes arrays, which are combined over devices and batches. The host computes the numbers from them,
-once a set.
+Each batch contributes arrays, which are combined over devices and batches. At the end of the set, the host computes the
+numbers from them.
 """
 
 import functools
@@ -33,7 +33,7 @@ class SumsMetric(Protocol):
         ...
 
     def finish(self, found: Any) -> Mapping[str, float]:
-        """Return numbers by name, from the sums over the set, as NumPy arrays."""
+        """Return numbers by name. `found` is the result of `sums`, added up over the set, as NumPy arrays."""
         ...
 
 
@@ -45,7 +45,11 @@ class ExamplesMetric(Protocol):
         ...
 
     def finish(self, found: Any) -> Mapping[str, float]:
-        """Return numbers by name, from the arrays of the whole set, [N, …], as NumPy arrays in the set's order."""
+        """Return numbers by name.
+
+        Args:
+            found: the result of `examples` for the whole set, as NumPy arrays [N, …] in the order of the set.
+        """
         ...
 
 

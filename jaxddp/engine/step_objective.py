@@ -77,7 +77,7 @@ def means_of(names: tuple[str, ...], values: Any) -> dict[str, float]:
 
 
 class TrainObjective(Protocol):
-    """The function that a training step minimizes: its first sum divided by the sum's weight.
+    """The function that a training step minimizes: the first of its sums, divided by the weight of that sum.
 
     It sums over the slice of the batch that it gets; the step averages over devices. It may use several data sources
     and several networks. Its arguments are those of `Objective`.
@@ -219,7 +219,7 @@ def targets(labels: jax.Array, logits: jax.Array) -> jax.Array:
 
 
 def wide_logits(logits: Any, shape: tuple[int, int]) -> jax.Array:
-    """Return a model's logits in float32 or wider. Raises: InputError; they are not logits of the expected shape."""
+    """Return a model's logits in float32 or wider. Raises: InputError; the shape or the dtype is wrong."""
     if getattr(logits, "shape", None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
         result = shaped(logits) if hasattr(logits, "shape") else f"an object of type {type(logits).__name__}"
         raise InputError(

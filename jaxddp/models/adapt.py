@@ -48,8 +48,8 @@ class LinenModel:
     """A Linen module as a `Model`.
 
     `params` is the module's collection "params", and `model_state` every other collection that `init` creates. The
-    random stream "dropout" gets `key`. The stream "params", and so a stream of any other name, gets a key folded from
-    `key`.
+    random stream "dropout" gets `key`. The stream "params" gets a key folded from `key`. Linen uses it for a stream of
+    any other name, too.
     """
 
     module: nn.Module
@@ -97,7 +97,7 @@ def _linen_streams(key: jax.Array | None) -> dict[str, jax.Array]:
 class FunctionModel:
     """A pair of functions as a `Model`.
 
-    There are two forms, told apart by the number of positional arguments of `apply`:
+    There are two forms. The number of positional arguments of `apply` distinguishes them:
 
     - without state: `init(key, example) -> params`, `apply(params, images) -> logits`;
     - with state: `init(key, example) -> (params, state)`, `apply(params, state, images) -> (logits, state)`.

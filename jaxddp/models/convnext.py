@@ -107,7 +107,7 @@ class ConvNeXt(nn.Module):
         width: the features of the first stage.
         drop_path: the probability that an example skips the last block, in training.
         dtype: the dtype of the computation. The mean over pixels, the last norm and the head use float32 or wider.
-        param_dtype: the dtype of parameters (float64 for proofs, under x64).
+        param_dtype: the dtype of parameters (float64 for exact comparisons, with `jax_enable_x64`).
         convolution: the operation that computes the convolutions; None for the library's.
     """
 

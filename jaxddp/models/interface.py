@@ -64,7 +64,7 @@ def call_mode(call: Callable[..., Any], train: bool) -> dict[str, Any]:
 
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return a function's signature. Raises: InputError; it has none, as some built-in functions."""
+    """Return a function's signature. Raises: InputError; the function has none, like some built-in functions."""
     try:
         return inspect.signature(function)
     except ValueError as error:

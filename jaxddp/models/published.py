@@ -4,7 +4,8 @@ A network with published weights, such as `jaxddp.models.resnet.ResNet`, has the
 path within the variables, such as "params/layer1_0/conv1/kernel" or "batch_stats/bn1/mean".
 
 - `published_names() -> tuple[Naming, ...]`: the namings that are read. Export writes the first.
-- `depth_of(path) -> int`: 0 for the stem and `depth - 1` for the head, where `depth` is the number of such layers.
+- `depth_of(path) -> int`: the number of the layer of an array, 0 for the stem and `depth - 1` for the head. `depth`, a
+  property of the network, is the number of layers.
 
 Each array corresponds to one published array. Kernels of 4 dimensions are HWIO in Flax and OIHW in PyTorch. Kernels of
 2 dimensions are transposed. All other arrays have the same values in the same order.

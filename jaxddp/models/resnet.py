@@ -115,7 +115,8 @@ class ResNet(nn.Module):
         axis_name: the mesh axis over which training averages batch statistics; None for statistics of each device.
         group: the number of consecutive images that training normalizes together; None for all images of a device.
         dtype: the dtype of the computation. The mean over pixels and the head use float32 or wider.
-        param_dtype: the dtype of parameters and running statistics (float64 for proofs, under x64).
+        param_dtype: the dtype of parameters and running statistics (float64 for exact comparisons, with
+            `jax_enable_x64`).
         convolution: the operation that computes the convolutions; None for the library's.
     """
 

@@ -122,7 +122,7 @@ class ViT(nn.Module):
     Attributes:
         drop_path: the probability that an example skips a branch of the last block, in training.
         dtype: the dtype of the computation. The softmax, the last norm and the head use float32 or wider.
-        param_dtype: the dtype of parameters (float64 for proofs, under x64).
+        param_dtype: the dtype of parameters (float64 for exact comparisons, with `jax_enable_x64`).
     """
 
     size: ViTSize

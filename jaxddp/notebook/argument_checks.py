@@ -44,11 +44,11 @@ def check_function(function: Any, name: str, of: str, arguments: str = "") -> An
     """Check an argument that is a function or None, and return it.
 
     Args:
-        name: of the argument.
+        name: the name of the argument.
         of: what it is a function of, for messages.
         arguments: the names of its positional arguments; empty to skip this check.
 
-    Raises: InputError; it is no function, or takes other arguments.
+    Raises: InputError; the argument is not a function, or takes other arguments.
     """
     if function is not None and (isinstance(function, type) or not callable(function)):
         raise refused(name, function, f"give a function of {of}")
@@ -67,7 +67,7 @@ def check_unlabelled(source: Any) -> Source | None:
 
 
 def check_schedule(schedule: Any) -> optax.Schedule | None:
-    """Check that a schedule can be traced, and return it. Raises: InputError; it fails or returns no number."""
+    """Check that JAX can trace a schedule, and return it. Raises: InputError; it fails or does not return a number."""
     if check_function(schedule, "schedule", "the step, such as optax.cosine_decay_schedule(1.0, steps)") is None:
         return None
     try:

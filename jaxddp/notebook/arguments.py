@@ -155,7 +155,10 @@ def errors_name_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
 
 
 def as_argument(key: Key, names: Mapping[str, str] = _NAMES) -> str:
-    """Return the argument of a key: `train.accumulate=4` becomes `accumulate=4`. A batch size is a global one."""
+    """Return the argument of a key: `train.accumulate=4` becomes `accumulate=4`.
+
+    A batch size becomes "a global batch of 256", because the argument of `prepare_training` is that of one device.
+    """
     own = key.name.removeprefix(_OBJECTS)
     name = own if own != key.name else names.get(key.name)
     if name is None:

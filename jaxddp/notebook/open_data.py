@@ -29,7 +29,8 @@ def open_data(
         path: a folder, a file, a URL, "tfds:NAME", or a name in datasets.toml if there is no such file.
         val_share: if the data have no validation split, the fraction of each class that is held out, above 0 and below
             1.
-        classes: a range of classes, "0:200", or their ids, "cats,dogs". Default: all, or those of the name.
+        classes: a range of classes, "0:200", or their ids, "cats,dogs". Default: the classes of the entry in
+            datasets.toml, else all.
         manifest: a manifest that `jaxddp data check` wrote. The SHA-256 of each image is compared on every read.
 
     Returns:

@@ -1,1 +1,1 @@
-"""Makes the objects of a recipe from a config, hooks or arguments, and lays a run out over data and devices."""
+"""Makes the objects of a recipe from a config, hooks or arguments, and the layout of a run on its data and devices."""

@@ -87,7 +87,10 @@ def _check_takes(name: str, where: Words, advice: str, labels: LabelKind) -> Non
 
 
 def _takes(metric: Any, labels: LabelKind) -> bool:
-    """Whether a built-in metric takes such labels: by `takes_several` (default False) or `takes_one` (default True)."""
+    """Whether a built-in metric supports these labels.
+
+    A metric declares it by its attributes `takes_several` (default False) and `takes_one` (default True).
+    """
     return getattr(metric, "takes_several", False) if labels.several else getattr(metric, "takes_one", True)
 
 

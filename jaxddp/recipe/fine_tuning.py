@@ -28,7 +28,7 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Reci
     Weight decay per layer is part of the optimizer; see `jaxddp.optimizers.decay`.
 
     Args:
-        shapes: of the network's arrays, by path.
+        shapes: the shapes of the network's arrays, by path.
 
     Raises:
         InputError: a layer does not exist, no layer is left to train, or two keys contradict each other.

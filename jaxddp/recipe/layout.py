@@ -30,10 +30,10 @@ class TrainingData:
 
     Attributes:
         class_counts: int64[K], the number of examples of each class.
-        images: (count) -> that many training images, [count, H, W, C], or all if there are fewer.
-        image_shape: of the network's input in training, at its largest.
-        eval_shape: of the network's input in evaluation.
-        dtype: of the pixels.
+        images: a function (count) that returns that many training images, [count, H, W, C], or all if there are fewer.
+        image_shape: the largest shape of the network's input in training.
+        eval_shape: the shape of the network's input in evaluation.
+        dtype: the dtype of the pixels.
     """
 
     num_examples: int

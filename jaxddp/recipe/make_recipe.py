@@ -126,7 +126,10 @@ def _objective(config: Config, topology: Topology, user_object: ObjectSource) ->
 
 
 def _augmentation(config: Config, layout: Layout, user_object: ObjectSource) -> Augmentation | None:
-    """Make the augmentation. It is checked alone on images of all sizes, so that errors name its hook or argument."""
+    """Make the user's augmentation, and check it on images of all sizes.
+
+    The check leaves out all other augmentations, so that its errors name the hook or the argument.
+    """
     custom = user_object("augmentation", config)
     if custom is None:
         return None

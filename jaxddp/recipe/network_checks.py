@@ -57,7 +57,7 @@ def refusal_of(model: Model, trees: Any, made_for: ImageShape, shape: ImageShape
     """Return why a network does not accept images [H, W, C], or an empty string if it does.
 
     Args:
-        trees: its (params, model_state).
+        trees: the network's (params, model_state).
         made_for: the shape that the network accepts.
     """
     expected = _logits(model, trees, made_for)
@@ -94,7 +94,11 @@ def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: 
 def _checked(
     model: Model, classes: tuple[int, str], train: bool, params: Any, state: Any, images: jax.Array, key: jax.Array
 ) -> jax.Array:
-    """Return the logits, and check their shape against the number of classes, and the name of the data."""
+    """Return the logits, and check their shape.
+
+    Args:
+        classes: the number of classes, and a name of the data for messages.
+    """
     own = {"example_keys": jax.random.split(key, _IMAGES)} if train and takes_example_keys(model) else {}
     try:
         made = model.apply(params, state, images, train=train, key=key if train else None, **own)

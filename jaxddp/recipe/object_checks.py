@@ -21,7 +21,8 @@ _absent = object()
 def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.GradientTransformation:
     """Check that an object has the two functions of an optax optimizer, and return it.
 
-    Raises: InputError; it has not, or the config sets weight decays of layers, which such an object decides itself.
+    Raises: InputError; a function is missing, or the config sets weight decays of layers, which do not apply to an
+    optimizer object.
     """
     functions = (getattr(optimizer, name, None) for name in ("init", "update"))
     if isinstance(optimizer, type) or not all(map(callable, functions)):

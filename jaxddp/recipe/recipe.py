@@ -24,9 +24,10 @@ class Recipe:
     Attributes:
         loss: the loss of training.
         eval_loss: the loss of evaluation, with class weights and without label smoothing.
-        objective: a function of the supervised objective, which has the loss, that returns what a step minimizes.
+        objective: a function that takes the supervised objective, which includes the loss, and returns the function
+            that a step minimizes.
         metrics: metrics beside the loss, by name.
-        augmentation: of one image, after the config's.
+        augmentation: a function that augments one image after the config's augmentation.
         parts: optional parts of the step.
         initialize: a function of the initial (params, model_state) that returns new ones.
         learning_rate: the schedule of the optimizer, for logs; None if it is unknown.

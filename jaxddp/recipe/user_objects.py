@@ -45,7 +45,7 @@ class UserObject:
             of: what it is a function of, for messages.
             arguments: the names of its positional arguments.
 
-        Raises: InputError; it is no function, or takes other arguments.
+        Raises: InputError; the object is not a function, or takes other arguments.
         """
         if isinstance(self.value, type) or not callable(self.value):
             raise self.refused(f"give a function of {of}")

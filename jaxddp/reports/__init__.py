@@ -1,1 +1,1 @@
-"""Reports about runs: their files read, and tables and charts of them as text or as one HTML page."""
+"""Reports about runs: reads the files of runs, and shows tables and charts as text or as one HTML page."""

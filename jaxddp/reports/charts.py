@@ -16,7 +16,8 @@ from jaxddp.training.listeners.metric_rows import Columns
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 MOST_POINTS = 2000
-"""The number of points up to which a curve is drawn in full. Of a longer one, each stretch keeps its extremes."""
+"""The number of points up to which a curve is drawn in full. A longer curve is cut into short stretches, and only the
+extremes of each stretch are drawn."""
 
 _FIRST = ("loss", "top1")
 _SPEED = ("images_per_second", "data_wait_fraction", "flops_utilization", "peak_memory")
@@ -56,7 +57,8 @@ class Chart(NamedTuple):
 
     Attributes:
         title: plain text.
-        data, layout: the arguments of plotly.js, with escaped text. Where `meta` names positions, the page adds x.
+        data, layout: the arguments of plotly.js, with escaped text. If the `meta` of a trace names an entry of
+            `Positions`, the page adds its x values.
         main: whether the chart is drawn large, before the others.
         curve: whether the reader chooses the x axis.
         logarithmic: whether the reader can choose a logarithmic y axis.

@@ -47,7 +47,7 @@ class SeedSection(NamedTuple):
 
 
 class ClassSection(NamedTuple):
-    """What checkpoints predict for validation data.
+    """The predictions of checkpoints for validation data.
 
     Attributes:
         accuracies: the accuracy of each class; one table for all runs of the same classes.
@@ -88,7 +88,7 @@ class Page:
 
 
 def check_libraries() -> None:
-    """Check that the libraries of a report are installed. Raises: InputError; one is not."""
+    """Raise `InputError` if a library of a report is not installed."""
     try:
         import jinja2  # noqa: F401
         import plotly  # noqa: F401

@@ -72,7 +72,7 @@ def _read(directory: Path, name: str) -> RunFiles:
 
 
 def _object(path: Path) -> tuple[dict[str, Any], str | None]:
-    """Returns the JSON object of a file and None; an empty one and the fault if it cannot be read."""
+    """Returns the JSON object in a file and None. If it cannot be read, returns an empty dict and the fault."""
     try:
         content = json.loads(files.read(path))
     except FileNotFoundError:

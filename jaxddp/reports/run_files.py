@@ -142,7 +142,10 @@ class RunFiles:
 
     @cached_property
     def best(self) -> Best | None:
-        """The best validation by the goal, or by the lowest loss if that was not measured; of equal ones the latest."""
+        """The best validation by the goal's metric, or by the loss if that metric was not measured.
+
+        If several are equal, it is the latest of them.
+        """
         val = self.validations
         for goal in (self.goal, Goal("loss", lowest=True)):
             measured = val.get(goal.metric, np.zeros(0))

@@ -33,7 +33,7 @@ class ValidationImages(NamedTuple):
 def predict_validation_images(directory: Path, which: str, data_path: str | None = None) -> ValidationImages:
     """Returns the predictions of a checkpoint for the run's validation data, on all devices of this machine.
 
-    An image that cannot be used has NaN.
+    The probabilities of an image that cannot be used are NaN.
 
     Args:
         which: "latest", "best" or a step; without validations "best" is the latest.

@@ -30,7 +30,8 @@ class AugmentConfig:
     flip: bool = True
     """Flip half of the images from left to right."""
     alternate_flip: bool = False
-    """Instead of `flip`: flip half of the images in the first epoch, and each image in every other epoch after that."""
+    """Instead of `flip`: half of the images are flipped in epochs 1, 3, 5 and so on, the other half in epochs 2, 4, 6
+    and so on."""
     pad: Padding = 0
     """Pad each side by this many pixels, then take a random crop of the original size."""
     border: Literal["black", "reflect"] = "black"
@@ -46,8 +47,8 @@ class AugmentConfig:
     mixup: Strength = 0.0
     """Blend each image with another one: alpha of the Beta distribution of the mixing weight; 0 for none."""
     cutmix: Strength = 0.0
-    """Paste a box from each image into another one: alpha of the Beta distribution of the box's area; 0 for none. With
-    `mixup` as well, half of the pairs get each."""
+    """Paste a box from each image into another one: alpha of the Beta distribution of the box's area; 0 for none. If
+    `mixup` is also set, each of the two is applied to half of the pairs."""
     then: tuple[str, ...] = ()
     """Further augmentations by name, applied in this order after those above and before images are mixed."""
 
@@ -104,7 +105,8 @@ class DataConfig:
     val: str | None = None
     """Solution file of the validation split. If None, the one in datasets.toml, else LOC_val_solution.csv."""
     data_dir: str | None = None
-    """Folder of the data sets that tensorflow-datasets has prepared. If None, the library's own."""
+    """Folder of the data sets that tensorflow-datasets has prepared. If None, the default folder of
+    tensorflow-datasets."""
     local_cache: str | None = None
     """Folder that caches the files of a URL for later epochs and runs."""
     channels: Literal[1, 3, 4] = 3
@@ -124,7 +126,7 @@ class DataConfig:
     """Largest fraction of an epoch's images that may be substituted. It is rounded to a whole number of images, at
     least one."""
     labels_per_class: Count | None = None
-    """Train on the labels of this many examples of each class only."""
+    """Use the labels of only this many examples of each class for training."""
     labels_seed: Seed = 0
     """Seed that chooses the examples of `labels_per_class`."""
     unlabelled: str | None = None

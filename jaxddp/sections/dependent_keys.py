@@ -13,15 +13,15 @@ class Requirement:
 
     Attributes:
         key: the other key.
-        values: the values that will do; if the other key holds a list, it must contain one of them. If empty, any value
-            but None, 0 and False will do.
+        values: the values that meet the need; if the other key holds a list, it must contain one of them. If empty, any
+            value except None, 0 and False meets it.
     """
 
     key: str
     values: tuple[str, ...] = ()
 
     def is_met(self, value: Any) -> bool:
-        """Whether the value of the other key will do."""
+        """Whether the value of the other key meets the need."""
         if isinstance(value, list | tuple):
             return bool({*self.values} & {*value})
         return value in self.values if self.values else bool(value)
@@ -55,4 +55,4 @@ NEEDS: Mapping[str, Requirement] = {
     "train.lookahead_decay": Requirement("train.lookahead"),
     "train.stop_min_gain": Requirement("train.stop_after"),
 }
-"""By key. The loggers' own keys, such as `log.project`, are checked by `LogConfig.check`."""
+"""The needs of keys, by key. The loggers' own keys, such as `log.project`, are checked by `LogConfig.check`."""

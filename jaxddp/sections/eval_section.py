@@ -25,7 +25,8 @@ class EvalConfig:
     limit: Count | None = None
     """Validate on at most this many examples, with the same proportions of classes. If None, all."""
     metrics: tuple[str, ...] = ("top1", "top5")
-    """Metrics beside the loss, in training too. A top-k metric with k not below the number of classes is left out."""
+    """Metrics beside the loss, in training and validation. A top-k metric is left out if the data have no more than k
+    classes."""
     views: Views = "one"
     """Test-time augmentation: average the logits of an image and its mirror image ("mirror"), or also of copies shifted
     by one pixel ("mirror_translate"). The cost is two or six times that of "one"."""
@@ -55,5 +56,5 @@ class CheckpointConfig:
 
     @cached_property
     def goal(self) -> Goal:
-        """The parsed `best`, `best_is` and `best_smoothing`. Raises: InputError; they are invalid."""
+        """The parsed `best`, `best_is` and `best_smoothing`. Raises: InputError; `best` is invalid."""
         return Goal.parse(self.best, self.best_is, self.best_smoothing)

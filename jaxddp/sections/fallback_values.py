@@ -1,4 +1,4 @@
-"""Values for keys that are None in a config, where no choice has a default for them.
+"""Values that replace None in a config if no built-in choice provides a default.
 
 The hooks of a recipe file, which replace a choice, receive these values. Reports use them to compare runs with those of
 older releases, in which these keys always had a value. A new key needs no value here: a hook receives None for it.

@@ -40,7 +40,7 @@ class Goal:
     """What makes one validation of a run better than another.
 
     Attributes:
-        metric: a `flat` metric, such as "top1", or "val_ema loss" for the averaged parameters.
+        metric: a metric as `flat` names it, such as "top1", or "val_ema loss" for the averaged parameters.
         lowest: whether lower is better.
         smoothing: 0 <= smoothing < 1, the decay of the exponential moving average that is compared.
     """
@@ -55,7 +55,7 @@ class Goal:
 
         Args:
             name: split and metric, such as "val top1".
-            side: "min", "max" or None, which depends on the metric.
+            side: "min" or "max"; None for "min" with the loss and the calibration error, else "max".
             smoothing: the decay of the average.
 
         Raises: InputError; `name` has no split or no metric.
@@ -68,11 +68,15 @@ class Goal:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Goal":
-        """Return the inverse of `plain`. Raises: ValueError, KeyError, TypeError or AttributeError; it is invalid."""
+        """Make a goal from the result of `plain`.
+
+        Raises:
+            ValueError, KeyError, TypeError or AttributeError: `plain` has another form.
+        """
         return cls.parse(plain["best"], plain["is"], checked(plain["smoothing"], Decay, "smoothing"))
 
     def plain(self) -> dict[str, Any]:
-        """Return the goal as JSON holds it."""
+        """Return the goal as a dict of JSON types."""
         return {"best": self.name, "is": "min" if self.lowest else "max", "smoothing": self.smoothing}
 
     @property
@@ -90,12 +94,12 @@ class Goal:
         return [mean.value for mean in itertools.islice(means, 1, None)]
 
     def best(self, values: Sequence[float]) -> int:
-        """Return the index of the best value; of equal values the last one."""
+        """Return the index of the best value. If several are equal, it is the last of them."""
         sign = -1 if self.lowest else 1
         return max(range(len(values)), key=lambda place: (sign * values[place], place))
 
     def check(self, known: Iterable[str]) -> None:
-        """Raise `InputError` if the metric is not among the `known` `flat` metrics; the message lists them."""
+        """Raise `InputError` if the metric is not in `known`, names as in `flat`. The message lists them."""
         names = [named(metric) for metric in known if metric != "count"]
         if self.name not in names:
             raise InputError(Key("checkpoint.best", self.name), " is not measured", advice=choices(self.name, names))
@@ -111,7 +115,7 @@ def flat(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def by_split(metrics: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Return the inverse of `flat`."""
+    """Return the metrics of each split, from the result of `flat`."""
     found: dict[str, dict[str, T]] = {VAL: {}}
     for name, value in metrics.items():
         split, _, metric = named(name).partition(" ")

@@ -55,7 +55,7 @@ class ModelConfig:
     weight_init: str | None = None
     """ResNets: initialization of the convolutions' kernels. One of he_, xavier_ (or glorot_) and lecun_ with normal or
     uniform, "orthogonal", "zeros", "normal(0.02)" or "truncated_normal(0.02)" with a standard deviation (0.01 if none
-    is given; truncated at two of them). The head is always normal(0.01)."""
+    is given; truncated at two standard deviations). The head is always normal(0.01)."""
     zero_init_last_scale: bool | None = None
     """ResNets: start each block as the identity, with zero scales in its last batch norm."""
     shortcut_norm: bool | None = None

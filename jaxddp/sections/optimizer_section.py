@@ -86,7 +86,7 @@ class OptimizerConfig:
 
     @cached_property
     def own(self) -> Groups:
-        """The parsed `groups`. Raises: InputError; it is invalid, or sets a rate that `rate_factors` sets."""
+        """The parsed `groups`. Raises: InputError; the text is invalid, or sets a rate that `rate_factors` sets."""
         found = Groups.parse(self.groups, "optimizer.groups")
         found.check_apart(self.factors, "optimizer.rate_factors", "optimizer.groups")
         return found

@@ -33,8 +33,8 @@ class TrainConfig:
     rounding."""
     max_bad_steps: Annotated[int, Range(0, 1_000_000)] = 10
     """A step with a non-finite gradient is skipped, and after this many skipped steps in a row the run ends. 0 disables
-    skipping: the step is taken, and the run ends. With float16, steps are always skipped, and the run ends at the first
-    one that no loss scale avoids."""
+    skipping: the step is taken, and the run ends. With float16, steps are always skipped, and the run ends at the
+    first step whose gradient is not finite at any loss scale."""
     ema: Decay | None = None
     """Decay of an exponential moving average of the parameters, such as 0.999. The average is validated as "val_ema",
     and predict, export and serve use it instead of the parameters. If None, no average."""
@@ -43,8 +43,8 @@ class TrainConfig:
     ema_every: Period = 1
     """Update the average once per this many steps, with the decay raised to that power."""
     lookahead: Period | None = None
-    """Lookahead: after every this many steps (5 is usual), the parameters are reset to slow weights that follow them.
-    If None, no Lookahead."""
+    """Lookahead: each time this many steps are done (5 is usual), the parameters are reset to slow weights that follow
+    them. If None, no Lookahead."""
     lookahead_decay: Share = 0.5
     """Fraction of the slow weights that each Lookahead update keeps."""
     stop_after: Period | None = None

@@ -1,1 +1,1 @@
-"""Turns a recipe, data and devices into a run: opens, lays out, initializes and prepares it."""
+"""Turns a recipe, data and devices into a run: opens the data, makes the layout, and initializes the network."""

@@ -38,7 +38,7 @@ class Classifier:
     programs: CompiledPrograms = field(default_factory=CompiledPrograms)
 
     def objective(self, metrics: Mapping[str, Any] | None = None) -> Objective:
-        """Return the objective that measures a batch, with these metrics instead of its own, if any are given."""
+        """Return the objective that measures a batch. `metrics` replaces the classifier's metrics if it is given."""
         return Objective(
             self.model, self.loss, self.preprocess, self.metrics if metrics is None else metrics, self.views
         )

@@ -68,7 +68,11 @@ class CompiledPrograms:
         topology: Topology,
         weights: Mapping[str, np.ndarray],
     ) -> Callable[[jax.Array], TrainState]:
-        """Return the function (key) -> initial state, with these weights, by path; see `make_init`."""
+        """Return the function (key) -> initial state; see `make_init`.
+
+        Args:
+            weights: arrays by path, which replace fresh ones.
+        """
         parts, transform = recipe.parts, recipe.initialize
         init = self._made(
             f"init {image_shape}",
@@ -103,7 +107,7 @@ class CompiledPrograms:
             return gathered(first, columns, 0) if resident else first
 
         kind = f"{mode} self-test of {'resident steps' if resident else 'a step'}, {gradients}"
-        # Metrics have no gradient.
+        # The self-test compares gradients, and metrics have none.
         without, pieces = dataclasses.replace(objective, metrics={}), (*_pieces(objective), recipe.objective, topology)
         return self._made(
             kind, pieces, lambda: SelfTest(recipe.minimized(without), gradients, topology, first_batch, mode)
@@ -137,7 +141,7 @@ class CompiledPrograms:
     def _made(self, kind: str, pieces: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         kind_here = (kind, settings())
         for place, (known_kind, known, program) in enumerate(self._kept):
-            # By identity: equality of a user's objects may not imply that they compute the same.
+            # Compare identities: two objects of a user may be equal and still compute different values.
             if known_kind == kind_here and all(map(operator.is_, known, pieces)):
                 self._kept.append(self._kept.pop(place))
                 return program

@@ -35,10 +35,10 @@ from jaxddp.training.validation.early_stopping import EarlyStopping
 
 @dataclass(frozen=True)
 class Experiment:
-    """A recipe, its data and devices, and its layout over them. Nothing is compiled yet.
+    """A recipe with its data, devices and layout. Nothing is compiled yet.
 
     Attributes:
-        feed: the training data over the devices.
+        feed: loads the training data for the devices.
         preprocess: turns the pixels of a batch into the network's input.
         file: the recipe file of the experiment; None for the Python API.
     """
@@ -74,7 +74,7 @@ class Experiment:
 def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFile | None = None) -> Experiment:
     """Make an experiment.
 
-    Raises: InputError; the network does not accept images of all sizes, or as the functions below.
+    Raises: InputError; the network does not accept images of all sizes, or as `make_feed` and `make_preprocess`.
     """
     check_sizes(recipe.config.data, recipe.model, layout, resources.topology.peers)
     feed = make_feed(recipe, resources, layout.growth)

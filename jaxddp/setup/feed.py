@@ -31,7 +31,8 @@ from jaxddp.training.plan import cut, full_length, max_substituted
 from jaxddp.training.run import Chunk, Growing
 
 LONGEST_CHUNK = 32
-"""Most steps in one dispatch: enough to hide its cost, and few enough to react to SIGTERM soon."""
+"""The largest number of steps in one dispatch: enough to hide the cost of a dispatch, and few enough that the run
+reacts to SIGTERM soon."""
 
 TRAINING, VALIDATION, UNLABELLED = "training", "validation", "unlabelled"
 """The uses of images that are kept on the devices."""
@@ -50,13 +51,13 @@ class Resident(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """A training source with its order and its config, over the devices.
+    """A training source with its order and its config, for the devices of a run.
 
-    If images grow, they are decoded at the side of each step, or resized by the step if the source or the devices keep
-    images of one size.
+    If the image size grows, files are decoded at the size of each step. If the source or the devices keep images of one
+    size, the step resizes them.
 
     Attributes:
-        substitutes: replace images that cannot be used.
+        substitutes: the images that replace images that cannot be used.
         growth: how the image size grows; None if it is constant.
         unlabelled: the feed of a second source, with its own order and substitutes. Each step takes a batch of both.
     """
@@ -112,7 +113,7 @@ class Feed:
         return data, None if self.source.image_shape(data)[0] == side else Side(side)
 
     def with_side(self, fed: tuple[Any, ...], side: int) -> tuple[Any, ...]:
-        """Return the arguments of a chunk with another side of images, as abstract shapes where they change."""
+        """Return the arguments of a chunk for images of another side. Arrays that change become abstract shapes."""
         data, resizing = self.images_of(side)
 
         def changed(part: Any) -> Any:

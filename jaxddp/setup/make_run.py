@@ -25,11 +25,13 @@ def make_run(
     objects: Mapping[str, str] | None = None,
     record: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Make the run of a setup. The run consumes the setup's state, and saves nothing until it joins a session.
+    """Make the run of a setup. The run consumes the setup's state. It saves nothing unless it is joined to a
+    `jaxddp.workdir.session`.
 
     Args:
         evaluators: functions of the state that return further metrics of a validation.
-        objects: the identity of the recipe's objects, if they are Python objects. It must be the same on all processes.
+        objects: digests that identify the recipe's objects if they come from Python; see `RunSetup.identity`. They
+            must be the same on all processes.
         record: the content of config.json, for the listeners.
     """
     plan, topology, experiment, resident = setup.plan, setup.topology, setup.experiment, setup.data.cache == "device"
@@ -38,7 +40,7 @@ def make_run(
         listeners = [*listeners, SlowProcesses(peers)]
     evaluator = _evaluator(setup, listeners, evaluators)
     if resident:
-        # Before compilation: both sets must fit into memory, and no image may be damaged.
+        # This comes before compilation, because it fails if the sets do not fit into memory or images are damaged.
         setup.feed.place(setup.validated)
     judgement = judgement_of(experiment, measures_more=bool(evaluators))
     with phase("compile", "preparing the step"):

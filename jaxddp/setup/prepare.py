@@ -102,7 +102,7 @@ def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, 
 
 
 def completed(recipe: Recipe, layout: Layout, peers: Peers) -> tuple[Recipe, Shapes]:
-    """Complete a recipe with what depends on its network; also return the shapes of the network's arrays.
+    """Complete a recipe with the settings of single layers and with averaging; also return the shapes of the arrays.
 
     Raises: as `fine_tuned`.
     """

@@ -47,7 +47,7 @@ class RunSetup:
     The state is replicated on every device. `dataclasses.replace(setup, state=trained)` continues from a trained state.
 
     Attributes:
-        experiment: its recipe is completed with what depends on the network, such as frozen layers.
+        experiment: the experiment; its recipe includes the settings that depend on the network, such as frozen layers.
         model: the recipe's model in its fastest form for these devices.
     """
 
@@ -55,9 +55,9 @@ class RunSetup:
     model: Model = field(repr=False)
     state: TrainState = field(repr=False)
     like: TrainState = field(repr=False)
-    """What a state of it consists of: the shape and dtype of each array."""
+    """The shape and dtype of each array of the state."""
     weights: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
-    """By path, that it began with in place of fresh ones."""
+    """The initial weights, by path, which replaced fresh parameters."""
     programs: CompiledPrograms = field(default_factory=CompiledPrograms, repr=False)
 
     @property
@@ -77,12 +77,12 @@ class RunSetup:
 
     @property
     def feed(self) -> Feed:
-        """The batches that the step is given."""
+        """The feed, which loads the batches of the training steps."""
         return self.experiment.feed
 
     @property
     def preprocess(self) -> Preprocess:
-        """What turns the pixels of a batch into the input of the model."""
+        """The preprocessing, which turns the pixels of a batch into the input of the model."""
         return self.experiment.preprocess
 
     @property
@@ -92,7 +92,7 @@ class RunSetup:
 
     @property
     def table(self) -> Source:
-        """What is trained on."""
+        """The training data."""
         return self.resources.train
 
     @property
@@ -102,12 +102,12 @@ class RunSetup:
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """The optimizer, with what the config adds to it."""
+        """The optimizer, with the changes that the config makes to it, such as frozen layers."""
         return self.recipe.optimizer
 
     @property
     def division(self) -> Division:
-        """How a batch is divided."""
+        """How the global batch is divided among devices and microbatches."""
         return self.layout.division
 
     @property
@@ -137,7 +137,7 @@ class RunSetup:
 
     @cached_property
     def objective(self) -> Objective:
-        """What training minimizes and measures."""
+        """The loss that training minimizes and the metrics that it measures, as one function of the parameters."""
         return Objective(self.model, self.recipe.loss, self.preprocess, self.recipe.metrics)
 
     @cached_property
@@ -161,12 +161,12 @@ class RunSetup:
     def with_seed(self, seed: int) -> "RunSetup":
         """Return the setup with another seed: another initial state, order of examples, augmentation and dropout.
 
-        A run of it gives the same bits as a run of a setup that was prepared with this seed. Programs are not compiled
-        again, and images on the devices stay there. The objects of the recipe stay the same: a model or an optimizer
-        that depends on the config's seed does not change.
+        A run of the result gives the same bits as a run of a setup that was prepared with this seed. Programs are not
+        compiled again, and images on the devices stay there. The objects of the recipe stay the same: a model or an
+        optimizer that depends on the config's seed does not change.
 
         Raises:
-            InputError: a seed that is out of range, or another one in another process.
+            InputError: the seed is out of range, or another process uses another seed.
         """
         config = self.recipe.config.replace(seed=seed)
         self.topology.peers.agree({"seed": str(seed)})
@@ -231,7 +231,7 @@ class RunSetup:
         return self.classifier.evaluator(source, batches, metrics, extra, resident=resident)
 
     def predictor(self, count: int) -> ImagePredictor | None:
-        """Return a predictor of `count` validation images, a share of each class; None if there are none."""
+        """Return a predictor of `count` validation images, with the proportions of the classes; None for no images."""
         # A picture shows one label and one prediction.
         if self.validated is None or not count or self.layout.training_data.labels.several:
             return None

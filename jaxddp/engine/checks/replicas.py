@@ -86,7 +86,7 @@ def array_checksums(topology: Topology) -> Callable[[Any], jax.Array]:
 
 def _on_each(checksum: Callable[[Any], jax.Array], topology: Topology) -> Callable[[Any], jax.Array]:
     def local(state: Any) -> jax.Array:
-        # Of values that are known to be replicated, XLA might compute the checksum once.
+        # The cast hides that the values are replicated. Otherwise XLA might compute one checksum for all devices.
         return stacked_over_devices(checksum(lax.pcast(state, AXIS, to="varying")))
 
     return jax.jit(jax.shard_map(local, mesh=topology.mesh, in_specs=P(), out_specs=P()))

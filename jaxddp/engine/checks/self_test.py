@@ -36,7 +36,8 @@ MOST_PARAMETERS, MOST_OPERATIONS = 32, 500
 
 Mode = Literal["auto", "always", "never"]
 _TOLERANCE = {"bfloat16": 0.05, "float16": 0.02, "float32": 0.0001, "float64": 1e-8}
-"""The tolerance by the coarsest dtype of any computation or message: many times its rounding, see docs/design.md."""
+"""The tolerance for each dtype, many times its rounding error; see docs/design.md. The least precise dtype in the
+computation or the communication decides."""
 _TENSOR_FLOAT = 0.02
 """The tolerance for float32 on a GPU, which multiplies with mantissas as short as float16's."""
 _CANCELLED = 0.002
@@ -119,7 +120,7 @@ class SelfTest:
         try:
             traced = self._gradient().trace(*arguments)
         except Exception:
-            # Evaluation would fail as well, but the run may have none.
+            # Evaluation would fail in the same way, but a run without validation can still train.
             if self._mode == "always":
                 raise
             return None
@@ -212,7 +213,7 @@ class _Comparison:
 
     @property
     def proves(self) -> bool:
-        """Tell whether a fault could show in the gradient of one device."""
+        """Tell whether the comparison can reveal a fault: the gradient of one device is neither zero nor infinite."""
         return 0 < self.norm < np.inf
 
     def agrees(self, tolerance: float) -> bool:

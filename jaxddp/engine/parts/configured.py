@@ -15,9 +15,10 @@ from jaxddp.schedules.constant import PlateauSettings
 
 
 def configured_parts(config: Config, total_steps: int) -> tuple[Part, ...]:
-    """Create the parts of a config's run of `total_steps` steps; see `check_parts` for how others are added.
+    """Create the parts of the step that a config names, for a run of `total_steps` steps.
 
-    In their order, the moving average follows Lookahead, and the guard can undo both.
+    The order matters: the moving average comes after Lookahead, and the guard after both, so that it can undo them.
+    `check_parts` adds the parts that a user provides.
     """
     settings, clip, parts = config.train, config.optimizer.clip_norm, list[Part]()
     if clip is not None or config.log.gradient_norm:

@@ -50,8 +50,8 @@ def with_average(parts: Sequence[Part], opt_state: Any) -> tuple[Part, ...]:
         opt_state: the optimizer's state, or its shapes.
 
     Raises:
-        InputError: the parts already include a parameter average, or Lookahead, whose slow weights would leave the
-            optimizer's steps behind.
+        InputError: the parts already include a parameter average; or they include Lookahead, which would change y
+            without z.
     """
     if not is_schedule_free(opt_state):
         return tuple(parts)

@@ -18,11 +18,11 @@ LOSS_SCALE = "loss_scale"
 class LossScale(Part):
     """Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
 
-    The rule is that of `flax.training.dynamic_scale.DynamicScale`. The mean loss of the global batch is multiplied by
-    a scale before it is differentiated. After `growth_interval` finite gradients in a row, the next finite one
-    multiplies the scale by `factor`. A gradient that is not finite divides it by `factor`, and
-    `jaxddp.engine.parts.guard.Guard`, which comes before this part, skips the step. Finiteness is that of the averaged
-    gradients, so all devices have the same scale. The scale of the next step is logged as `loss_scale`.
+    The rule is that of `flax.training.dynamic_scale.DynamicScale`. The mean loss of the global batch is multiplied by a
+    scale before it is differentiated. After `growth_interval` finite gradients in a row, the next finite one multiplies
+    the scale by `factor`. A gradient that is not finite divides it by `factor`, and `jaxddp.engine.parts.guard.Guard`,
+    which comes before this part, skips the step. The averaged gradients are tested, so all devices have the same scale.
+    The scale of the next step is logged as `loss_scale`.
 
     Attributes:
         batch_size: the size of the global batch; the step differentiates the sum of its losses.

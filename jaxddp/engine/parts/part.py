@@ -23,10 +23,11 @@ class Part:
 
     Attributes:
         name: the name of its arrays in `TrainState.parts`, which are saved and restored with the state.
-        judges: whether `judge` is called with the finiteness of the gradients, which costs a pass over them. Such a
-            part comes after the guard, which restores the arrays of the parts before it.
-        beside: whether a validation measures the part's `EVAL_PARAMS` (see `jaxddp.engine.state`) beside the trained
-            parameters, as "val_ema", which suits an average; otherwise they replace the trained ones, as "val".
+        judges: whether the step calls `judge`. It must then test whether the gradients are finite, which costs a pass
+            over them. Such a part comes after the guard, which restores the arrays of the parts before it.
+        beside: where a validation measures the part's `EVAL_PARAMS` (see `jaxddp.engine.state`). If true, it measures
+            them as "val_ema" in addition to the trained parameters ("val"), as for a moving average. If false, it
+            measures them as "val" instead of the trained parameters.
         follows: whether `validated` is called after a validation.
     """
 
@@ -69,9 +70,10 @@ class Part:
         return own, after
 
     def judge(self, own: Any, before: TrainState, after: TrainState, finite: jax.Array) -> tuple[Any, TrainState]:
-        """Like `update`, and called after it, with bool[]: whether the averaged gradients are finite.
+        """Like `update`, which the step calls first. The step calls this method only if `judges` is set.
 
-        A NaN or infinity of any device is in the average. It is called if `judges` is set.
+        Args:
+            finite: bool[], whether the averaged gradients are finite. A NaN or infinity of any device makes it false.
         """
         return own, after
 

@@ -2,7 +2,7 @@
 
 On a GPU the cost of these operations is their memory traffic. The custom gradient reads the incoming gradient and the
 input twice and writes once. (With an addition, the gradient after the ReLU is also written for the shortcut and read
-again.) JAX's derived gradient has half as much traffic again. `benchmarks/gpu_program.py` counts how XLA fuses it.
+again.) JAX's derived gradient has 1.5 times as much traffic. `benchmarks/gpu_program.py` counts how XLA fuses it.
 
 Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3.
 """
@@ -35,8 +35,8 @@ class BatchNorm(nn.Module):
         momentum: the weight of the old running average. PyTorch's momentum is 1 minus this.
         axis_name: the mesh axis over which statistics are averaged; None for the statistics of each device.
         group: the number of consecutive images that are normalized together. Running statistics take the mean over
-            the groups, as a step takes the mean over its devices. None for all images of a device. It excludes
-            `axis_name`.
+            the groups, as a step takes the mean over its devices. None for all images of a device. It cannot be
+            combined with `axis_name`.
         dtype: the dtype of the result. In training, statistics and intermediate values are float32 or wider.
         scale_init: the initializer of the scale; None for a constant 1 instead of a parameter.
         by_hand: use the custom gradient, and compute two sums over the same pixels in one reduction. On a CPU JAX's
@@ -145,7 +145,8 @@ def _backward(form: _Form, saved: Any, grads: _Result) -> tuple[jax.Array, jax.A
     x, mean, deviation, scale, bias, has_residual, result = saved
     multiplier, grad = deviation * scale, grads[0]
     if form.relu and has_residual:
-        # XLA would rewrite "> 0" as a comparison of the maximum's operand, and read all of that again.
+        # The result of the ReLU is a maximum. XLA would rewrite "result > 0" as a comparison of the maximum's operand,
+        # and read that operand's inputs again.
         grad = jnp.where(result != 0, grad, 0)
     wide = grad.astype(mean.dtype)
     if form.relu and not has_residual:

@@ -142,7 +142,7 @@ def _blocks_product(images: jax.Array, grads: jax.Array, size: int, stride: int,
             # The barrier transposes the patches in memory. XLA is slow if it transposes while it multiplies.
             laid_out = lax.optimization_barrier(patch_rows.T)
             return jnp.matmul(laid_out, pixel_grads, preferred_element_type=_total_dtype(pixel_grads))
-        # The longer side, that of the patches, comes last.
+        # The patches come last, because their rows are usually longer than those of the gradients.
         return _summed(pixel_grads, patch_rows)
 
     def block(number: jax.Array | int) -> list[jax.Array]:

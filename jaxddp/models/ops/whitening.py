@@ -21,7 +21,7 @@ _IMAGES_AT_ONCE = 256
 
 
 def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """Return the mean product of each two values of a patch of normalized images: float64[D, D], D = size * size * C.
+    """Return the mean product of each pair of values in a normalized patch: float64[D, D], D = size * size * C.
 
     A patch is laid out like a kernel, [size, size, C]. Pixels are summed as integers, so the result has the same bits
     on every machine. (With 16-bit pixels this holds for images of up to 90x90 pixels.)
