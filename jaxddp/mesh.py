@@ -78,7 +78,7 @@ class Topology:
             # A batch is divided into equal parts, one for each process.
             raise InputError(
                 f"devices: process {most} has {counted(counts[most], 'device')} and process {least} has "
-                f"{counts[least]}; give each as many"
+                f"{counts[least]}; use the same number of devices in every process"
             )
         return cls(Mesh(np.array(ordered), (AXIS,), axis_types=(AxisType.Auto,)), peers)
 

@@ -98,7 +98,7 @@ class RecipeFile:
     def check_copy(self) -> None:
         """Raises `InputError` where a run's copy of its recipe differs from the digest in its config.json."""
         if self.stored is not None and self.stored.digest not in (None, self.digest()):
-            raise InputError(f"{self.sources.root}: the run's copy of its recipe was changed since; restore it")
+            raise InputError(f"{self.sources.root}: the run's copy of its recipe has changed; restore it")
 
     def digest(self) -> str | None:
         """SHA-256, as hex, of `files`; None where there are none."""

@@ -66,7 +66,7 @@ def raised(number: int, by_tensorstore: bool) -> Exception:
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EHOSTDOWN, errno.ETIMEDOUT, errno.EIO])
 def test_a_disk_or_a_server_that_fails_is_no_mistake(tmp_path, number, by_tensorstore):
     error = raised(number, by_tensorstore)
-    line = f"^{tmp_path}: cannot be written \\({os.strerror(number)}\\); see that the disk or its server is well"
+    line = f"^{tmp_path}: cannot be written \\({os.strerror(number)}\\); check the disk or its server"
     with pytest.raises(Unreachable, match=line), writing(tmp_path):
         raise error
     (tmp_path / "4").mkdir()
@@ -88,7 +88,7 @@ def test_what_a_server_that_is_away_holds_is_not_damaged(tmp_path, monkeypatch):
         monkeypatch.setattr(files, "read", away)
         if damage is None:
             with pytest.raises(
-                Unreachable, match=f"^{tmp_path / '4'}: cannot be read \\(Stale file handle\\); see that"
+                Unreachable, match=f"^{tmp_path / '4'}: cannot be read \\(Stale file handle\\); check the disk"
             ):
                 manifests.check(4)
         else:

@@ -370,7 +370,7 @@ def test_a_place_where_nothing_can_be_is_one_line(words, path, reason, tmp_path,
     (tmp_path / "file").touch()
     more = ["b.jpg", "--out", "c.csv"] if words == ["predict"] else []
     line = fails([*words, path, *more], capfd)
-    assert f"no path that can be used ({reason}); choose another" in line
+    assert f"cannot be used as a path ({reason}); choose another" in line
 
 
 @pytest.mark.parametrize(

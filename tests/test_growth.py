@@ -488,7 +488,7 @@ def test_an_augmentation_that_a_small_image_is_too_small_for_is_refused():
 def test_images_that_are_not_square_do_not_grow():
     images = np.zeros((16, 12, 8, 3), np.uint8)
     table = jaxddp.ArrayTable(images, np.arange(16) % 2, ("a", "b"))
-    with pytest.raises(InputError, match=r"^data.grow_from=6: these images are 12x8, and square ones grow"):
+    with pytest.raises(InputError, match=r"^data.grow_from=6: these images are 12x8, and only square images can grow"):
         setup_of(table=table)
 
 

@@ -372,7 +372,10 @@ def test_a_process_that_leaves_long_before_the_others_ends_the_job_with_a_line(t
 def test_processes_with_unequal_devices_are_named(tmp_path):
     for code, line in Group(tmp_path, "Topology.create(peers=peers)", process1={"JAX_NUM_CPU_DEVICES": "2"}).ends():
         assert code == 2
-        assert "devices: process 1 has 2 devices and process 0 has 1; give each as many" in line
+        assert (
+            "devices: process 1 has 2 devices and process 0 has 1; use the same number of devices in every process"
+            in line
+        )
 
 
 @pytest.mark.slow

@@ -433,7 +433,7 @@ def test_other_images_are_refused(run, images, message):
     [
         (
             ["{run}", "{val}", "--out", "a.txt"],
-            "a.txt: its name says no format; there are: csv, jsonl, parquet, or give",
+            "a.txt: its extension names no format; there are: csv, jsonl, parquet, or give",
         ),
         (["{val}", "{val}", "--out", "a.csv"], "{val}/config.json: no such file; give a run's work directory"),
         (["nowhere", "{val}", "--out", "a.csv"], "nowhere: no such work directory"),
@@ -446,7 +446,7 @@ def test_other_images_are_refused(run, images, message):
             ["{run}", "{run}/checkpoints", "--out", "a.csv"],
             "{run}/checkpoints: no image below this folder",
         ),
-        (["{run}", "{val}", "--out", "."], ".: its name says no format"),
+        (["{run}", "{val}", "--out", "."], ".: its extension names no format"),
         (["{run}", "{val}", "--out", "{val}", "--format", "csv"], "{val}: is one of the images; give another"),
         (["{run}", "{val}", "--out", "{run}", "--format", "csv"], "{run}: is a folder; give the name of a file"),
         (["{run}", "{val}", "--out", "no/where/a.csv"], "no/where/a.csv: cannot be written"),
@@ -505,7 +505,10 @@ def test_what_a_run_is_asked_is_checked(run, pictures):
         (lambda: run.predict(table).top(6), "k=6: expected 1 to 5, the number of classes"),
         (lambda: jaxddp.export_program(5, "net.onnx"), "run=5: give what jaxddp.load_run returns"),
         (lambda: jaxddp.export_program(run, "net.onnx", ["onnx"]), "form=['onnx']: expected"),
-        (lambda: jaxddp.export_program(run, "net.txt"), "net.txt: its name says no format; there are: onnx, stablehlo"),
+        (
+            lambda: jaxddp.export_program(run, "net.txt"),
+            "net.txt: its extension names no format; there are: onnx, stablehlo",
+        ),
     ]
     for call, message in cases:
         with pytest.raises(InputError) as caught:

@@ -278,7 +278,7 @@ def test_a_run_whose_copy_was_changed_says_so(folder):
     (folder / "config.json").write_text(json.dumps(recipe.config.to_dict() | {"recipe": kept}))
     read_recipe("config.json").check_copy()
     (folder / "recipe" / "network.py").write_text(NETWORK + "\n# Another line.\n")
-    with pytest.raises(InputError, match="recipe: the run's copy of its recipe was changed since; restore it"):
+    with pytest.raises(InputError, match="recipe: the run's copy of its recipe has changed; restore it"):
         read_recipe("config.json").check_copy()
 
 

@@ -420,7 +420,7 @@ def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
         (["{run}", "--out", "{tmp}/r.pdf"], "{tmp}/r.pdf: the report is an HTML page; give a name that ends in .html"),
         (
             ["{run}", "--out", "{run}/config.json/r.html"],
-            "Error parsing --out: {run}/config.json/r.html: no path that can",
+            "Error parsing --out: {run}/config.json/r.html: cannot be used as a path",
         ),
     ],
 )

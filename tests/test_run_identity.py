@@ -164,7 +164,7 @@ def test_a_report_says_that_its_curves_are_another_runs(run):
     own, other = run
     assert read_runs([own])[0].faults == ()
     copy("metrics.jsonl")(own, other)
-    expected = "metrics.jsonl and validation.json have other losses of step 3; one of them is another run's"
+    expected = "metrics.jsonl and validation.json have different losses for step 3; one of them belongs to another run"
     assert read_runs([own])[0].faults == (expected,)
 
 

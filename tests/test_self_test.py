@@ -190,7 +190,7 @@ def test_a_share_that_counts_twice_is_found(monkeypatch):
     broken(monkeypatch, lambda device: 1.0 + (device == 2))
     found = line(PLAIN)
     assert "4 devices average is not that of one device for the same examples: the difference is 0." in found
-    assert "most in Conv_0/kernel. A device's share counts twice or not at all" in found
+    assert "the largest part is in Conv_0/kernel. A device's share counts twice or not at all" in found
 
 
 def test_a_share_that_is_left_out_is_found(monkeypatch):

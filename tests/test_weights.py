@@ -72,7 +72,7 @@ def test_a_head_for_other_classes_is_new(tmp_path, caplog):
     assert set(shapes_of(model, (6, 6, 3))) - set(found) == {"params/fc/kernel", "params/fc/bias"}
     assert caplog.messages == [
         f"{tmp_path / 'w.safetensors'}: 30 of the network's 32 arrays; a new head for 5 classes: params/fc/bias, "
-        "params/fc/kernel; left over: extra.weight"
+        "params/fc/kernel; not used: extra.weight"
     ]
 
 

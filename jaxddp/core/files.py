@@ -22,7 +22,7 @@ _AWAY = frozenset(
 """Errors of a file server that does not answer. They say nothing about the file."""
 _LONGEST_NAME = 255
 """Longest file name in bytes, in nearly every file system."""
-_WELL = "see that the disk or its server is well, and start again"
+_WELL = "check the disk or its server, and start again"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket"}
 
 
@@ -81,7 +81,7 @@ def check_path(path: Any, name: str) -> str | os.PathLike[str]:
         reason = error.strerror
     if reason is not None:
         shown = text if len(text) <= _LONGEST_NAME else show(text)
-        raise InputError(f"{shown}: no path that can be used ({reason}); choose another")
+        raise InputError(f"{shown}: cannot be used as a path ({reason}); choose another")
     return path
 
 

@@ -57,7 +57,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
     out, writers = files.check_out(Path(files.check_path(out, "out"))), {"stablehlo": _stablehlo, "onnx": _onnx}
     form = str(checked(form, str | None, "form") or out.suffix[1:].lower())
     if form not in writers:
-        raise InputError(f"{out}: its name says no format; {choices(form, writers)}, or give form=")
+        raise InputError(f"{out}: its extension names no format; {choices(form, writers)}, or give form=")
     function, write = logits_of(run), writers[form]
     content, program = write(function, run.signature)
     pixels = np.random.default_rng(0).integers(

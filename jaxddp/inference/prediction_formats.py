@@ -26,7 +26,7 @@ def format_of(out: Path) -> Format:
     names = get_args(Format)[:3]
     form = next((name for name in names if out.suffix.lower() == f".{name}"), None)
     if form is None:
-        raise InputError(f"{out}: its name says no format; {choices(out.suffix[1:], names)}, or give --format")
+        raise InputError(f"{out}: its extension names no format; {choices(out.suffix[1:], names)}, or give --format")
     return form
 
 

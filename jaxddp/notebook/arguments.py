@@ -128,7 +128,9 @@ def log_settings(project: str | None, name: str | None, config: Mapping[str, Any
     for key, value in checked({} if config is None else config, dict, "log_config").items():
         word = f"{key}={value}"
         if not isinstance(value, str | int | float) or not str(key) or "," in word or "=" in str(key):
-            raise InputError(Key("log_config"), f": {show(word)}: give names of texts and numbers, without a comma")
+            raise InputError(
+                Key("log_config"), f": {show(word)}: give a dict of names to texts or numbers, without commas"
+            )
         words.append(word)
     return {"project": project, "name": name, "config": tuple(words)}
 

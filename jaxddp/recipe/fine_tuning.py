@@ -58,7 +58,9 @@ def _trained(config: Config, shapes: Shapes) -> list[str]:
     """Return the names of the trained parameters. Raises: InputError; as `fine_tuned`."""
     names, groups = parameter_names(shapes), config.optimizer.own
     if not names:
-        raise InputError("model: the network has no parameters, so nothing can be trained; give it a layer that has")
+        raise InputError(
+            "model: the network has no parameters, so nothing can be trained; give it a layer with parameters"
+        )
     keys = {
         "model.unfreeze": config.model.thawed,
         "optimizer.rate_factors": config.optimizer.factors,

@@ -105,7 +105,7 @@ def _growth(config: Config, image_shape: ImageShape, plan: Plan) -> Growth | Non
     if height != width:
         raise InputError(
             Key("data.grow_from", config.data.grow_from),
-            f": these images are {height}x{width}, and square ones grow",
+            f": these images are {height}x{width}, and only square images can grow",
             advice=("leave ", Key("data.grow_from"), " out"),
         )
     return Growth.of(config.data, width, **plan.sizes)

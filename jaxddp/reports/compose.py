@@ -33,7 +33,7 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None, data
     if which is not None and which not in ("best", "latest") and not (which.isascii() and which.isdecimal()):
         raise InputError(f"--step {which}: give best, latest, or the step of a checkpoint")
     if not directories:
-        raise InputError("report: no run is given; give the work directories of some")
+        raise InputError("report: no run is given; give the work directory of at least one")
     runs = read_runs(directories)
     if out.suffix != ".html":
         raise InputError(f"{out}: the report is an HTML page; give a name that ends in .html")

@@ -96,7 +96,8 @@ def _other_losses(directory: Path, val: Columns) -> str | None:
     for step in validations.steps:
         loss = validations.of(step).get("loss")
         if loss is not None and losses.get(step, loss) != loss:
-            return f"{METRICS} and {VALIDATION_FILE} have other losses of step {step}; one of them is another run's"
+            files = f"{METRICS} and {VALIDATION_FILE}"
+            return f"{files} have different losses for step {step}; one of them belongs to another run"
     return None
 
 

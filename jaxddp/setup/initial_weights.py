@@ -57,7 +57,7 @@ def initial_weights(
         classes = counted(num_classes, "other class" if others else "class")
         said.append(f"a new head for {classes}: {listed(matched.head)}")
     if matched.left_over:
-        said.append(f"left over: {listed(matched.left_over)}")
+        said.append(f"not used: {listed(matched.left_over)}")
     if topology.peers.is_first and len(said) > 1:
         _log.info(f"{path}: {'; '.join(said)}")
     return matched.arrays

@@ -80,7 +80,7 @@ class RunIdentity:
         if self.id != config.id:
             return f"it belongs to run {self.id}, and {CONFIG_FILE} names run {config.id}; restore the right one"
         if self.keys == config.keys and self.values != config.values:
-            return f"its settings differ from {CONFIG_FILE}, which was changed since; restore them"
+            return f"its settings differ from {CONFIG_FILE}, which has changed; restore them"
         return None
 
 
