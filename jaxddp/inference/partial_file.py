@@ -49,7 +49,8 @@ class Partial:
                 return
 
     def resume(self, multiple: int, total: int) -> int:
-        """Returns the number of rows to continue after, `total` or a multiple of `multiple`; later rows are removed.
+        """Removes the rows after the last usable one, and returns how many are left: `total`, or a multiple of
+        `multiple`.
 
         Raises: InputError; the file cannot be read or written.
         """

@@ -37,14 +37,14 @@ def fit(run: Run) -> TrainState:
     2. Dispatch the steps; the host does not wait for them.
     3. If a record is due (by the log cadence, at the end of an epoch, or because 4 or 5 is due): fetch the sums of all
        steps since the last record, stop if a loss is not finite, and call the listeners. If only a stop is due, the
-       listeners are not called: a run that is not stopped has no record at this step either.
+       listeners are not called, because an uninterrupted run has no record at this step.
     4. If a checkpoint is due, or the run was asked to stop: save one. Before that, and where the plan says so, compare
        the replicas.
     5. If validation is due: evaluate, predict the images that listeners want to show, call the listeners, and write the
        metrics beside the checkpoint of 4. If validation fails, the checkpoint is there already. If the run is asked to
        stop during validation, a checkpoint is saved; the resumed run begins with that validation.
-    6. Apply the metrics of the validation: parts of the step may follow them, and the run may end. A checkpoint holds
-       the state before its validation, so a resumed run applies them again.
+    6. Pass the metrics of the validation to the parts of the step, which may change the state, and to early stopping,
+       which may end the run. A checkpoint holds the state before its validation, so a resumed run does this again.
 
     Raises:
         NonFiniteError: a loss or the state is not finite, or the gradients of too many steps in a row are not. That
@@ -102,7 +102,7 @@ class _Due(NamedTuple):
 
 
 class _Loop:
-    """What one call of `fit` keeps between steps, apart from the state."""
+    """The variables of one call of `fit`, apart from the training state."""
 
     def __init__(self, run: Run):
         self.run, self.plan, self.peers = run, run.plan, run.topology.peers
@@ -163,8 +163,10 @@ class _Loop:
         return state
 
     def compile(self, state: TrainState, feed: tuple[Any, ...]) -> None:
-        """Compile the program for a chunk if needed. Before the first chunk, check that it fits the devices' memory,
-        and so does the program for the run's largest images."""
+        """Compile the program for a chunk if needed.
+
+        Before the first chunk, check that the program fits the devices' memory, also for the run's largest images.
+        """
         growing, first = self.run.steps.growing, not self.memory.is_known
         for needed in (feed, growing.largest(feed)) if first and growing else (feed,):
             if first or not self.run.steps.program.is_ready(*needed):

@@ -93,14 +93,14 @@ def session(
 ) -> Iterator[Session]:
     """Open a work directory for one run, and catch SIGTERM; at the end the checkpoint being written is finished.
 
-    For `keep` and `goal` see `Checkpoints`. Raises: InputError; the directory cannot be used, or as `staying`.
+    For `keep` and `goal` see `Checkpoints`. Raises: InputError; the directory cannot be used; see also `staying`.
     """
     before = {*os.listdir(directory)} if directory.is_dir() else None
     check_shared(files.create(directory), peers)
     place = directory / CHECKPOINTS
     with held(directory, peers), withdrawn(directory, before, peers), staying(directory, peers) as check:
         if resume != "never":
-            # Before Orbax counts the damaged checkpoints among the latest to keep.
+            # This comes first, because Orbax would count damaged checkpoints among the latest ones to keep.
             peers.from_first("whole checkpoints", lambda: set_damaged_aside(place))
         with Checkpoints(place, peers, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
 

@@ -22,7 +22,8 @@ def curves(config: Config, workdir: Path) -> "Curves":
 class Curves(Listener):
     """Draws `curves.png` from `metrics.jsonl`, so the curves of a resumed run are complete. It must follow `JsonLines`.
 
-    It draws after evaluations, for at most a hundredth of the time, and at the end of the run. Raises: as `draw`.
+    It draws at the end of the run, and after evaluations, but spends at most a hundredth of the time on these. Raises:
+    see `draw`.
     """
 
     def __init__(self, metrics: Path, picture: Path):
@@ -43,7 +44,7 @@ class Curves(Listener):
 
 def draw(metrics: Path, picture: Path) -> None:
     """Draw the curves of a `metrics.jsonl` into a PNG file. Raises: InputError; one cannot be read or written."""
-    # So the first step does not wait for the import of matplotlib.
+    # Imported here, so that the first step does not wait for matplotlib.
     from jaxddp.training.pictures import drawn, figure, png
 
     files.replace(picture, drawn(lambda: png(figure(series(row for _, row in parse(metrics))))))
