@@ -49,8 +49,7 @@ class Partial:
                 return
 
     def resume(self, multiple: int, total: int) -> int:
-        """Removes the rows after the last usable one, and returns how many are left: `total`, or a multiple of
-        `multiple`.
+        """Removes unusable last rows, and returns how many rows are left: `total`, or a multiple of `multiple`.
 
         Raises: InputError; the file cannot be read or written.
         """

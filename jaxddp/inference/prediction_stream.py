@@ -60,8 +60,7 @@ class PredictionStream:
     at_once: int
 
     def __iter__(self) -> Iterator[BatchPredictions]:
-        """Yields all predictions, in the order of the source. Raises: InputError; the processes have different
-        images."""
+        """Yields all predictions, in the order of the source. Raises: InputError; the processes' images differ."""
         self.topology.peers.agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
         self.topology.connect()
         verified = getattr(self.source, "verified", None)

@@ -167,8 +167,10 @@ class TrainedRun:
         )
 
     def data_of(self, source: Source) -> DataConfig:
-        """Returns the config for evaluation on a source. Raises: InputError; files cannot hold images of the run's
-        format."""
+        """Returns the config for evaluation on a source.
+
+        Raises: InputError; the source has files, which cannot have the shape of the run's images.
+        """
         data = self.config.data
         return data.of_evaluation if source.pixel_shape is not None else self.signature.data(data)
 

@@ -152,7 +152,7 @@ class _Loop:
         return chunk
 
     def dispatch(self, done: int, chunk: Chunk, state: TrainState) -> TrainState:
-        """Point 2, after `done` steps."""
+        """Point 2 of `fit`, after `done` steps."""
         self.memory.step = done + chunk.steps
         with phase("dispatch"):
             state, sums = self.run.steps.program(state, *chunk.feed)
@@ -184,14 +184,14 @@ class _Loop:
         return _Due(stop, self.plan.logs(step) or saves or validates, saves or stop, validates)
 
     def report(self, step: int, state: TrainState, due: _Due) -> None:
-        """Point 3."""
+        """Point 3 of `fit`."""
         if due.record:
             self.record(step, state)
         elif due.stop:
             self.fetch(state)
 
     def keep(self, step: int, state: TrainState, due: _Due) -> None:
-        """Point 4."""
+        """Point 4 of `fit`."""
         if self.plan.compares(self.step, step) or (due.save and self.checkpoints):
             self._compare(step, state)
         self.step = step
@@ -250,7 +250,10 @@ class _Loop:
         self._logged_once, self.logged = True, {"step": step, "loss": float(metrics["loss"])}
 
     def validate(self, step: int, state: TrainState, *, saved: bool) -> Mapping[str, float | None] | None:
-        """Point 5: returns the `flat` metrics and writes them beside the step's checkpoint; None if none is due."""
+        """Point 5 of `fit`: returns the `flat` metrics, and writes them beside the step's checkpoint.
+
+        Returns None if no validation is due.
+        """
         evaluator = self.run.validation.evaluator
         if evaluator is None or not self.plan.evaluates(step):
             return None
@@ -283,7 +286,10 @@ class _Loop:
         return metrics
 
     def judge(self, step: int, state: TrainState, metrics: Mapping[str, float | None] | None) -> TrainState:
-        """Point 6: updates early stopping, and returns the state for the next step; unchanged without validation."""
+        """Point 6 of `fit`: updates early stopping, and returns the state for the next step.
+
+        Without a validation, the state is unchanged.
+        """
         if metrics is None:
             return state
         self.early_stopping, following = self.early_stopping.after(step, metrics), self.run.steps.follow(state, metrics)

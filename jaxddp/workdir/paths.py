@@ -54,8 +54,10 @@ def with_places(config: Config, peers: Peers = ALONE) -> Config:
 
 
 def saved_places(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Like `with_places`, for the settings of a config.json by dotted keys. Older releases wrote relative paths, which
-    are resolved in the current directory."""
+    """Like `with_places`, for the settings of a config.json by dotted keys.
+
+    Older releases wrote relative paths, which are resolved in the current directory.
+    """
     flat = {**saved, **_absolute(saved)}
     data = {key.removeprefix("data."): value for key, value in flat.items() if key.startswith("data.")}
     if data.get("name") is None or data.get("path") is not None:

@@ -87,8 +87,10 @@ class Presence:
         self._held.close()
 
     def fault_after(self, error: BaseException) -> str | None:
-        """Returns what was removed or replaced, after an error. If a file is missing, waits for an `rm -r` to
-        continue."""
+        """Returns what was removed or replaced, after an error.
+
+        If a file is missing, an `rm -r` may be at work. So this waits up to a second until the directory is gone, too.
+        """
         cause, give_up = error.__cause__ or error, time.monotonic() + _REMOVING_SECONDS
         is_gone = isinstance(cause, OSError) and cause.errno in _GONE
         while (fault := self.fault()) is None and is_gone and time.monotonic() < give_up:

@@ -113,7 +113,10 @@ class Signature:
         return images
 
     def data(self, data: DataConfig) -> DataConfig:
-        """Returns the config that reads images of this format from files. Raises: InputError; files cannot have it."""
+        """Returns the config that reads images of this format from files.
+
+        Raises: InputError; files cannot have images of this shape.
+        """
         height, width, channels = self.image_shape
         if channels not in _DECODED or height != width:
             raise InputError(

@@ -202,7 +202,7 @@ class Checkpoints:
 
     @phase("restore")
     def restore_as_saved(self, step: int, sharding: jax.sharding.Sharding) -> TrainState:
-        """Returns a step's state, of any architecture, with the given sharding for each array. Raises: see `restore`."""
+        """Returns a step's state, of any architecture, with a given sharding for each array. Raises: see `restore`."""
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step):
             saved = self._manager.item_metadata(step)["state"]

@@ -29,7 +29,7 @@ class StepManifest:
 
     @classmethod
     def parse(cls, data: bytes) -> "StepManifest":
-        """Reads the content of the file. Raises: ValueError; names the fault."""
+        """Reads the content of the file. Raises: ValueError; the content is invalid."""
         content = unsealed(data)
         step, entries, run = content.get("step"), content.get("files"), content.get("run")
         if type(step) is not int or not isinstance(entries, dict):
@@ -66,7 +66,7 @@ class Index:
 
     @classmethod
     def parse(cls, data: bytes) -> "Index":
-        """Reads the content of the file. Raises: ValueError; names the fault."""
+        """Reads the content of the file. Raises: ValueError; the content is invalid."""
         content = unsealed(data)
         steps, validations, run_id = content.get("steps"), content.get("validations"), content.get(RUN_ID)
         if not isinstance(steps, dict) or not all(isinstance(digest, str) for digest in steps.values()):

@@ -20,10 +20,10 @@ def curves(config: Config, workdir: Path) -> "Curves":
 
 
 class Curves(Listener):
-    """Draws `curves.png` from `metrics.jsonl`, so the curves of a resumed run are complete. It must follow `JsonLines`.
+    """Draws `curves.png` from `metrics.jsonl`, so the curves of a resumed run are complete.
 
-    It draws at the end of the run, and after evaluations, but spends at most a hundredth of the time on these. Raises:
-    see `draw`.
+    In the list of listeners it must come after `JsonLines`. It draws at the end of the run, and after evaluations if it
+    has used less than a hundredth of the time. Raises: see `draw`.
     """
 
     def __init__(self, metrics: Path, picture: Path):

@@ -22,7 +22,7 @@ TRAIN, VAL, VAL_EMA = "#0072B2", "#D55E00", "#009E73"
 
 
 class TerminalScreen:
-    """A terminal. A picture is redrawn below the lines that stay, which include the output of the program."""
+    """A terminal. A picture is redrawn below the lines that stay and the output of the program."""
 
     def __init__(self, stream: TextIO):
         # The caller has checked that this is a terminal; variables such as FORCE_COLOR must not change that.
