@@ -15,14 +15,14 @@ _SIMULATED = Range(1, 100_000)
 def sizes_that_share(config: Config | None, options: Launch, processes: int, gpus: int) -> list[int]:
     """Return the numbers of machines, from least to most, that can share the batches of a config.
 
-    The launcher prints a line about the others. Without a config, all numbers are returned.
+    The launcher prints a line about the excluded numbers. Without a config, all numbers are returned.
 
     Args:
-        processes: how many each machine has.
-        gpus: how many each process has; 0 if it computes on the CPU.
+        processes: the number of processes on each machine.
+        gpus: the number of GPUs of each process; 0 if it computes on the CPU.
 
     Raises:
-        InputError: no number can.
+        InputError: no number of machines can share the batches.
     """
     least, most = options.machines
     sizes = list(range(least, most + 1))

@@ -39,8 +39,8 @@ class _Settings:
     """The settings that all generations share.
 
     Attributes:
-        gpus: those of each process, in the notation of CUDA_VISIBLE_DEVICES.
-        cores: those of each process; an empty sequence means all.
+        gpus: the GPUs of each process, in the notation of CUDA_VISIBLE_DEVICES.
+        cores: the cores of each process; an empty sequence means all.
     """
 
     options: Launch
@@ -54,11 +54,11 @@ class _Settings:
 def launch(options: Launch, command: Sequence[str], config: Config | None = None) -> int:
     """Run a command in every process of this machine, and wait until all have ended. Call it from the main thread.
 
-    Each process is a direct child in its own session, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
-    JAX_PROCESS_ID, JAXDDP_RUN_ID and JAXDDP_GENERATION in its environment, on one machine JAXDDP_JOB_KEY, and
+    Each process is a direct child in its own session. Its environment has JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
+    JAX_PROCESS_ID, JAXDDP_RUN_ID and JAXDDP_GENERATION. It also has JAXDDP_JOB_KEY if the job has one machine, and
     CUDA_VISIBLE_DEVICES if GPUs are divided. Process 0 of the job also inherits a socket that listens at the
-    coordinator's address; JAXDDP_COORDINATOR_FD holds its file descriptor. JAXDDP_STATUS_FD holds that of a pipe; see
-    `jaxddp.job.work_status`. The output of process R is shown line by line after `[R] `, and written to
+    coordinator's address; JAXDDP_COORDINATOR_FD holds its file descriptor. JAXDDP_STATUS_FD holds the file descriptor
+    of a pipe; see `jaxddp.job.work_status`. The output of process R is shown line by line after `[R] `, and written to
     `process-R.log`.
 
     Args:
@@ -180,7 +180,7 @@ def _cores(options: Launch, processes: int, *, pinned: bool) -> list[Sequence[in
 
 def _job_environment(options: Launch) -> dict[str, str]:
     """Return the environment that all processes of this machine share in all generations."""
-    # These apply to a single process, and this one may have inherited them from another launcher.
+    # These variables apply to a single process. The launcher may have inherited them from another launcher.
     ours = {INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"}
     environ = {name: value for name, value in os.environ.items() if name not in ours}
     # Huge pages for malloc make a training step on a CPU 9 to 20% faster (measured).

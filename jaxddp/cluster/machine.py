@@ -12,9 +12,10 @@ Item = TypeVar("Item")
 def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[str]:
     """Return the NVIDIA GPUs that are visible to a process of this machine, in the notation of CUDA_VISIBLE_DEVICES.
 
-    The list is empty if JAX_PLATFORMS excludes GPUs. Otherwise it is that of CUDA_VISIBLE_DEVICES, if set (a negative
-    number ends it), or of the device files, or, if the driver has not made them yet, of the driver's list in `/proc`.
-    In a container, both show only the GPUs of the container, which CUDA counts from 0.
+    The list is empty if JAX_PLATFORMS excludes GPUs. If CUDA_VISIBLE_DEVICES is set, the list comes from this variable,
+    in which a negative number ends the list. Otherwise it comes from the device files, or from the driver's list in
+    `/proc` if the driver has not made these files yet. In a container, the files and the driver's list show only the
+    GPUs of the container, which CUDA counts from 0.
 
     Args:
         root: the folder that holds `dev` and `proc`.

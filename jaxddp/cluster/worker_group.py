@@ -43,24 +43,24 @@ class WorkerGroup:
     grace: float
     """Seconds between SIGTERM and SIGKILL after a failure."""
     save_grace: float
-    """The same after all are asked to stop, when they save first."""
+    """Seconds between SIGTERM and SIGKILL after all processes are asked to save and stop."""
     workers: list[Worker] = field(default_factory=list)
     _failed: Worker | None = None
     _asked: signal.Signals | None = None
     _plan: list[tuple[float, signal.Signals]] = field(default_factory=list)
     _given_up: float = math.inf
-    """When a process that still runs counts as one that cannot be killed; set when SIGKILL is sent."""
+    """The time after which a process that still runs counts as unkillable; set when SIGKILL is sent."""
 
     def watch(self, events: EventQueue, observer: Observer) -> End:
-        """Wait until all have ended, and print how each one ended that did not end with 0.
+        """Wait until all processes have ended. Print how each process ended whose exit code is not 0.
 
         Args:
-            events: those for this process, such as the signals that it receives.
+            events: the events of this process, such as the signals that it receives.
 
         Returns:
-            The common end. Its code is 0 if all ended with 0; the exit code of the first failure, or 128 plus its
-            signal; 75 if all that did not end with 0 saved after a preemption; 128 plus the received signal if that
-            ended them, or 2 if a user's mistake did meanwhile; 1 if one cannot be killed.
+            How the group ended. Its code is 0 if all processes ended with 0; the exit code of the first failure, or 128
+            plus its signal; 75 if all others saved after a preemption; 128 plus the received signal if this signal
+            ended them; 2 if a process reported a mistake of the user after the signal; 1 if a process cannot be killed.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(events, selectors.EVENT_READ)
@@ -90,7 +90,7 @@ class WorkerGroup:
             self._schedule(0, self.save_grace)
 
     def stop_with_others(self, *, saved: bool) -> None:
-        """Stop because another machine's processes failed (after a moment), or `saved` (after time to save)."""
+        """Stop because another machine has ended: soon if its processes failed, after time to save if they `saved`."""
         if not self._plan:
             self._schedule(self.save_grace if saved else _MOMENT_SECONDS, self.grace)
 

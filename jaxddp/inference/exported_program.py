@@ -28,10 +28,10 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 INPUT, OUTPUT = "images", "logits"
 
 Logits = Callable[[Any], jax.Array]
-"""From pixels [B, H, W, C] to logits float32[B, K]."""
+"""A function from pixels [B, H, W, C] to logits float32[B, K]."""
 _TRIED = 3
 _TOLERANCE = 1e-4
-"""The largest difference between logits up to 1; for larger logits relative to the largest."""
+"""The largest allowed difference between logits. It is relative to the largest logit if that is above 1."""
 
 
 def export_program(run: TrainedRun, out: str | Path, form: str | None = None) -> str:
@@ -67,11 +67,11 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
     expected = np.asarray(jax.jit(function)(pixels))
     if not np.isfinite(expected).all():
         raise JaxddpError(f"{out}: not written: the network's logits of random pixels are not finite")
-    # Also for a single image: its logits must not depend on the other images.
+    # A single image is tested, too: its logits must not depend on other images.
     difference = max(float(np.abs(program(some) - expected[: len(some)]).max()) for some in (pixels, pixels[:1]))
     if not difference <= _TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise JaxddpError(f"{out}: not written: the program's logits differ from the network's by {difference:g}")
-    # So that a program is never beside the description of another one.
+    # Remove the old program first, so that it is never beside the description of the new one.
     files.remove(out)
     files.replace(Path(f"{out}.json"), (json.dumps(description(run, form), indent=2) + "\n").encode())
     files.replace(out, content)

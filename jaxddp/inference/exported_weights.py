@@ -16,7 +16,7 @@ from jaxddp.weights.torch_layout import namings_of, published
 from jaxddp.workdir.saved_state import read_run, recipe_of_run
 
 _ANY_CLASSES = 2
-"""Any number of classes will do: the names of a network's arrays do not depend on it."""
+"""An arbitrary number of classes, because the names of a network's arrays do not depend on it."""
 
 
 def export_run(directory: Path, which: str, out: Path) -> str:
@@ -37,7 +37,7 @@ def export_run(directory: Path, which: str, out: Path) -> str:
 
 
 def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers: Peers = ALONE) -> int:
-    """Write arrays by path under their published names; returns their number. Only the first process writes.
+    """Write arrays, given by path, under their published names; returns their number. Only the first process writes.
 
     Raises: InputError; the file cannot be written, or its name does not end in .safetensors.
     """

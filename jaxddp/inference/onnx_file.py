@@ -19,14 +19,14 @@ def convert(function: Callable[[Any], Any], example: Any, name: str, output: str
 
     Raises: InputError; jax2onnx is not installed, or cannot convert an operation of the function.
     """
-    # It warns of rules for other JAX releases and of sizes; the logits are compared later anyway.
+    # jax2onnx warns of its rules for other JAX releases, and of sizes. The logits are compared later anyway.
     for library in ("jax2onnx", "onnx_ir"):
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
         from jax2onnx import to_onnx
     except ModuleNotFoundError:
         raise _missing("jax2onnx") from None
-    # It prints progress.
+    # jax2onnx prints its progress.
     with contextlib.redirect_stdout(io.StringIO()), _open_sizes_padded():
         try:
             model: Any = to_onnx(function, [example], input_names=[name], output_names=[output])
@@ -39,9 +39,10 @@ def convert(function: Callable[[Any], Any], example: Any, name: str, output: str
 
 @contextlib.contextmanager
 def _open_sizes_padded() -> Iterator[None]:
-    """Make jax2onnx's rule for `lax.pad` accept names of dynamic sizes, which it takes for numbers.
+    """Make jax2onnx's rule for `lax.pad` accept the names of dynamic sizes. The rule expects numbers.
 
-    The module of this rule is not part of jax2onnx's public API. Without it a network that pads may not be converted.
+    The module of this rule is not part of jax2onnx's public API. If the module is missing, a network that pads may not
+    be converted.
     """
     try:
         from jax2onnx.plugins.jax.lax import pad

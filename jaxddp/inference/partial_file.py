@@ -49,7 +49,7 @@ class Partial:
                 return
 
     def resume(self, multiple: int, total: int) -> int:
-        """Returns the number of rows to continue after, `total` or a multiple of `multiple`; later rows are removed.
+        """Removes unusable last rows, and returns how many rows are left: `total`, or a multiple of `multiple`.
 
         Raises: InputError; the file cannot be read or written.
         """

@@ -60,7 +60,7 @@ class PredictionStream:
     at_once: int
 
     def __iter__(self) -> Iterator[BatchPredictions]:
-        """Yields all predictions, in the order of the source. Raises: InputError; the processes have other images."""
+        """Yields all predictions, in the order of the source. Raises: InputError; the processes' images differ."""
         self.topology.peers.agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
         self.topology.connect()
         verified = getattr(self.source, "verified", None)
@@ -113,7 +113,7 @@ class PredictionStream:
         return BatchPredictions(0, nothing, dict(sorted((int(row), fault) for row, fault in faults.items())))
 
     def _finished(self, start: int, probabilities: Any, replaced: Any, omissions: Omissions | None) -> BatchPredictions:
-        """Waits for the predictions of a batch; images that were `replaced` by others, float[B], have errors."""
+        """Waits for the predictions of a batch. An image that was `replaced` by another one (float[B]) has an error."""
         count = min(len(probabilities), len(self.source) - start)
         rows, errors = np.array(probabilities[:count]), dict[int, str]()
         if omissions is not None and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:

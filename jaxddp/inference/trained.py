@@ -105,7 +105,7 @@ class TrainedRun:
     def outcome(self, source: Source) -> Outcome:
         """Returns statistics of the predictions for a labelled source: confusions, accuracies, confident mistakes.
 
-        Raises: InputError; the source has other classes, or as `predict`.
+        Raises: InputError; the source has other classes; see also `predict`.
         """
         self._check_one_label()
         check_labelled(check_source(source, "source"), "the source")
@@ -117,7 +117,7 @@ class TrainedRun:
     def show(self, source: Source, rows: Sequence[int] | np.ndarray) -> "Figure":
         """Returns a figure of some images of a source with label, prediction and probability, for a notebook.
 
-        Raises: InputError; the source has no such row, or as `predict`.
+        Raises: InputError; the source has no such row; see also `predict`.
         """
         from jaxddp.training.pictures import prediction_grid
 
@@ -135,7 +135,7 @@ class TrainedRun:
         return prediction_grid(PredictedImages.of(images, labels, predictions.probabilities, self.class_names))
 
     def source(self, images: Images) -> Source:
-        """Returns the images of `predict` as a source. Raises: InputError."""
+        """Returns as a source the images that `predict` accepts. Raises: InputError."""
         if isinstance(images, str | os.PathLike):
             return open_inputs([images])
         paths: list[Any] = [*images] if isinstance(images, list | tuple) else [None]
@@ -167,7 +167,10 @@ class TrainedRun:
         )
 
     def data_of(self, source: Source) -> DataConfig:
-        """Returns the config for evaluation on a source. Raises: InputError; files cannot have the run's images."""
+        """Returns the config for evaluation on a source.
+
+        Raises: InputError; the source has files, which cannot have the shape of the run's images.
+        """
         data = self.config.data
         return data.of_evaluation if source.pixel_shape is not None else self.signature.data(data)
 
@@ -219,7 +222,7 @@ def restore_run(
 
 
 def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path) -> TrainState:
-    """Returns the state for evaluation from a checkpoint, in the trees of the network for images [H, W, C].
+    """Returns a checkpoint's state for evaluation, with the tree structure of the network for images [H, W, C].
 
     Raises: InputError; the arrays do not fit the network.
     """

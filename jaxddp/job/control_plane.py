@@ -1,4 +1,4 @@
-"""A process's connection to its job, which one thread keeps, however many processes there are."""
+"""A process's connection to its job. A single thread keeps it, however many processes the job has."""
 
 import asyncio
 import contextlib
@@ -26,12 +26,12 @@ _LONGEST_REASON = 10_000
 
 
 class ControlPlane:
-    """This process's side of the job, for the other threads of the process, which call one method after the other.
+    """This process's connection to its job, for its other threads. Only one of them may call a method at a time.
 
     Attributes:
-        job: this process's place in it.
+        job: this process's place in the job.
         watchdog: watches the other processes.
-        timeouts: how long this process waits for them.
+        timeouts: how long this process waits for the others.
         jax_address: the coordinator's address for `jax.distributed.initialize`.
     """
 
@@ -39,7 +39,7 @@ class ControlPlane:
         assert side.watchdog is not None
         self.job, self.watchdog, self.timeouts, self.jax_address = job, side.watchdog, timeouts, side.jax_address
         if job.process_id:
-            # It lives as long as this object.
+            # The proxy lives as long as this object.
             self._proxy, self.jax_address = _start_proxy(side.jax_address)
         self._side, self._network = side, network
         self._numbers = itertools.count()
@@ -60,7 +60,8 @@ class ControlPlane:
             facts: values by name that must be equal in all processes (versions).
             timeout: seconds.
             timeouts: how long this process waits for the others from then on.
-            end: called with the first loss, once the others are told. By default it ends this process.
+            end: called with the first loss, after a message about it was sent to the others. By default it ends this
+                process.
 
         Raises:
             InputError: the address is taken or wrong; a process joins twice, has another number of processes, belongs
@@ -82,11 +83,15 @@ class ControlPlane:
             raise
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str], timeout: float) -> str:
-        """Return what process 0 makes of the texts of all processes, in the order of their ids. All must call it alike.
+        """Return on all processes what `decide` returns in process 0 for the texts of all, in the order of their ids.
+
+        All processes must make the same calls in the same order.
 
         Raises:
-            InputError: that of process 0, on every process; or a process is at another exchange.
-            Unreachable: that of process 0, on every process; or a process sends no text in time.
+            InputError: `decide` raised it in process 0, and every process raises it; or a process is at another
+                exchange.
+            Unreachable: `decide` raised it in process 0, and every process raises it; or a process sends no text in
+                time.
         """
         value = Value(next(self._numbers), name, text)
         if isinstance(self._side, Follower):
@@ -96,7 +101,7 @@ class ControlPlane:
         return _text(self._decide(self._side, value, decide, timeout))
 
     def broadcast(self, name: str, make: Callable[[], str], timeout: float) -> str:
-        """Return what process 0 makes. It alone calls the function, and does not wait. Raises: as `decide`."""
+        """Return the result of `make`, which process 0 calls without waiting for others. Raises: see `decide`."""
         number = next(self._numbers)
         if isinstance(self._side, Follower):
             return _text(self._network.result(self._side.answer(number, name, timeout)))
@@ -117,13 +122,14 @@ class ControlPlane:
         self._send_last(Lost(self.job.process_id, reason[:_LONGEST_REASON], code))
 
     def finish(self) -> bool:
-        """Tell the others that this process is done, and return whether all are within `timeouts.shutdown`."""
+        """Tell the others that this process is done. Return whether all are done within `timeouts.shutdown` seconds."""
         return self._run(self._side.finish(), self.timeouts.shutdown)
 
     def leave(self) -> None:
         """Close the connections in order.
 
-        Until then the loss of a process is reported in a line. JAX, if it notices first, ends the process by SIGABRT.
+        Until then, the loss of a process is reported in one line. If JAX notices the loss first, it ends the process by
+        SIGABRT.
         """
         self._send_last(Left())
         self._network.close()
@@ -164,7 +170,8 @@ class ControlPlane:
 def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
     """Start `jaxddp.job.coordinator_proxy`, and return it and its address.
 
-    If it does not start, the address is that of JAX's coordinator itself. Raises: InputError; that is no address.
+    If the proxy does not start, the address is that of JAX's coordinator itself. Raises: InputError; `coordinator` is
+    not an address.
     """
     host, port = split_address(coordinator)
     proxy = subprocess.Popen(

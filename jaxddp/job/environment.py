@@ -47,7 +47,7 @@ class Job:
 
     @property
     def identity(self) -> Identity:
-        """What the handshake proves."""
+        """The values that the handshake proves."""
         return Identity(self.process_id, self.num_processes, self.run_id, self.key)
 
     def __str__(self) -> str:

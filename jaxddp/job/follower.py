@@ -35,7 +35,7 @@ class Follower:
         """Join, and wait for the others.
 
         Raises:
-            InputError, Unreachable: as `jaxddp.job.control_plane.ControlPlane.join`.
+            InputError, Unreachable: see `jaxddp.job.control_plane.ControlPlane.join`.
         """
         give_up = time.monotonic() + timeout
         connection, challenge = await self._connect(give_up, timeout)
@@ -50,7 +50,7 @@ class Follower:
         self._beating = asyncio.ensure_future(self.watchdog.beat())
 
     async def answer(self, number: int, name: str, timeout: float) -> Reply:
-        """Return process 0's answer in the exchange of a number.
+        """Return process 0's answer in the exchange with this number.
 
         Raises:
             Unreachable: there is no answer in time.

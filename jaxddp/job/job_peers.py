@@ -1,4 +1,4 @@
-"""The two kinds of peers that a process has in a job: processes of jaxddp's own job, and those of JAX alone."""
+"""The peers of a process in a job that jaxddp has set up, and in a job that the program has set up in JAX itself."""
 
 import contextlib
 import json
@@ -45,9 +45,9 @@ class JobPeers(Peers):
 
 
 class DevicePeers(Peers):
-    """The processes of a program that called `jax.distributed.initialize` itself. Each watches itself alone.
+    """The processes of a program that called `jax.distributed.initialize` itself. Each process watches only itself.
 
-    The devices carry their values.
+    The processes exchange values through their devices.
     """
 
     @property

@@ -48,10 +48,10 @@ class Leader:
         self.watchdog: Watchdog | None = None
 
     async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Loss], None]) -> None:
-        """Admit all processes, or tell all why not.
+        """Admit all processes, or send each one the reason why the job cannot start.
 
         Raises:
-            InputError, Unreachable: as `jaxddp.job.control_plane.ControlPlane.join`.
+            InputError, Unreachable: see `jaxddp.job.control_plane.ControlPlane.join`.
         """
         _raise_file_limit(self._job.num_processes)
         handed_over = lookup(os.environ, INHERITED_SOCKET)
@@ -158,7 +158,7 @@ class Leader:
             if self.watchdog is not None:
                 self.watchdog.receive(process, message)
         if not self._decided.is_set():
-            # It may be started again, until all have joined.
+            # The process may be started again until all have joined.
             del self._followers[process], self._roster.hosts[process]
         elif self.watchdog is not None:
             self.watchdog.disconnected(process)

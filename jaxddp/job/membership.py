@@ -34,7 +34,8 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
     """Join the processes of a job. Call it before any code uses JAX's devices.
 
     From then on this process ends within `silence` and a few seconds when another one is lost, and within `stall` when
-    a process makes no progress. Without a job, or if this process has joined already, it is only watched.
+    a process makes no progress. Without a job, or if the program has initialized JAX's own job, a watchdog watches this
+    process alone. If this process has joined already, nothing changes.
 
     Args:
         start: seconds until all processes have joined.
@@ -100,9 +101,9 @@ def peers() -> Peers:
 def abandon(reason: str, code: int) -> None:
     """In a job, tell the others why this process ends, and end it at once. Outside a job, return.
 
-    If another process was lost first, this one ends with that reason and exit code. If that process ended for the same
-    reason, all processes found it, and each reports it as its own. After a preemption this returns, too: all processes
-    stop at the same step, and one that is done must not end one that still writes.
+    If another process was lost first, this one ends with that reason and exit code. If both have the same reason, all
+    processes found the same fault, and each one reports it as its own. After a preemption this returns, too: all
+    processes stop at the same step, and a process that is done must not end a process that still writes.
     """
     if _plane is None or code == Preempted.exit_code:
         return
@@ -123,8 +124,8 @@ def _versions() -> dict[str, str]:
 def _leave(plane: ControlPlane) -> None:
     """Leave the job together with all others.
 
-    The processes watch each other until JAX's shutdown barrier has passed. It may wait for processes that still
-    compute, and if JAX notices a loss first, it ends the process by SIGABRT.
+    The processes watch each other until JAX's shutdown barrier has passed. The barrier may wait for processes that
+    still compute. If JAX notices a loss first, it ends the process by SIGABRT.
     """
     if not plane.finish():
         # JAX's barrier would wait for them again, and then abort.
@@ -154,7 +155,7 @@ def _on_exception(kind: type[BaseException], error: BaseException, trace: Traceb
         abandon(describe_error(error), error.exit_code)
     loss = _plane.watchdog.loss() if _plane is not None else None
     if loss is None:
-        # The last line reports it.
+        # `abandon` writes the description in the last line.
         remove_description(error)
         sys.__excepthook__(kind, error, trace)
     abandon(describe_error(error), 130 if is_ctrl_c(error) else 1)

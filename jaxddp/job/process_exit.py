@@ -1,4 +1,4 @@
-"""Ends a process at once, after writing the stacks of its threads, if they help, and one line with the reason."""
+"""Ends a process at once. Before that, writes the stacks of its threads if they help, and a line with the reason."""
 
 import contextlib
 import faulthandler

@@ -45,7 +45,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Value:
-    """What a process contributes to the exchange of this number."""
+    """The text that a process contributes to the exchange with this number."""
 
     number: Number
     name: str
@@ -54,7 +54,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Reply:
-    """What process 0 makes of the values of all processes; or its error, as JSON, and the exit code of that error."""
+    """Process 0's result for the values of all processes; or its error, as JSON, and the exit code of that error."""
 
     number: Number
     name: str

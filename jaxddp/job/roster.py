@@ -1,6 +1,6 @@
 """Process 0's list of the processes that have joined.
 
-The processes meet before JAX starts, so that what would hang or crash JAX becomes one line.
+The processes meet before JAX starts. A conflict that would hang or crash JAX then raises a one-line error.
 """
 
 from itertools import islice
@@ -33,7 +33,7 @@ class Roster:
         return len(self.hosts) == self._count
 
     def conflict(self, hello: Hello) -> str | None:
-        """Return why the job cannot start with a process of this hello; None if it can."""
+        """Return why the job cannot start with the process that sent this hello; None if it can."""
         host, count, process = hello.host, self._count, hello.process
         if hello.count != count:
             return (
@@ -55,7 +55,7 @@ class Roster:
         Args:
             timeout: seconds.
             listening: where process 0 listens.
-            num_strangers: how many others were refused.
+            num_strangers: how many clients were refused because of another run id or key.
         """
         num_absent = self._count - len(self.hosts)
         first = (str(process) for process in range(self._count) if process not in self.hosts)

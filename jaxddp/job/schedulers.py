@@ -30,7 +30,10 @@ def nothing(environ: Environ) -> EnvValue | None:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """How to find a process's place in its job. Few schedulers have one variable for each part, hence functions."""
+    """How to find a process's place in its job.
+
+    The parts are functions, because few schedulers have one variable for each part.
+    """
 
     process: Lookup
     count: Lookup = nothing
@@ -186,9 +189,10 @@ def _given_address(environ: Environ) -> EnvValue | None:
 EXPLICIT = Scheduler(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), _given_address)
 """`jaxddp launch`, Kubeflow's JAX runtime, or a user. These variables come first."""
 
-# The first one that sets this process's id has started it. Each passes on the variables of the job in which it runs
-# itself, so the inner one comes first: torchrun and MPI before SLURM (mpirun starts its helpers with srun, and
-# their variables reach the ranks), and all of these before the ones that start one process on each node.
+# The first entry that has this process's id is the one that started the process. A launcher passes on the variables of
+# the job in which it runs itself, so an inner launcher comes before the outer one: torchrun and MPI before SLURM
+# (mpirun starts its helpers with srun, and their variables reach the ranks), and all of these before the ones that
+# start one process on each node.
 SCHEDULERS = (
     EXPLICIT,
     Scheduler(
@@ -230,8 +234,8 @@ SCHEDULERS = (
         local="MPI_LOCALRANKID",
         locals="MPI_LOCALNRANKS",
     ),
-    # The following start one process on each node, with all of its GPUs. Kubeflow has its torch runtime here, and the
-    # older JAXJob.
+    # The following start one process on each node, with all of its GPUs. Kubeflow's torch runtime and its older JAXJob
+    # are the first two.
     Scheduler(variable("PET_NODE_RANK"), variable("PET_NNODES"), _beside("PET_MASTER_ADDR", "PET_MASTER_PORT")),
     Scheduler(
         variable("PROCESS_ID"),

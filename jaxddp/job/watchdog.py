@@ -45,7 +45,7 @@ class Timeouts(NamedTuple):
 
     @property
     def longest(self) -> float:
-        """How long to wait for what another process must do first. If that one is stuck, the watchdog acts sooner."""
+        """How long to wait until another process has done its part. A stuck one ends the job sooner."""
         return phases.longest(self.stall) + 2 * self.silence
 
 
@@ -72,10 +72,10 @@ class Watchdog:
 
     Args:
         own: this process's id. Process 0 judges which process is stuck.
-        connections: those of the connected processes.
-        hosts: the names of their hosts.
-        timeouts: how long this process waits for them.
-        end: called with the loss, in the thread of the event loop, once the others are told.
+        connections: the connections, by process id.
+        hosts: the name of each process's host.
+        timeouts: how long this process waits for the others.
+        end: called with the loss, in the thread of the event loop, after a message about it was sent to the others.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Watchdog:
         self._closed = False
 
     def loss(self, timeout: float = GRACE_SECONDS) -> Loss | None:
-        """Return the first loss, if there is one in time. For other threads than that of the event loop."""
+        """Return the first loss, if there is one in time. Threads other than that of the event loop call it."""
         self._is_lost.wait(timeout)
         return self._loss
 

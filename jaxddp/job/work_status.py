@@ -15,7 +15,7 @@ from jaxddp.job.env_variables import HANDLES, lookup, number
 STATUS_PIPE = "JAXDDP_STATUS_FD"
 """The environment variable that holds the number of the pipe's end to write to."""
 _BEGIN, _END, _QUIT = b"+", b"-", b"!"
-"""The last one means that the user's code ended the process: started again, it would do so again."""
+"""The last one means that the user's code ended the process. It would end it again after a restart."""
 
 
 @contextlib.contextmanager

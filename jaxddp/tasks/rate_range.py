@@ -41,7 +41,7 @@ class RateRange:
         return self.lowest * jnp.exp(rise * step)
 
     def part(self, share: float) -> int:
-        """Returns a share of the steps as a number, at least 1."""
+        """Returns the number of steps in a share of the test, at least 1."""
         return max(1, round(share * self.steps))
 
 
@@ -88,7 +88,7 @@ class RateTest:
     def diverged_at(self) -> int | None:
         """The first step, from 0, whose smoothed loss exceeds four times its minimum so far; None if there is none.
 
-        A step that was already dispatched may follow, with a smaller loss.
+        Steps that were already dispatched may follow it, and may have a smaller loss.
         """
         smoothed = self.smoothed
         worse = np.flatnonzero(smoothed > _WORSE * np.minimum.accumulate(smoothed))
@@ -97,8 +97,8 @@ class RateTest:
     def suggestion(self) -> Suggestion:
         """Returns the rate at which the loss decreases fastest, but at most a tenth of the rate at which it diverges.
 
-        It is the first rate of the window of a tenth of the test over which the minimum of the smoothed loss so far
-        decreases most. So a decrease after an increase does not count.
+        A window of a tenth of the test moves over the running minimum of the smoothed loss. The rate is the first one
+        of the window in which this minimum decreases most. So a decrease that only undoes an increase does not count.
         """
         least, tried, window = np.minimum.accumulate(self.smoothed), self.tried, self.rates.part(_WINDOW)
         diverged = None

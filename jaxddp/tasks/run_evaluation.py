@@ -44,7 +44,7 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
 
     Raises:
         InputError: the checkpoint or the data do not exist, the recipe has another network, classes or images than the
-            run, or it does not say its network.
+            run, or does not name its network.
     """
     file.check_copy()
     if not file.has_network:

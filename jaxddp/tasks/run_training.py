@@ -98,7 +98,7 @@ def train(
     listeners: Sequence[Any] = (),
     evaluators: Sequence[Measure] = (),
 ) -> TrainState | None:
-    """Train, and return the last state; None if the run has ended before and nothing changed, which is printed.
+    """Train, and return the last state. If the run had ended and nothing changed, print this, and return None.
 
     With a directory it resumes or starts a run there, and saves, validates and logs as configured; SIGTERM makes it
     save and stop. Without a directory nothing is saved.

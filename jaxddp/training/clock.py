@@ -48,7 +48,7 @@ class Clock:
         self._begin, self._waited, self._steps = time.perf_counter(), 0.0, 0
 
     def dispatched(self, steps: int, result: Any) -> None:
-        """Count steps that were dispatched together. The clock starts after the first ones, which warm up."""
+        """Count steps that were dispatched together. The clock starts after the first dispatch, which is a warm-up."""
         if self._started:
             self._steps += steps
             return

@@ -17,7 +17,7 @@ from jaxddp.training.run import Run
 
 
 class Memory:
-    """How the step of a run fits the memory of its devices; known after `check`."""
+    """Whether the step of a run fits the memory of its devices. This is known after `check`."""
 
     def __init__(self, run: Run):
         self._run = run
@@ -31,7 +31,7 @@ class Memory:
         return self._fit is not None
 
     def check(self, state: TrainState, feed: tuple[Any, ...], needed: tuple[Any, ...]) -> None:
-        """Check that the program that was prepared last fits the devices of all processes, beside the feed.
+        """Check that the last prepared program, together with the feed, fits the devices' memory on all processes.
 
         All processes must call it together, before the first step. Raises: InputError; the same on all processes.
 
@@ -46,7 +46,7 @@ class Memory:
             self._fit.check(lambda then: needs_of_batch(then, division, program.function, state, needed, topology))
 
     def of_steps(self) -> AbstractContextManager[None]:
-        """Context of all steps, in which a failed allocation becomes an `InputError`."""
+        """Context for the steps, which turns a failed allocation into an `InputError`."""
 
         def when() -> str:
             # The devices run behind the host: an earlier step may have failed.
@@ -59,7 +59,7 @@ class Memory:
         return memory_errors(when, advice)
 
     def of_validation(self, step: int) -> AbstractContextManager[None]:
-        """Context of the validation after a step; the advice of its error is about the validation batch."""
+        """Context for the validation after a step. The advice of its error is about the validation batch."""
 
         def advice() -> Words:
             return (f"{self._fit}; " if self._fit else "", "lower ", Option("eval.batch_size"))
@@ -70,7 +70,7 @@ class Memory:
 def needs_of_batch(
     then: Division, now: Division, function: Any, state: TrainState, feed: tuple[Any, ...], topology: Topology
 ) -> Needs | None:
-    """Returns the memory that a jitted step needs for a batch of another size, in as many microbatches.
+    """Returns the memory that a jitted step needs for another batch size with the same number of microbatches.
 
     None if the step does not accept such a batch.
 

@@ -14,8 +14,8 @@ from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.engine.step_objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.training.skipped_steps import SkippedSteps
 
-# The host runs ahead of the devices by at most this many steps, or by one chunk that has more: few batches are in
-# flight, and a chunk is dispatched while the devices compute the one before it.
+# The host runs ahead of the devices by at most this many steps, or by one chunk if that has more steps. So few batches
+# are on the devices, and a chunk is dispatched while the devices compute the previous chunk.
 _STEPS_IN_FLIGHT = 3
 
 
@@ -92,9 +92,9 @@ class EpochSums:
         return latest
 
     def _of_skipped(self, value: np.ndarray, counts: bool) -> np.ndarray:
-        """Returns what a skipped step adds: always its substituted images, and if its metrics count, the finite ones.
+        """Returns the sums that a skipped step adds: its substituted images, and its finite metrics if `counts`.
 
-        The norm of a gradient that overflowed is not finite.
+        Metrics that are not finite, such as the norm of a gradient that overflowed, are left out.
         """
         finite = np.isfinite(value).all(axis=1, keepdims=True)
         substituted = np.array([[name == SUBSTITUTED] for name in (*self._names, "examples")])

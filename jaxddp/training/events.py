@@ -13,7 +13,7 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 
 @dataclass(frozen=True)
 class Used:
-    """The operations of a step, and how much of the devices is used; None where unknown."""
+    """The operations of a step, the utilization of the devices, and their peak memory; None where unknown."""
 
     flops_per_step: int | None = None
     """Floating-point operations of a step over all devices."""
@@ -89,10 +89,10 @@ class StepRecord:
     Attributes:
         epoch: the position in the run, in epochs.
         metrics: means over the global batch of this step: `loss`, `top1`, …
-        images_per_second, data_wait_fraction: of the steps since the last record, without evaluation and saving. A step
-            took `RunStart.batch_size / images_per_second` seconds.
+        images_per_second, data_wait_fraction: measured over the steps since the last record, without evaluation and
+            saving. A step took `RunStart.batch_size / images_per_second` seconds.
         epoch_end: the epoch that ended with this step; None if none did.
-        used: at the speed of `images_per_second`.
+        used: the utilization at the speed `images_per_second`.
         image_size: the side of the step's images in pixels; None if all images have one size.
     """
 
@@ -115,7 +115,8 @@ class EvaluationRecord:
         metrics: means over the first `seen` examples.
         seen, total: examples evaluated so far, and in the set; padding is not counted.
         split: "val", or "val_ema" for averaged parameters, which are evaluated after the trained ones.
-        predictions: of a few images, the same each time, with the last finished split, if a listener wants them.
+        predictions: the predictions of a few images, which are the same each time. Only the record of the last split
+            has them, and only if a listener wants them.
         sets: in a finished evaluation, the NumPy arrays that metrics over the whole set were computed from, by name.
     """
 
@@ -140,10 +141,10 @@ class RunEnd:
 
     Attributes:
         status: "stopped" if validation no longer improved.
-        seconds: since `fit` was called.
+        seconds: the time since `fit` was called.
         validation: the metrics of the last evaluation, with `count`; empty if there was none.
         reason: why the run stopped or failed.
-        used: at the mean speed of this process's steps, without the first dispatch and compiling.
+        used: the utilization at the mean speed of this process's steps, without the first dispatch and compiling.
         averaged: like `validation`, for averaged parameters ("val_ema").
     """
 
@@ -168,7 +169,8 @@ class Listener:
     """
 
     wants_predictions = 0
-    """The number of validation images to predict for `EvaluationRecord.predictions`; the largest of all listeners."""
+    """The number of validation images to predict for `EvaluationRecord.predictions`. The largest number that a listener
+    wants counts."""
     wants_metrics: tuple[str, ...] = ()
     """Names of built-in metrics over a whole set to evaluate in addition to those of the config."""
 

@@ -37,14 +37,14 @@ def fit(run: Run) -> TrainState:
     2. Dispatch the steps; the host does not wait for them.
     3. If a record is due (by the log cadence, at the end of an epoch, or because 4 or 5 is due): fetch the sums of all
        steps since the last record, stop if a loss is not finite, and call the listeners. If only a stop is due, the
-       listeners are not called: a run that is not stopped has no record at this step either.
+       listeners are not called, because an uninterrupted run has no record at this step.
     4. If a checkpoint is due, or the run was asked to stop: save one. Before that, and where the plan says so, compare
        the replicas.
     5. If validation is due: evaluate, predict the images that listeners want to show, call the listeners, and write the
        metrics beside the checkpoint of 4. If validation fails, the checkpoint is there already. If the run is asked to
        stop during validation, a checkpoint is saved; the resumed run begins with that validation.
-    6. Apply the metrics of the validation: parts of the step may follow them, and the run may end. A checkpoint holds
-       the state before its validation, so a resumed run applies them again.
+    6. Pass the metrics of the validation to the parts of the step, which may change the state, and to early stopping,
+       which may end the run. A checkpoint holds the state before its validation, so a resumed run does this again.
 
     Raises:
         NonFiniteError: a loss or the state is not finite, or the gradients of too many steps in a row are not. That
@@ -102,7 +102,7 @@ class _Due(NamedTuple):
 
 
 class _Loop:
-    """What one call of `fit` keeps between steps, apart from the state."""
+    """The variables of one call of `fit`, apart from the training state."""
 
     def __init__(self, run: Run):
         self.run, self.plan, self.peers = run, run.plan, run.topology.peers
@@ -152,7 +152,7 @@ class _Loop:
         return chunk
 
     def dispatch(self, done: int, chunk: Chunk, state: TrainState) -> TrainState:
-        """Point 2, after `done` steps."""
+        """Point 2 of `fit`, after `done` steps."""
         self.memory.step = done + chunk.steps
         with phase("dispatch"):
             state, sums = self.run.steps.program(state, *chunk.feed)
@@ -163,8 +163,10 @@ class _Loop:
         return state
 
     def compile(self, state: TrainState, feed: tuple[Any, ...]) -> None:
-        """Compile the program for a chunk if needed. Before the first chunk, check that it fits the devices' memory,
-        and so does the program for the run's largest images."""
+        """Compile the program for a chunk if needed.
+
+        Before the first chunk, check that the program fits the devices' memory, also for the run's largest images.
+        """
         growing, first = self.run.steps.growing, not self.memory.is_known
         for needed in (feed, growing.largest(feed)) if first and growing else (feed,):
             if first or not self.run.steps.program.is_ready(*needed):
@@ -182,14 +184,14 @@ class _Loop:
         return _Due(stop, self.plan.logs(step) or saves or validates, saves or stop, validates)
 
     def report(self, step: int, state: TrainState, due: _Due) -> None:
-        """Point 3."""
+        """Point 3 of `fit`."""
         if due.record:
             self.record(step, state)
         elif due.stop:
             self.fetch(state)
 
     def keep(self, step: int, state: TrainState, due: _Due) -> None:
-        """Point 4."""
+        """Point 4 of `fit`."""
         if self.plan.compares(self.step, step) or (due.save and self.checkpoints):
             self._compare(step, state)
         self.step = step
@@ -248,7 +250,10 @@ class _Loop:
         self._logged_once, self.logged = True, {"step": step, "loss": float(metrics["loss"])}
 
     def validate(self, step: int, state: TrainState, *, saved: bool) -> Mapping[str, float | None] | None:
-        """Point 5: returns the `flat` metrics and writes them beside the step's checkpoint; None if none is due."""
+        """Point 5 of `fit`: returns the `flat` metrics, and writes them beside the step's checkpoint.
+
+        Returns None if no validation is due.
+        """
         evaluator = self.run.validation.evaluator
         if evaluator is None or not self.plan.evaluates(step):
             return None
@@ -281,7 +286,10 @@ class _Loop:
         return metrics
 
     def judge(self, step: int, state: TrainState, metrics: Mapping[str, float | None] | None) -> TrainState:
-        """Point 6: updates early stopping, and returns the state for the next step; unchanged without validation."""
+        """Point 6 of `fit`: updates early stopping, and returns the state for the next step.
+
+        Without a validation, the state is unchanged.
+        """
         if metrics is None:
             return state
         self.early_stopping, following = self.early_stopping.after(step, metrics), self.run.steps.follow(state, metrics)

@@ -22,7 +22,7 @@ TRAIN, VAL, VAL_EMA, INK, GRID = "#0072B2", "#D55E00", "#009E73", "#404040", "#E
 _COLOURS = {"train": TRAIN, "val": VAL, "val_ema": VAL_EMA}
 
 SMALL = [("learning_rate", "learning rate"), ("images_per_second", "images/s"), ("data_wait_fraction", "data wait")]
-"""The metrics of the small panels, if known; the learning rate of a notebook's optimizer is not."""
+"""The metrics of the small panels. Unknown ones are left out, such as the learning rate of a notebook's optimizer."""
 
 LABEL_GAP = 0.06
 """The smallest distance between two labels, as a share of the panel's height."""
@@ -53,11 +53,11 @@ def pixels(picture: Figure) -> np.ndarray:
 
 
 def drawn(draw: Callable[[], T]) -> T:
-    """Returns what a function returns that draws a figure, and frees the figure's memory.
+    """Calls a function that draws a figure, returns its result, and frees the figure's memory.
 
-    The parts of a figure refer to each other, so several MB of each figure would wait for a full garbage collection.
-    With the objects of JAX and TensorFlow that is rare, and takes half a second. A collection of the objects made since
-    the start of the figure takes a hundredth of a second.
+    The parts of a figure refer to each other, so only a garbage collection frees their several MB. With the many
+    objects of JAX and TensorFlow, a full collection is rare, and takes half a second. A collection of the objects made
+    since the start of the figure takes a hundredth of a second.
     """
     collects = gc.isenabled()
     # Otherwise a collection while drawing could move the first parts to an older generation.
@@ -138,7 +138,7 @@ def _style(axes: Axes, title: str) -> None:
 
 
 def _line(axes: Axes, columns: Columns, name: str, colour: str, **style: Any) -> tuple[float, float] | None:
-    """Draws a metric over epochs, and returns its last point. A few points are marked, because one makes no line."""
+    """Draws a metric over epochs, and returns its last point. Few points get markers: a single one has no line."""
     if name not in columns:
         return None
     x, y = columns["epoch"], columns[name]

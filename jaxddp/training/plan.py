@@ -12,7 +12,8 @@ from jaxddp.core.message import Key
 _MOST_STEPS = 2**31 - 1
 """The state holds the step as an int32."""
 _UNTRACED = 3
-"""Steps before the profiled ones, if there are enough: the first compiles, and then the queue of steps fills."""
+"""The number of steps before the profiled ones, if enough are left. The first step compiles, and the next ones fill the
+queue of dispatched steps."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ class Plan:
 
         A chunk is a range of steps counted from 0, as in the order of examples: after the chunk, `chunk.stop` steps are
         done. It has `length` steps or one. Nothing is due within it, and either all or none of its steps are traced.
-        Without a profile, a run that resumes after a chunk cuts the later steps as the whole run does. A chunk ends
-        before each step of `cuts`, which needs another program.
+        Without a profile, a run that resumes after a chunk has the same later chunks as an uninterrupted run. A chunk
+        ends before each step of `cuts`, which needs another program.
         """
         traced = self.traced(done)
         while done < self.total_steps:
@@ -125,7 +126,7 @@ class Plan:
         return self.log.due(step) or self.epochs.due(step) or self.last(step)
 
     def evaluates(self, step: int) -> bool:
-        """Whether validation is due after a step, as after the last one; `fit` asks only with an evaluator."""
+        """Whether validation is due after a step, as it is after the last one. `fit` also needs an evaluator."""
         return self.evaluate.due(step) or self.last(step)
 
     def saves(self, step: int) -> bool:

@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
 
 
 Chunks = Callable[[int], Iterator[Chunk]]
-"""From the number of steps done to the chunks of all later steps; nothing is due within a chunk (`Plan.chunks`)."""
+"""Maps the number of steps done to the chunks of all later steps. Nothing is due within a chunk (`Plan.chunks`)."""
 
 
 class Growing(NamedTuple):
@@ -88,7 +88,7 @@ class Validation:
     Attributes:
         evaluator: evaluates the validation set; None validates nothing.
         predictor: predicts the validation images that listeners want to show; None if they want none.
-        early_stopping: its state before the first validation.
+        early_stopping: the state of early stopping before the first validation.
     """
 
     evaluator: Evaluator | None = None

@@ -15,7 +15,7 @@ _log = logging.getLogger("jaxddp.training")
 
 
 class TooManySkipped(NonFiniteError):
-    """Too many steps in a row were skipped; `step` is the last of them, and the parameters precede the first."""
+    """Too many steps in a row were skipped. `step` is the last one; the parameters are those before the first one."""
 
     def __init__(self, *problem: Words, step: int):
         super().__init__(*problem)

@@ -35,12 +35,14 @@ async def start_server(
 
 
 class Admission:
-    """Authenticates clients. Each has 5 s to send its hello, and the oldest of too many connections is closed.
+    """Authenticates clients.
+
+    Each client has 5 s to send its hello. If there are too many connections, the oldest is closed.
 
     Args:
         identity: that of the server. A client must have the same run id and know the same key.
         facts: values by name, which must be equal on both sides.
-        advice: what to do if they are not.
+        advice: what to do if the facts differ.
         noun: what joins: "process" or "machine".
         other_run: the reason to give to a client of another run.
         expected: how many clients may connect at once, in addition to 64 others.

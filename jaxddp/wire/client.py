@@ -43,7 +43,7 @@ class Client:
             give_up: a time of the monotonic clock.
 
         Raises:
-            NotReached: there is no server until then.
+            NotReached: no server was reached until then.
             InputError: the host's name is invalid.
         """
         last = "no answer"

@@ -67,7 +67,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The client cannot join. It raises the error of this exit code, which is 2 for a mistake of the user."""
+    """The client cannot join. The client raises the error with this exit code, which is 2 for a mistake of the user."""
 
     reason: Shown
     code: ExitCode = 2

@@ -43,7 +43,7 @@ class Claim:
 
     Attributes:
         settings: the keys of its config and their values, by section.
-        fingerprints: of the data and of the objective, by name.
+        fingerprints: the fingerprints of the data and of the objective, by name.
         recipe: the recipe file; None for a run from Python.
         objects: digests of the objects of a run from Python; see `RunSetup.identity`.
     """
@@ -68,8 +68,9 @@ def claim(
 ) -> tuple[dict[str, Any], bool]:
     """Write config.json and a copy of the recipe's files. On resume, first compare with those in the directory.
 
-    A new run gets an id, which it keeps. A run of an older release without an id gets that of its checkpoint, `run_id`,
-    or a new one. Data may have moved: their fingerprint covers file names and labels but no images, so that is logged.
+    A new run gets an id, which it keeps. If a run of an older release has no id, it gets the id in its checkpoint,
+    `run_id`, or a new one. Data may have moved. This is logged, because their fingerprint covers file names and labels
+    but no images.
 
     Returns:
         The content of config.json, and whether it is unchanged.
@@ -102,8 +103,8 @@ def claim(
 def check_measured(directory: Path, config: Config) -> None:
     """Check that a config has the network, the images and the classes of a run that is to be evaluated.
 
-    A run from Python is not checked: its config.json does not hold them. Raises: InputError; names a key and both
-    values.
+    A run from Python is not checked: its config.json does not hold them. Raises: InputError; a key differs. The error
+    names it and both values.
     """
     path = directory / CONFIG_FILE
     saved = _read(path) if path.exists() else {}
@@ -124,9 +125,10 @@ def _settings(saved: dict[str, Any], hooks: Collection[str] = ()) -> dict[str, A
 
 
 def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of config.json, with the keys that choices read written as in the saved file.
+    """Returns the content of config.json, in which the keys that choices read keep the saved values.
 
-    A release may have written values that a config now leaves to its choices, and checkpoints hold a digest of them.
+    An older release may have written a value that a config now leaves to a choice, and checkpoints hold a digest of the
+    values.
     """
     flat, keys = flatten(saved), (keys_of_choices() | NEEDS.keys()) - FREE
 
@@ -155,7 +157,8 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
     before = _settings(saved_keys, hooks)
     written, release = before.get("objects.jax"), now.get("objects.jax")
     if release is not None and written != release:
-        # Digests depend on the release of JAX; which objects there are, such as a schedule, does not.
+        # The digests depend on the release of JAX, so they are not compared. Whether an object exists, such as a
+        # schedule, does not depend on it, and is compared.
         if peers.is_first:
             by = "without the release of jax" if written is None else f"with jax {written}"
             _log.warning(f"{path}: written {by}; its model, loss and optimizer cannot be compared")
@@ -167,7 +170,7 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
         for key in sorted(saved_keys.keys() | now.keys())
         if before.get(key) != now.get(key)
     }
-    # A key that decides what others mean is named before these, which change with it.
+    # Some keys decide the meaning of others, which change with them. Name a deciding key first.
     for key in sorted(changed, key=lambda key: (key not in NAMES, key not in DECIDING)):
         if key not in FREE:
             own = f"; jaxddp train {path.parent} goes on with its own settings" if "model" in saved else ""

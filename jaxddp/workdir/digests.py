@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: tuple[int, ...]) -> dict[str, str]:
-    """Returns each object of a recipe by its name and a digest of its traced JAX program.
+    """Returns, for each object of a recipe, its name and a digest of its traced JAX program.
 
     A digest depends on every constant, such as a learning rate, a class weight, or the width of a layer, and on the
     release of JAX, but not on the number of devices.
@@ -145,7 +145,7 @@ def _digest(function: Callable[..., Any], *arguments: Any) -> str:
 
 
 def _constants(closed: Any) -> Iterator[Any]:
-    """Yields the constants and literals of a jaxpr and of those of its operations."""
+    """Yields the constants and literals of a jaxpr, and of the jaxprs inside its operations."""
     yield from (constant for constant in getattr(closed, "consts", ()) if hasattr(constant, "dtype"))
     jaxpr = getattr(closed, "jaxpr", closed)
     for equation in jaxpr.eqns:

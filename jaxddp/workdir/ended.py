@@ -18,7 +18,7 @@ def how_it_ended(directory: Path, step: int | None, total_steps: int, peers: Pee
     All processes must call it together.
 
     Args:
-        step: of the latest checkpoint; None if there is none.
+        step: the step of the latest checkpoint; None if there is none.
         is_same: whether config.json is unchanged. Otherwise the run continues, for instance with more epochs.
     """
 

@@ -14,15 +14,15 @@ from jaxddp.core.message import Option
 
 LOCK_FILE = ".lock"
 _LOOK_SECONDS = 0.1
-"""Seconds; longer than `is_locked` holds the lock."""
+"""Seconds until a second attempt; longer than `is_locked` holds the lock."""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Lock a work directory: a second run would first delete what this one is writing.
 
-    The lock ends with the process. On a file system without locks there is none. Raises: InputError; another run holds
-    the lock.
+    The lock ends with the process. A file system without locks does not lock anything. Raises: InputError; another run
+    holds the lock.
     """
     # A lock of the directory itself would not reach the server of a network file system.
     with files.readable_errors(directory / LOCK_FILE):

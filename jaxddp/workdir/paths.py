@@ -33,9 +33,9 @@ def absolute(place: str) -> str:
 
 
 def with_places(config: Config, peers: Peers = ALONE) -> Config:
-    """Returns a config with absolute paths, and with the paths of `data.name` and of the manifest for `data.verify`.
+    """Returns a config with absolute paths. `data.name` becomes a path, and the manifest for `data.verify` is added.
 
-    The name stays if the hosts of a job have different paths for it. All processes of a job must call it together.
+    `data.name` stays if the hosts of a job have different paths for it. All processes of a job must call it together.
     Raises: InputError; no data set has this name, or there is no manifest.
     """
     changes: dict[str, dict[str, Any]] = {"data": {}}
@@ -54,8 +54,10 @@ def with_places(config: Config, peers: Peers = ALONE) -> Config:
 
 
 def saved_places(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Like `with_places`, for the settings of a config.json by dotted keys, which older releases wrote with relative
-    paths; those start at the current directory."""
+    """Like `with_places`, for the settings of a config.json by dotted keys.
+
+    Older releases wrote relative paths, which are resolved in the current directory.
+    """
     flat = {**saved, **_absolute(saved)}
     data = {key.removeprefix("data."): value for key, value in flat.items() if key.startswith("data.")}
     if data.get("name") is None or data.get("path") is not None:
@@ -75,7 +77,7 @@ def _absolute(flat: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _named(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entry of datasets.toml for a name, as keys of `data`; settings that are there already win."""
+    """Returns the entry of datasets.toml for a name, as keys of `data`. Settings in `data` take precedence."""
     entry = dataclasses.asdict(catalog.resolve(data["name"]))
     settings = {key: data.get(key) or entry[key] for key in ("train", "val", "classes")}
     return {**settings, "path": entry["path"], "name": None}

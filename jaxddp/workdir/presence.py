@@ -25,7 +25,7 @@ _FAILING_SECONDS = 10.0
 """Seconds for the thread that trains to end by itself; it may wait for a process that has ended."""
 _REMOVING_SECONDS = 1.0
 _CLEARINGS, _CLEARING_SECONDS = 5, 0.05
-"""How often what other threads still write is removed, and the seconds between."""
+"""How often directories are removed that other threads make again, and the seconds between two removals."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
 
 
@@ -43,7 +43,8 @@ class Presence:
         """Raises `InputError` if the directory was removed, moved or replaced.
 
         It is called after each step, so it checks only the directory if its modification time, which changes with its
-        entries, is as at the last full check. On file systems without this time the thread of `staying` finds a change.
+        entries, is as at the last full check. On file systems without modification times of directories, the thread of
+        `staying` finds a change.
         """
         state = None
         with contextlib.suppress(OSError):
@@ -86,7 +87,10 @@ class Presence:
         self._held.close()
 
     def fault_after(self, error: BaseException) -> str | None:
-        """Returns what was removed or replaced, after an error; waits if a file is missing, for a `rm -r` at work."""
+        """Returns what was removed or replaced, after an error.
+
+        If a file is missing, an `rm -r` may be at work. So this waits up to a second until the directory is gone, too.
+        """
         cause, give_up = error.__cause__ or error, time.monotonic() + _REMOVING_SECONDS
         is_gone = isinstance(cause, OSError) and cause.errno in _GONE
         while (fault := self.fault()) is None and is_gone and time.monotonic() < give_up:
@@ -123,8 +127,8 @@ def _identity(place: Path) -> tuple[int, int]:
 def staying(directory: Path, peers: Peers = ALONE) -> Iterator[Callable[[], None]]:
     """Watch a work directory during the block. Yields `Presence.check`, which the thread that trains calls.
 
-    An error in the block after the directory was removed is reported as that. If this process may wait for a process
-    that has ended, it exits some seconds later.
+    If the directory was removed, an error in the block is reported as this removal. If this process may wait for a
+    process that has ended, it exits some seconds later.
 
     Raises:
         InputError: the directory was removed, moved or replaced.
@@ -148,7 +152,7 @@ def _look(presence: Presence, over: threading.Event, peers: Peers) -> None:
     while not over.wait(_LOOK_SECONDS):
         if presence.fault() is None or over.wait(_FAILING_SECONDS):
             continue
-        # A single process waits for no other; but Orbax's threads, which wait for each other, may wait for an hour.
+        # A single process waits for no other process. But the threads of Orbax wait for each other, for up to an hour.
         may_wait = not peers.is_alone or progress().phase in ("save", COMMIT)
         # A file server may have shown an older state.
         if may_wait and (fault := presence.fault()) is not None:

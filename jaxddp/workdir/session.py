@@ -78,7 +78,7 @@ class Session:
                     f"{self.checkpoints.directory / str(self.resume_step)}: holds the state of step {step}; move it "
                     "away to use the step before"
                 )
-            # From process 0: other hosts may not see yet what it wrote last.
+            # Process 0 reads them, because other hosts may not see yet what it wrote last.
             metrics = self.checkpoints.validations.of(self.resume_step)
             measured = json.loads(run.topology.peers.from_first("validated", lambda: json.dumps(metrics)))
             run, restored = replace(run, state=state), {"progress": progress, "validated": measured or None}
@@ -93,14 +93,14 @@ def session(
 ) -> Iterator[Session]:
     """Open a work directory for one run, and catch SIGTERM; at the end the checkpoint being written is finished.
 
-    For `keep` and `goal` see `Checkpoints`. Raises: InputError; the directory cannot be used, or as `staying`.
+    For `keep` and `goal` see `Checkpoints`. Raises: InputError; the directory cannot be used; see also `staying`.
     """
     before = {*os.listdir(directory)} if directory.is_dir() else None
     check_shared(files.create(directory), peers)
     place = directory / CHECKPOINTS
     with held(directory, peers), withdrawn(directory, before, peers), staying(directory, peers) as check:
         if resume != "never":
-            # Before Orbax counts the damaged checkpoints among the latest to keep.
+            # This comes first, because Orbax would count damaged checkpoints among the latest ones to keep.
             peers.from_first("whole checkpoints", lambda: set_damaged_aside(place))
         with Checkpoints(place, peers, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
 
@@ -150,7 +150,7 @@ def set_damaged_aside(place: Path) -> str:
 
 def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
     """Returns the step of the latest checkpoint; None for a new run. Raises: InputError; `resume` does not allow it."""
-    # From process 0: a network file system may show an older one to others.
+    # Process 0 decides, because a network file system may show an older checkpoint to the others.
     first = checkpoints.peers.exchange("latest checkpoint", str(checkpoints.latest()))[0]
     latest = None if first == str(None) else int(first)
     if resume == "must" and latest is None:

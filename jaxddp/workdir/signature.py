@@ -95,7 +95,7 @@ class Signature:
     def pixels(self, images: np.ndarray) -> np.ndarray:
         """Converts arrays [N, H, W, C] to pixels of this dtype.
 
-        Raises: InputError; they have another shape or dtype, or as `as_pixels`.
+        Raises: InputError; the arrays have another shape or dtype; see also `as_pixels`.
         """
         dtype, images = images.dtype, as_pixels(images)
         if dtype != images.dtype and images.dtype == np.uint8 and self.dtype == "uint16":
@@ -113,7 +113,10 @@ class Signature:
         return images
 
     def data(self, data: DataConfig) -> DataConfig:
-        """Returns the config that makes such images from files. Raises: InputError; files cannot have such images."""
+        """Returns the config that reads images of this format from files.
+
+        Raises: InputError; files cannot have images of this shape.
+        """
         height, width, channels = self.image_shape
         if channels not in _DECODED or height != width:
             raise InputError(

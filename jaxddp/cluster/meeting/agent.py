@@ -43,12 +43,12 @@ class Agent:
     """See `jaxddp.cluster.meeting.transitions.State`.
 
     Attributes:
-        is_connected: whether machine 0 is.
-        was_connected: whether machine 0 ever was.
-        give_up: when to stop reaching for machine 0; None while this does not.
+        is_connected: whether this launcher is connected to machine 0.
+        was_connected: whether this launcher was ever connected to machine 0.
+        give_up: when to stop trying to reach machine 0; None while this launcher does not try.
         is_running: whether processes run on this machine.
-        generation: the number of their start.
-        end: how the last of them ended.
+        generation: the number of the generation to which these processes belong.
+        end: how the processes of that generation ended; None while they run, and before the first ones.
         asked: whether a signal ends this launcher.
         job_code: the exit code of the job, once machine 0 has sent it.
     """

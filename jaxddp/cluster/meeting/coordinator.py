@@ -49,7 +49,7 @@ class Coordinator:
     """See `jaxddp.cluster.meeting.transitions.State`.
 
     Attributes:
-        processes: how many each machine has.
+        processes: the number of processes on each machine.
         sizes: the numbers of machines that the job may have, in ascending order.
         name: the run id of the job.
         own: the number of this machine.
@@ -57,8 +57,8 @@ class Coordinator:
         budget: how many restarts are left.
         since: when the stage began.
         changed: when a machine last came or went.
-        generation: the number of the last start, from 0.
-        members: the machines of that start.
+        generation: the number of the last generation, from 0; -1 before the first one.
+        members: the machines of that generation.
         ends: how the processes of each member ended, once they have.
         failure: the first failure of any member.
         growing: whether all save and stop because a machine came.
@@ -166,7 +166,7 @@ class Coordinator:
         return replace(self, grow_at=None)._grown(effects)
 
     def _started(self, now: float, effects: list[Effect]) -> "Coordinator":
-        """Start the next generation on as many machines as can share the batch, the first by their numbers."""
+        """Start the next generation on as many machines as can share the batch, those with the lowest numbers."""
         members = tuple(sorted(self.present)[: self._size])
         state = replace(self, stage="running", since=now, generation=self.generation + 1, members=members)
         state = replace(state, ends={}, failure=None, growing=False, grow_at=None)
@@ -180,7 +180,8 @@ class Coordinator:
     def _assignments(self) -> dict[int, Assignment]:
         number, each = self.generation, self.processes
         meets = self.options.launchers_meet
-        # Launchers of several machines that do not meet have only the plain name in common. They start once.
+        # If the launchers of several machines do not meet, they share only the name of the job. They start it only
+        # once.
         run_id = f"{self.name}.{number}" if number or meets else self.name
         if not meets:
             total = self.options.machines.most * each
@@ -191,7 +192,7 @@ class Coordinator:
         }
 
     def _ended(self, machine: int, end: End, effects: list[Effect]) -> "Coordinator":
-        """The processes of a machine have ended: those of the others end, too, unless it is done."""
+        """Note that the processes of a machine have ended. Unless they succeeded, stop those of the other machines."""
         if machine not in self._pending:
             return self
         state = replace(self, ends={**self.ends, machine: end})
@@ -214,7 +215,7 @@ class Coordinator:
     def _received_end(self, machine: int, message: MachineEnded, effects: list[Effect]) -> "Coordinator":
         elastic, state = self.options.machines.elastic, self
         if message.asked and elastic:
-            # The machine leaves. That its connection ends is no news.
+            # The machine leaves. The end of its connection will not change the state.
             state = replace(self, present=_without(self.present, machine))
         if machine in state._pending and (message.asked or message.generation == self.generation):
             end = End(message.code, message.cause, message.asked, message.quits)
@@ -223,12 +224,13 @@ class Coordinator:
             effects.append(Say(f"machine {machine}: {message.cause}"))
             return replace(state, stage="over", code=message.code)
         if message.asked and machine in self.ends:
-            # Its processes had ended before. It counts once those of the others have, too.
+            # Its processes had ended before. Its request to stop counts after the processes of the other machines have
+            # ended.
             return replace(state, ends={**self.ends, machine: replace(self.ends[machine], asked=True)})
         return state
 
     def _grown(self, effects: list[Effect]) -> "Coordinator":
-        """Have all save and stop, if more machines can take part than run."""
+        """Let all processes save and stop, if more machines can take part than take part now."""
         size = self._size
         all_run = self._pending == set(self.members)
         if self.growing or self.failure or not all_run or size is None or size <= len(self.members):
@@ -238,7 +240,7 @@ class Coordinator:
         return replace(self, growing=True)
 
     def _concluded(self, now: float, effects: list[Effect]) -> "Coordinator":
-        """All processes of the generation have ended: the job ends, or starts again after a delay."""
+        """Decide whether the job ends, or starts again after a delay. All processes of the generation have ended."""
         elastic, ran = self.options.machines.elastic, now - self.since
         verdict = decide(self.ends, self.failure, self.budget, ran, elastic=elastic, growing=self.growing)
         if isinstance(verdict, int):

@@ -49,14 +49,14 @@ class Generation:
 
     assignment: Assignment
     listener: socket.socket | None = None
-    """At the coordinator's address; process 0 of the job inherits it."""
+    """The socket at the coordinator's address, which process 0 of the job inherits."""
 
 
 class Driver:
     """Takes one event after the other, in the main thread.
 
     Args:
-        network: the connections to other launchers; None if this one meets no other.
+        network: the connections to other launchers; None if this launcher has none.
     """
 
     def __init__(self, state: State, events: EventQueue, network: Network | None, listen: Listen):
@@ -89,12 +89,12 @@ class Driver:
         self._take(event, group)
 
     def poll(self, group: WorkerGroup) -> None:
-        """See whether it is time for something, while the processes of this machine run."""
+        """Take `TimePassed` if the time of `State.wake` has come, while the processes of this machine run."""
         if self._state.wake is not None and time.monotonic() >= self._state.wake:
             self._take(TimePassed(), group)
 
     def failed(self, end: End) -> None:
-        """Note that a process of this machine failed first; its others are about to end."""
+        """Note that a process of this machine failed first. The other processes of the machine are about to end."""
         self._take(LocalFailed(end))
 
     def ended(self, end: End) -> None:
@@ -145,10 +145,10 @@ class Driver:
 
 
 def driver(options: Launch, processes: int, sizes: Sequence[int], events: EventQueue) -> Driver:
-    """Return the driver of this machine's launcher, connected if it must meet others.
+    """Return the driver of this machine's launcher, with connections if the launchers must meet.
 
     Args:
-        processes: how many each machine has.
+        processes: the number of processes on each machine.
         sizes: the numbers of machines that the job may have.
 
     Raises:
@@ -199,7 +199,7 @@ def _run_id(options: Launch) -> str:
 
 
 def _job_of_launchers(options: Launch) -> Job:
-    """Return the job in which a process is a machine's launcher. Its run id differs from that of their processes."""
+    """Return the job of the launchers, in which each process is a launcher. The workers have another run id."""
     assert options.coordinator is not None and options.nr is not None
     run_id, key = f"{_run_id(options)}/launchers", os.environ.get(KEY, "")
     return Job(options.coordinator, options.machines.most, options.nr, run_id=run_id, sources=(KEY,), key=key)

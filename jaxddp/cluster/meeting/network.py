@@ -20,9 +20,9 @@ from jaxddp.wire.handshake import Hello, Refusal, welcome
 from jaxddp.wire.network_thread import NetworkThread
 
 SILENCE_SECONDS = 10.0
-"""Without a sign of life for so long, a launcher counts as lost."""
+"""A launcher counts as lost after this time without a sign of life."""
 _TAKEOVER_SECONDS = SILENCE_SECONDS + 1
-"""How long a launcher waits until an earlier one of the same machine is noticed as lost."""
+"""How long a launcher waits until the loss of an earlier launcher of the same machine is noticed."""
 _FLUSH_SECONDS = 2.0
 _JOIN_SECONDS = 2 * SILENCE_SECONDS + 10
 
@@ -37,7 +37,7 @@ class Network(Protocol):
         ...
 
     def reach(self, seconds: float) -> None:
-        """Try to reach machine 0 for so long."""
+        """Try to reach machine 0 for this long."""
         ...
 
     def close(self, *last: LauncherMessage) -> None:
@@ -50,7 +50,7 @@ class LauncherServer(Network):
 
     Args:
         listener: a socket at the coordinator's address, which this closes at the end.
-        job: that of the launchers, in which a process is a machine's launcher.
+        job: the job of the launchers, in which each process is the launcher of a machine.
         facts: values by name that must be equal for all launchers.
     """
 
@@ -112,7 +112,7 @@ class LauncherServer(Network):
         """Return why a launcher of this job is refused; None if it is admitted."""
         machine, host = hello.process, hello.host
         if machine in self._clients:
-            # A launcher that vanished may come again sooner than its silence is noticed.
+            # A launcher that was lost may be started again before the loss is noticed.
             client = self._clients[machine]
             try:
                 async with asyncio.timeout(_TAKEOVER_SECONDS):
@@ -128,7 +128,7 @@ class LauncherClient(Network):
     """Reaches the launcher of machine 0.
 
     Args:
-        job: that of the launchers, in which a process is a machine's launcher.
+        job: the job of the launchers, in which each process is the launcher of a machine.
         facts: values by name that must be equal for all launchers.
     """
 
@@ -170,7 +170,7 @@ class LauncherClient(Network):
         self._report(Disconnected(0, reason))
 
     async def _connect(self, seconds: float) -> Connection:
-        """Join. Raises: Unreachable; there is no server in time. InputError; it refuses this one, or is no address."""
+        """Join. Raises: Unreachable; no server is reached in time. InputError; the server refuses this launcher."""
         try:
             return await self._client.connect(self._job.host, self._job.port, time.monotonic() + seconds, self._join)
         except NotReached as error:

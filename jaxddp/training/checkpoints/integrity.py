@@ -49,8 +49,8 @@ class Integrity:
     InputError.
 
     Args:
-        workdir: the folder of config.json, which names the run. The default is the parent of `directory`; it is another
-            one if `directory` is a link.
+        workdir: the folder of config.json, which names the run. The default is the parent of `directory`. If
+            `directory` was resolved from a link, give the parent of the link.
 
     Attributes:
         run: the run that the checkpoints must belong to, from config.json; None if that names none.
@@ -70,7 +70,7 @@ class Integrity:
         self._read_index()
 
     def belong_to(self, run: RunIdentity | None) -> None:
-        """Write manifests for this run from now on; if it is another run than `run`, also compare with it."""
+        """Write manifests for this run from now on. If its id differs from that of `run`, it also replaces `run`."""
         self._writer = run
         if self.run is not None and run is not None and self.run.id != run.id:
             self.run = run
@@ -86,7 +86,7 @@ class Integrity:
         self._early.clear()
         files.replace(folder / MANIFEST, content)
         with self._lock:
-            # Orbax removes old steps.
+            # Drop the steps that Orbax has removed.
             present = {str(each) for each in steps_in(self.directory)}
             self._index.steps = {name: digest for name, digest in self._index.steps.items() if name in present}
             self._index.steps[str(step)] = sha256(content)
@@ -110,7 +110,8 @@ class Integrity:
     def _hash_early(self, step: int, over: threading.Event) -> None:
         last: dict[int, Written] = {}
         while not over.wait(_LOOK_SECONDS):
-            # The names of Orbax's unfinished directories start so. If they do not, no file is hashed early.
+            # Orbax adds a suffix to the step in the name of an unfinished directory. If it names the directory in
+            # another way, no file is hashed early.
             with suppress(OSError):
                 candidates = [file for place in self.directory.glob(f"{step}.*") for file in _large_files(place)]
                 for file, written in candidates:
@@ -127,12 +128,13 @@ class Integrity:
         """Remove the digest of an earlier checkpoint of a step that is about to be written."""
         with self._lock:
             removed = self._index.steps.pop(str(step), None) is not None
-            # Once there are checkpoints, a missing index is damage, and so is an index of another run.
+            # Write the index before the first checkpoint: later, a missing index, or that of another run, counts as
+            # damage.
             if removed or self._index.run_id != self._writer_id or not (self.directory / INDEX).exists():
                 self._write_index()
 
     def has(self, step: int) -> bool:
-        """Whether a step must have a manifest. Steps of older releases, and of runs killed before it, have none."""
+        """Whether a step must have a manifest. Older releases wrote none, nor does a run that is killed too early."""
         expected = self.fault is not None or str(step) in self._index.steps
         return expected or (self.directory / str(step) / MANIFEST).exists()
 
@@ -199,11 +201,11 @@ class Integrity:
             self._write_index()
 
     def expects_validations(self) -> bool:
-        """Whether the index names a `validation.json`."""
+        """Whether the index lists a `validation.json`."""
         return bool(self._index.validations)
 
     def fault_of_validations(self, content: bytes) -> str | None:
-        """Returns what is wrong with this content of `validation.json`; None if nothing, or if the index names none."""
+        """Returns the fault of this content of `validation.json`; None if it has none, or is not in the index."""
         digest, digests = sha256(content), self._index.validations
         if digest in self._another.validations:
             return f"{INDEX}, which lists it, {self._of_another}"
@@ -265,7 +267,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _digests(folder: Path, names: list[str], known: Mapping[Written, str] | None = None) -> Iterator[str]:
-    """Yields the SHA-256 of each file in hex, from `known` if it is there."""
+    """Yields the SHA-256 of each file in hex. A digest in `known` is used if the file has not changed."""
 
     def digest(name: str) -> str:
         file = folder / name

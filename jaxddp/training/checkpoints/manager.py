@@ -75,7 +75,7 @@ class Checkpoints:
             "preservation_policy": keep_policy.AnyPreservationPolicy(kept),
             # Removes what a killed run left unfinished.
             "cleanup_tmp_directories": True,
-            # The watchdog finds a process that does not write its part sooner, and names it.
+            # If a process does not write its part, the watchdog finds out before this timeout, and names the process.
             "async_options": ocp.AsyncOptions(
                 timeout_secs=round(peers.longest_wait), barrier_sync_fn=Barrier(ocp.multihost.get_barrier_sync_fn())
             ),
@@ -99,11 +99,14 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def best(self) -> int | None:
-        """Returns the step with the best validation, the latest of equal ones; None if no checkpoint has one."""
+        """Returns the step with the best validation, and the latest such step; None if none was validated."""
         return self.validations.best(self.steps())
 
     def step(self, which: str) -> int:
-        """Returns the step of "latest", "best" or a number. Raises: InputError; there is none; lists the steps."""
+        """Returns the step of "latest", "best" or a number.
+
+        Raises: InputError; there is no such step. The error lists the steps.
+        """
         steps = self.steps()
         named = {"latest": self.latest(), "best": self.best()}
         step = named[which] if which in named else whole(which, _STEPS)
@@ -127,7 +130,8 @@ class Checkpoints:
             latest = self.latest()
             good = "there is no checkpoint yet" if latest is None else f"the last good one is step {latest}"
             raise NonFiniteError(f"step {step}: the state is not finite and was not saved; {good}")
-        # Otherwise Orbax would first wait for processes that do not save if the last save failed in this one alone.
+        # Raise an error of the last save here. If that save failed in this process alone, Orbax would first wait for
+        # the other processes, which do not save.
         self.wait()
         # An earlier checkpoint of this step may have been removed.
         self.validations.forget(step)
@@ -141,12 +145,13 @@ class Checkpoints:
 
     @phase("restore")
     def verify(self, step: int) -> None:
-        """Compare a checkpoint with its manifest, and its run with that of config.json; only process 0 does.
+        """Compare a checkpoint with its manifest, and its run with the run of config.json. Only process 0 compares.
 
-        If one of them is missing, that is logged.
+        A missing manifest or config.json is logged.
 
         Raises:
-            InputError: the checkpoint is damaged; names the first damaged file, and the steps that are not damaged.
+            InputError: the checkpoint is damaged. The error names the first damaged file, and the steps that are not
+                damaged.
         """
         if not self.peers.is_first:
             return
@@ -197,7 +202,7 @@ class Checkpoints:
 
     @phase("restore")
     def restore_as_saved(self, step: int, sharding: jax.sharding.Sharding) -> TrainState:
-        """Returns the state of a step of any architecture, each array with the given sharding. Raises: as `restore`."""
+        """Returns a step's state, of any architecture, with a given sharding for each array. Raises: see `restore`."""
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step):
             saved = self._manager.item_metadata(step)["state"]
@@ -211,7 +216,7 @@ class Checkpoints:
 
     @phase("save", "finishing what is saved")
     def wait(self) -> None:
-        """Wait until all checkpoints are on disk. Raises: InputError; one could not be written in the background."""
+        """Wait until all checkpoints are on disk. Raises: InputError; a save in the background failed."""
         with writing(self.directory):
             self._manager.wait_until_finished()
         self._finish_manifest()
@@ -236,7 +241,7 @@ class Checkpoints:
         self.integrity.write(step)
 
     def _finish_manifest(self) -> None:
-        """Wait for the manifest of the last checkpoint. Raises: InputError; it cannot be written."""
+        """Wait for the manifest of the last checkpoint. Raises: InputError; the manifest cannot be written."""
         pending, self._manifest = self._manifest, None
         if pending is not None:
             pending.result()
@@ -255,7 +260,8 @@ class Checkpoints:
             if error is None or isinstance(error, Preempted) or self.peers.is_alone:
                 self.close()
                 return
-            # Orbax would wait for the other processes, which may not save; this one must tell them why it ends.
+            # Orbax would wait for the other processes, which may not save. So this process waits only a few seconds,
+            # and can then tell them why it ends.
             with contextlib.suppress(TimeoutError):
                 ThreadPoolExecutor(1, "close").submit(self.close).result(_FAILING_SECONDS)
 
@@ -281,7 +287,7 @@ class _Manager(ocp.CheckpointManager):
 
 
 class _Best(keep_policy.PreservationPolicy):
-    """Keeps the checkpoint that is the best by its validation when another one is saved."""
+    """Keeps the checkpoint with the best validation. Orbax asks the policy when it saves another checkpoint."""
 
     def __init__(self, validations: ValidationFile):
         self.validations = validations

@@ -32,7 +32,7 @@ _RAISING_MODULES = ("future", "async_checkpointer", "checkpoint_manager")
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Context that turns errors of files that cannot be written into one line, also in the libraries' threads."""
+    """Context that turns an error of a file that cannot be written into one line, also in the threads of Orbax."""
     _keep_threads_brief()
     with files.readable_errors(directory):
         try:
@@ -91,7 +91,7 @@ def _shortened(record: logging.LogRecord) -> bool:
 
 
 class Wait(Protocol):
-    """Waits until all processes have reached the same key. Raises: any error if they have not after `timeout_ms`."""
+    """Waits until all processes wait with the same key. Raises: any error if some do not within `timeout_ms`."""
 
     def __call__(self, *, key: str, timeout_ms: int) -> None: ...
 
@@ -105,7 +105,8 @@ class Barrier:
 
     def __init__(self, wait: Wait):
         self._wait = wait
-        # In this thread a handled error may be an old one, after which the user trains again.
+        # In the thread that trains, the error that is being handled may be an old one: a user may train again in an
+        # `except` block.
         self._training = threading.get_ident()
 
     def __call__(self, *, key: str, timeout_ms: int) -> None:
@@ -117,7 +118,7 @@ class Barrier:
 
 @contextmanager
 def reading(directory: Path) -> Iterator[None]:
-    """Context that turns errors of files that cannot be read into one line; Orbax logs no warnings in it."""
+    """Context that turns an error of a file that cannot be read into one line. Orbax logs no warnings meanwhile."""
     log = logging.getLogger("absl")
     before = log.level
     log.setLevel(logging.ERROR)

@@ -15,7 +15,7 @@ from jaxddp.overrides import flatten
 from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
 
 MOVED = ("data.path", "data.name", "data.train", "data.val", "data.unlabelled")
-"""The keys of the places of the data; moved data have the same fingerprint."""
+"""The keys that name the data's location. They may change on resume, because moved data keep their fingerprint."""
 FREE = frozenset(
     (
         *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
@@ -37,8 +37,10 @@ class RunIdentity:
 
     Attributes:
         id: a random id, drawn when the run starts.
-        keys: a digest of the keys that are compared on resume, and of the JAX release of the objects' digests.
-        values: a digest of their values. It is compared only if `keys` are equal, which may differ between releases.
+        keys: a digest of the names of the keys that are compared on resume, and of the JAX release with which the
+            objects' digests were made.
+        values: a digest of the values of these keys. It is compared only if `keys` is equal, because a new release may
+            have other keys.
     """
 
     id: str
@@ -72,7 +74,7 @@ class RunIdentity:
         return cls(**entry)
 
     def plain(self) -> dict[str, str]:
-        """Returns the entry of a JSON file."""
+        """Returns the identity as a dict, to be written as JSON."""
         return asdict(self)
 
     def differs(self, config: "RunIdentity") -> str | None:

@@ -24,8 +24,8 @@ class ValidationFile:
     """The `flat` metrics of each validated step, and the goal by which the run compares them.
 
     Args:
-        integrity: holds the digest of the file; None on processes other than the first, which only read the file, and
-            to which a network file system may show an older one.
+        integrity: holds the digest of the file. It is None on all processes but the first: these only read the file,
+            and a network file system may show them an older version.
         goal: the goal of the run that writes the file; None takes the goal in the file, or the default goal.
 
     Raises:
@@ -61,7 +61,7 @@ class ValidationFile:
             self._write()
 
     def resume(self, step: int) -> None:
-        """Remove the metrics of steps after the one that the run resumes from, 0 for a new run, and write its goal.
+        """Remove the metrics of the steps after `step`, where the run resumes (0 for a new run), and write the goal.
 
         Raises: InputError.
         """
@@ -71,7 +71,7 @@ class ValidationFile:
             self._write()
 
     def best(self, steps: Iterable[int]) -> int | None:
-        """Returns the best of these steps, the latest of equal ones; None if none was validated."""
+        """Returns the best of these steps; the latest if several are equal, None if none was validated."""
         goal = self.goal
         measured = {step: value for step in self.steps if (value := self.of(step).get(goal.metric)) is not None}
         values = dict(zip(measured, goal.values(measured.values()), strict=True))

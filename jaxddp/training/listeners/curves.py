@@ -20,9 +20,10 @@ def curves(config: Config, workdir: Path) -> "Curves":
 
 
 class Curves(Listener):
-    """Draws `curves.png` from `metrics.jsonl`, so the curves of a resumed run are complete. It must follow `JsonLines`.
+    """Draws `curves.png` from `metrics.jsonl`, so the curves of a resumed run are complete.
 
-    It draws after evaluations, for at most a hundredth of the time, and at the end of the run. Raises: as `draw`.
+    In the list of listeners it must come after `JsonLines`. It draws at the end of the run, and after evaluations if it
+    has used less than a hundredth of the time. Raises: see `draw`.
     """
 
     def __init__(self, metrics: Path, picture: Path):
@@ -43,7 +44,7 @@ class Curves(Listener):
 
 def draw(metrics: Path, picture: Path) -> None:
     """Draw the curves of a `metrics.jsonl` into a PNG file. Raises: InputError; one cannot be read or written."""
-    # So the first step does not wait for the import of matplotlib.
+    # Imported here, so that the first step does not wait for matplotlib.
     from jaxddp.training.pictures import drawn, figure, png
 
     files.replace(picture, drawn(lambda: png(figure(series(row for _, row in parse(metrics))))))

@@ -45,7 +45,8 @@ class JsonLines(RowListener):
 
     def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
         self._ended, split = None, row["split"]
-        # A run that ended after the line of a validation, and before its checkpoint had the metrics, validates again.
+        # If a run ends after this line of a validation was written, but before its metrics were saved with the
+        # checkpoint, the resumed run validates again. The line must not be written twice.
         if self._validations.get(split, {}).get("step") != row["step"]:
             files.append(self._metrics, encode(row))
         if split != "train":

@@ -43,7 +43,7 @@ class RowListener(Listener):
             self.log(evaluation_row(record), record.predictions)
 
     def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
-        """Take a row, and with that of an evaluation the predictions to show, if there are any."""
+        """Take a row. The row of an evaluation may come with predictions to show."""
         raise NotImplementedError
 
 

@@ -24,7 +24,8 @@ _LONGEST_PARAM = 6000
 _SECONDS_BETWEEN = 1.0
 """Seconds between two requests: one takes tens of milliseconds, in which the devices may wait."""
 _UNLESS_SET = {
-    # Training waits for each request: without a server that takes seconds with these, and 15 minutes by default.
+    # Training waits for each request. Without a server, a request fails after seconds with these values, and after 15
+    # minutes with MLflow's defaults.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -53,7 +54,7 @@ class MLflow(TrackingLogger):
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
-        # It warns of each failed try; the final failure is reported anyway.
+        # urllib3 warns of each failed attempt; the final failure is reported anyway.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         self._client = MlflowClient()
         if saved_id is None:

@@ -22,7 +22,7 @@ def make_loggers(config: Config, workdir: Path) -> list[Listener]:
     """Returns the loggers of `log.to`; they write nothing before the run starts.
 
     Raises:
-        InputError: a name is unknown, the library of a logger is not installed, or as `LogConfig.check`.
+        InputError: a name is unknown, the library of a logger is not installed, or `LogConfig.check` raises it.
     """
     config.log.check()
     loggers = {name: LOGGERS.get(name)(config, workdir) for name in config.log.to}

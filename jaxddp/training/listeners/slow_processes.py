@@ -41,7 +41,7 @@ class SlowProcesses(Listener):
 
     def _report(self, spent: StepSeconds, now: float) -> None:
         if self._file is not None:
-            # A full disk is reported by the files that the run needs.
+            # This file is optional. If the disk is full, writing a file that the run needs raises the error.
             with contextlib.suppress(InputError):
                 files.replace(self._file, spent.dumps())
         slow = [each for each in spent.slow() if now - self._logged.get(_key(each), -_AGAIN_SECONDS) >= _AGAIN_SECONDS]

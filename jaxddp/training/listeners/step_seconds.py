@@ -54,9 +54,10 @@ class StepSeconds:
         return cls(first, max(after[process][0] for process in steps), seconds)
 
     def slow(self) -> list[SlowPhase]:
-        """Returns the processes and phases that exceed 1.5 times the median by a tenth of a step; the slowest first.
+        """Returns the processes and phases that are slower than the median, the slowest first.
 
-        In the phase "device" all wait for the slowest process, so it counts only if no other phase is slow.
+        A slow phase takes over 1.5 times the median, and the difference is over a tenth of a step. In the phase
+        "device" all processes wait for the slowest one, so this phase counts only if no other phase is slow.
         """
         step = max(sum(columns.values()) for columns in self.seconds.values())
         slow_phases = list[SlowPhase]()

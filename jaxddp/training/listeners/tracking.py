@@ -46,7 +46,7 @@ class TrackingLogger(RowListener, ABC):
 
     @classmethod
     def of(cls, config: Config, workdir: Path) -> Self:
-        """The logger of a config. Raises: InputError; its library is not installed."""
+        """Returns the logger of a config. Raises: InputError; its library is not installed."""
         if importlib.util.find_spec(cls.library) is None:
             missing = not_installed(cls.library, cls.library)
             raise InputError(Key.plain("log.to", cls.library), f": the package {missing}")
@@ -64,7 +64,7 @@ class TrackingLogger(RowListener, ABC):
 
     @abstractmethod
     def opened(self, recorded: Mapping[str, Any]) -> None:
-        """Print where the run is, and do what is left, once its id is saved."""
+        """Finish the setup after the id of the run is saved, and print the address of the run."""
 
     @property
     def default_name(self) -> str:
@@ -95,7 +95,7 @@ def save_id(path: Path, run_id: str) -> None:
 
 
 def provenance(run: RunStart, folder: Path | None = None) -> dict[str, Any]:
-    """Returns the config by dotted names, and beside it `run.…`, `versions.…` and `code.…`.
+    """Returns the config by dotted names, together with the entries `run.…`, `versions.…` and `code.…`.
 
     The code is that of the repository around `folder`, by default the current directory.
     """

@@ -80,7 +80,7 @@ def shown(metrics: Mapping[str, float]) -> str:
 
 
 def total_epochs(run: RunStart) -> float:
-    """Returns the length of the run in epochs; the duration of the config if that is in epochs.
+    """Returns the length of the run in epochs, which is the config's duration if that is in epochs.
 
     Six epochs of 1,497 examples are 281 steps of 32, which would make 6.01 epochs.
     """
@@ -96,12 +96,12 @@ def count_parameters(params: Any) -> int:
 
 
 class RunLines(Listener):
-    """Shows the lines that stay in every display: the start and the end of a run, its epochs and its evaluations.
+    """Shows the lines that every display keeps: the start and the end of a run, its epochs and its evaluations.
 
     The line of an epoch waits for the evaluation at its last step, which shares it.
 
     Args:
-        keep: shows a line.
+        keep: shows a line, which stays on the screen.
     """
 
     def __init__(self, keep: Callable[[str], None]):

@@ -22,7 +22,7 @@ TRAIN, VAL, VAL_EMA = "#0072B2", "#D55E00", "#009E73"
 
 
 class TerminalScreen:
-    """A terminal: lines stay above a picture that is redrawn, and so does what the program prints meanwhile."""
+    """A terminal. A picture is redrawn below the lines that stay and the output of the program."""
 
     def __init__(self, stream: TextIO):
         # The caller has checked that this is a terminal; variables such as FORCE_COLOR must not change that.
@@ -32,7 +32,7 @@ class TerminalScreen:
     def draw(self, picture: Table) -> None:
         if self._live is None:
             ours = self._console.file is sys.stdout
-            # Without a refresh thread: frames come with records, and an abrupt exit leaves nothing behind.
+            # Records trigger the frames, so no refresh thread is needed, and none is left at an abrupt exit.
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,

@@ -43,9 +43,10 @@ class EarlyStopping:
         return replace(self, without_gain=self.without_gain + 1, mean=mean)
 
     def check(self, names: Iterable[str]) -> None:
-        """Check that the goal's metric is one of these `flat` metrics; the default goal is checked only if runs stop.
+        """Check that the goal's metric is one of these `flat` metrics.
 
-        Raises: InputError; lists the metrics.
+        The default goal is checked only if `stop_after` is set. Raises: InputError; the metric is missing. It lists the
+        metrics.
         """
         if self.goal != Goal() or self.stop_after is not None:
             self.goal.check(names)

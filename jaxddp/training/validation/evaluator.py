@@ -21,7 +21,7 @@ _BATCHES_IN_FLIGHT = 4
 Measure = Callable[[TrainState], Mapping[str, float]]
 """A function of the user that computes further metrics of a state."""
 Report = Callable[[Mapping[str, float], int], None]
-"""(means so far, examples so far)."""
+"""Takes the means so far and the number of examples so far."""
 
 
 class Measured(NamedTuple):
@@ -42,7 +42,8 @@ class Evaluator:
 
     Attributes:
         step: returns the metric sums of a batch, or of several batches, stacked.
-        batches: returns a new iterator at each call, of the step's arguments after the state, on the devices.
+        batches: returns a new iterator at each call. It yields the step's arguments after the state, placed on the
+            devices.
         extra: further functions of the state, whose metrics are added.
         metrics: by name; those over the whole set are computed at the end.
     """
@@ -108,5 +109,5 @@ def _added(total: jax.Array | None, values: jax.Array) -> jax.Array:
     """Adds the sums batch by batch, so the result has the same bits however many batches a step takes."""
     for each in values.reshape(-1, *values.shape[-2:]):
         total = each if total is None else total + each
-    assert total is not None  # of one batch at least
+    assert total is not None  # There is at least one batch.
     return total

@@ -64,7 +64,7 @@ class PredictedImages:
 
 
 def drawable(image: np.ndarray) -> np.ndarray:
-    """Returns an image as gray, RGB or RGBA of 8 bits; with other numbers of channels its first one or three."""
+    """Returns an image as gray, RGB or RGBA of 8 bits: of 2 channels the first, of 5 or more the first three."""
     if image.dtype == np.uint16:
         image = (image >> 8).astype(np.uint8)
     channels = image.shape[-1]
