@@ -118,7 +118,7 @@ def _within(table: ExampleTable, solutions: Solutions, refuse: Refuse) -> Exampl
 
 
 class SolutionFiles:
-    """The format of the archive. It is certain if its solution file exists, or the config names one, or a URL."""
+    """The format of Kaggle's archive. It matches surely a URL, or if a solution file exists or the config names one."""
 
     description = f"a directory or a URL with {TRAIN_CSV} (Kaggle's ILSVRC archive)"
 
