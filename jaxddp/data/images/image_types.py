@@ -38,7 +38,7 @@ class PixelFormat:
     channels: int = 3
     """1 gray (the luma of RGB, ITU-R BT.601), 3 RGB, 4 RGBA (opaque where the file has no alpha)."""
     bits: int = 8
-    """8 or 16. Conversion from 16 bits to 8 keeps the upper half; from 8 to 16 it repeats them, so white stays white."""
+    """8 or 16. Conversion from 16 bits to 8 keeps the upper half; from 8 to 16 it repeats them: white stays white."""
 
     @classmethod
     def of(cls, data: DataConfig) -> "PixelFormat":

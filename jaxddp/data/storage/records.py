@@ -42,7 +42,7 @@ class RecordFiles:
 
         file, name = self.root / os.fsdecode(path), self.name(path, offset)
         with _opened(file) as records:
-            # TensorFlow allocates the length in the header, so that is first compared with the size of the file.
+            # TensorFlow allocates the length in the header, so that length is first compared with the file's size.
             _end(records, offset, file)
         try:
             return _record_image(os.fsencode(file), tf.constant(offset, tf.int64), self.feature).numpy()
@@ -94,7 +94,7 @@ class ArrayRecords:
     def in_graph(self) -> None: ...
 
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
-        """As `RecordFiles.labels`."""
+        """Returns offsets and an integer feature as `RecordFiles.labels` does."""
         return np.arange(length), np.array([self._value(path, row, feature, "int64_list") for row in range(length)])
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
@@ -160,13 +160,14 @@ def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"],
 
 
 def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(id, path, number) of each record of several files, one file after the other.
+    """Returns (id, path, number) for each record of several files, one file after the other.
 
     Args:
         files: bytes 'S'[F], their paths in the store.
         lengths: how many records each has.
 
-    Returns: bytes 'S'[N] such as train-00000.parquet__17, bytes 'S'[N], and int64[N], the record's number in its file.
+    Returns: ids, bytes 'S'[N] such as train-00000.parquet__17; paths, bytes 'S'[N]; and the records' numbers in their
+        files, int64[N].
     """
     path = np.repeat(files, lengths)
     number = np.concatenate([np.arange(length) for length in lengths])
