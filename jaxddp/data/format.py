@@ -17,7 +17,7 @@ from jaxddp.data.storage.home import is_address
 
 @dataclass(frozen=True)
 class Place:
-    """Where a data set is."""
+    """The place of a data set, with the config that opens it."""
 
     address: str
     """A path of this machine, a URL, or NAME:REST such as tfds:cifar10."""
@@ -33,7 +33,7 @@ class Place:
 
 
 class Match(IntEnum):
-    """How well a place matches a format. The format with the best match reads it; two best matches are an error."""
+    """The degree to which a place matches a format. The best match reads the place; two equally good are an error."""
 
     NONE = 0
     PARTLY = 1
@@ -48,7 +48,7 @@ class Format(Protocol):
 
     @property
     def description(self) -> str:
-        """What `data.path` names for this format, for messages such as "give one of: ..."."""
+        """The files or addresses that `data.path` names for this format, for messages such as "give one of: ..."."""
         ...
 
     def match(self, place: Place) -> Match:

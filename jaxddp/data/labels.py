@@ -60,7 +60,7 @@ class Labels:
 
     @property
     def codes(self) -> np.ndarray:
-        """int[N], equal for examples of the same class, or of the same set of classes."""
+        """int[N], a number for each example that is equal for examples of the same class or the same set of classes."""
         return np.unique(self.values, axis=0, return_inverse=True)[1].reshape(-1) if self.several else self.values
 
     def of(self, row: int) -> np.ndarray:
@@ -81,7 +81,7 @@ class Labels:
             ascending; and the labels of these rows, as indices 0..k-1 of the chosen classes.
 
         Raises:
-            InputError: as `chosen_classes`, or no example is of these classes.
+            InputError: `chosen_classes` rejects the classes, or no example is of these classes.
         """
         chosen = chosen_classes(classes, self.ids)
         if self.several:
@@ -141,7 +141,7 @@ class LabelSets:
         return replace(self, members=self.members[rows], line=self.line[rows])
 
     def select(self, chosen: np.ndarray) -> "LabelSets":
-        """Returns the sets without all but the chosen classes, int[n] ascending, whose indices become 0..n-1.
+        """Returns the sets with only the chosen classes, int[n] ascending, whose indices become 0..n-1.
 
         Every example must have one of these classes.
         """

@@ -100,7 +100,7 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceT
 
 
 def _each_split(data_format: Format, place: Place, where: str) -> dict[str, SourceTable]:
-    """Opens those splits that can be opened. Raises: InputError; there is none, or `refuse` raises it."""
+    """Opens those splits that can be opened. Raises: InputError; none can, or `refuse` raises it."""
     opened: dict[str, SourceTable] = {}
     splits: tuple[Split, Split] = ("train", "val")
     for split in splits:

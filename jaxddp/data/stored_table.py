@@ -44,7 +44,7 @@ class StoredTable:
     """The listed classes of each example, where some examples have several. The label of these is -1 until
     `with_several_labels` makes the labels multi-hot."""
     made_of: Literal["row", "file", "record"] = "row"
-    """What an example is: a row of a listing, a file of a folder, or a record of a file."""
+    """The kind of thing that holds an example: a row of a listing, a file of a folder, or a record of a file."""
     digests: Digests | None = None
     """The checksums with which each file is compared as it is read; None where there are none."""
 
@@ -140,7 +140,7 @@ class StoredTable:
         return replace(self, **columns, offset=offset, label_sets=sets, digests=digests)
 
     def without(self, rows: Sequence[int]) -> Self:
-        """Returns all examples but those of some rows. Raises: InputError; none is left."""
+        """Returns all examples except those of some rows. Raises: InputError; none is left."""
         if not rows:
             return self
         left = np.delete(np.arange(len(self)), rows)

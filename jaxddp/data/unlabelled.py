@@ -25,7 +25,7 @@ def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[Sourc
     With `data.unlabelled="train"`, the second has all training images, also those that keep their labels.
 
     Raises:
-        InputError: as `few_labels`, or the unlabelled images cannot be opened or used.
+        InputError: `few_labels` rejects the labelled data, or the unlabelled images cannot be opened or used.
     """
     unlabelled = None
     if data.unlabelled is not None:

@@ -10,7 +10,7 @@ from jaxddp.data.storage.home import TextFile
 
 
 def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = at_once) -> Iterator[list]:
-    """Yields [line, *fields of the named columns] for every row but blank and rejected ones.
+    """Yields [line, *fields of the named columns] for every row except blank and rejected ones.
 
     Raises: InputError; there is no such file or column.
     """

@@ -78,7 +78,7 @@ def read_folders(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
 
     - a folder of a class that holds no image, that `train` does not have, or whose name looks like another one;
     - a folder with images beside `train`, where there is no validation folder;
-    - an image outside the folders of classes, or of a kind that is not read, and two images of one id;
+    - an image outside the folders of classes, an image of a kind that is not read, and two images with the same id;
     - a link out of the root, or into a parent folder;
     - a name that is not UTF-8, and a file or folder that cannot be read.
 
@@ -233,7 +233,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def _repeated(table: ExampleTable, refuse: Refuse) -> list[int]:
-    """Returns the rows whose id an earlier row has; rejects them."""
+    """Returns and rejects the rows whose id is also the id of an earlier row."""
     again = repeats(table.id)
     for _, first in again:
         refuse(

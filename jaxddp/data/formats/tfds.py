@@ -162,7 +162,7 @@ def _shards(builder: Any, split: Split) -> _Shards:
 
 
 def _features(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the names of the features of image and label. Raises: InputError; there are none, or several."""
+    """Returns the names of the image and label features. Raises: InputError; either is missing or there are several."""
     kinds = _library().features
     top = dict(features.items()) if isinstance(features, kinds.FeaturesDict) else {}
     images = [name for name, kind in top.items() if isinstance(kind, kinds.Image) and kind.np_dtype == np.uint8]

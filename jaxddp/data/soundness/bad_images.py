@@ -38,7 +38,7 @@ class Substitutes:
         _log.warning("%s; its substitute is %s", fault, self._name(substitute))
 
     def _substitute(self, row: int) -> int:
-        """Returns the first row of the same class, from this row on, that was not refused; the row itself if none is."""
+        """Returns the first row of the same class, from this row on, that was not refused; the row itself if none."""
         if row not in self._refused:
             return row
         codes = self._codes

@@ -36,7 +36,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Objects:
-    """The objects below a URL, each fetched whole; `open` makes one. Threads may share it, and it can be pickled."""
+    """The objects below a URL, each fetched whole. `open` creates it. Threads may share it, and it can be pickled."""
 
     url: str
     patience: Patience

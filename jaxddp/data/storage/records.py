@@ -127,9 +127,9 @@ def _reader(feature: str) -> Callable[[Any, Any], Any]:
 
 
 def _record_image(file: Any, offset: Any, feature: str) -> Any:
-    """TensorFlow ops that read the image of the record at a byte of a TFRecord file: a string scalar.
+    """Reads the image of the record at a byte of a TFRecord file, with TensorFlow ops; returns a string scalar.
 
-    They read one record and check its checksums. They fail if there is no whole record, or no such feature in it.
+    The ops read one record and check its checksums. They fail if there is no whole record, or no such feature in it.
     """
     from jaxddp.data.stream.tensorflow_cpu import tf
 
@@ -187,7 +187,7 @@ def missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) ->
 
 
 def _end(records: BinaryIO, offset: int, file: Path) -> int:
-    """Returns the end of the record at an offset, from its header; leaves the file after the header."""
+    """Returns the end of the record at an offset, from its header. The file's position is then after the header."""
     size = os.fstat(records.fileno()).st_size
     records.seek(offset)
     head = records.read(_HEAD)

@@ -37,8 +37,8 @@ class Store(Protocol):
         """Returns TensorFlow ops that read an image faster than `read`; None where threads must call `read`.
 
         The function takes a file below the `root`, a string scalar, and an offset, an int64 scalar, and returns the
-        encoded image, a string scalar. Stores that read alike return the same function, so a graph with it is traced
-        once.
+        encoded image, a string scalar. Stores that read in the same way return the same function, so a graph with
+        it is traced only once.
         """
         ...
 
