@@ -157,7 +157,7 @@ class LabelSets:
         return hot
 
     def check_single(self, class_names: tuple[str, ...]) -> None:
-        """Checks that every example has one class. Raises: InputError, which names file and line; one has several."""
+        """Checks that every example has one class. Raises: InputError, with file and line; one has several."""
         several = np.flatnonzero(self.several)
         if len(several):
             names = ", ".join(class_names[label] for label in self.members[several[0]])

@@ -78,8 +78,8 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceT
             returns; by default it raises.
 
     Raises:
-        InputError: not exactly one of a path and a name is given; not exactly one of a validation split and
-            `data.val_share` exists; the data have a fault.
+        InputError: a path and a name are both given or both missing; a validation split and `data.val_share` are both
+            given or both missing; the data have a fault.
     """
     place = dataclasses.replace(_place(data), refuse=refuse)
     data_format, where = _format_of(place), place.local or place.address

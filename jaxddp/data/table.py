@@ -67,8 +67,8 @@ class ExampleTable(StoredTable):
         """Yields training batches as `Source.train_batches`, with images [B, S, S, C] in the config's `PixelFormat`.
 
         S is `data.image_size`. A process verifies each file to its last pixel when it first reads the file, unless
-        `verified` marks it as sound or `data.verify` is "never". The iterator raises `Unreachable` where the store does not answer
-        within its deadline.
+        `verified` marks it as sound or `data.verify` is "never". The iterator raises `Unreachable` where the store does
+        not answer within its deadline.
         """
         from jaxddp.data.stream.graph import TrainPixels
         from jaxddp.data.stream.pipeline import Pipeline

@@ -59,7 +59,7 @@ def _rows(height: int, width: int, bits: int, passes: tuple[tuple[int, int, int,
 
 
 def _inflate(coded: bytes, rows: list[tuple[int, int]]) -> int:
-    """Returns the number of bytes after the stream of the rows. Raises: ValueError or zlib.error; rows differ."""
+    """Returns the number of bytes after the stream of rows. Raises: ValueError or zlib.error; the rows do not match."""
     expected = sum(count * size for count, size in rows)
     stream = zlib.decompressobj()
     pixels = stream.decompress(coded, expected + 1)

@@ -70,7 +70,7 @@ class Pipeline:
         images = [start(self.steps[0])] if self.steps else []
         batches = self._consume(images, start)
         # Dropping TensorFlow's iterator waits for its threads, and one of them may run Python code, in `_produce`.
-        # While the interpreter shuts down, that thread never returns, so the iterator must be dropped before the shutdown.
+        # While the interpreter shuts down, that thread never returns, so the iterator must be dropped earlier.
         weakref.finalize(batches, self._end, images)
         return batches
 

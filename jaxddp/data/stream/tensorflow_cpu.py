@@ -1,4 +1,6 @@
-"""Imports TensorFlow for the CPU only, without messages. Other modules import `tf` from here; it takes seconds.
+"""Imports TensorFlow for the CPU only, without messages. The import takes seconds.
+
+Other modules import TensorFlow only from here:
 
 from jaxddp.data.stream.tensorflow_cpu import tf
 """
