@@ -111,7 +111,7 @@ def _check_parts(files: list[Path]) -> None:
 
 
 def _columns(files: list[Path], refuse: Refuse) -> tuple[_Columns, list[Path]]:
-    """Returns the columns of the first readable file, and the files from it on. Raises: InputError; none is readable."""
+    """Returns the first readable file's columns, and the files from it on. Raises: InputError; no file is readable."""
     for place, file in enumerate(files):
         with told_to(refuse):
             return _columns_of(file), files[place:]
