@@ -12,7 +12,10 @@ from jaxddp.registry import AUGMENTATIONS
 
 @AUGMENTATIONS.add("pad")
 def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return a crop of the original size from an image [H, W, C] with the config's margin, black or reflected."""
+    """Return a function that pads an image [H, W, C] by the config's margin, and crops it to its size at random.
+
+    The margin is black or reflected.
+    """
     pad, mode = settings.pad, "reflect" if settings.border == "reflect" else "constant"
 
     def padded_crop(key: jax.Array, image: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
 # Each use of the seed has its own random stream. Initialization takes the seed's key; other uses fold in a constant.
 _AUGMENT = 0x696D67
-# The augmentations that have a setting, of pixels and of normalized images, in their order.
+# The augmentations that have a setting, in the order of their use: those of pixels, and those of normalized images.
 _OF_PIXELS, _OF_NORMALIZED = ("flip", "pad", "rand_augment", "cutout"), ("erase",)
 # Each use of an example's key has its own random stream.
 *_SET, _MIX, _THEN, _EXTRA = range(8)

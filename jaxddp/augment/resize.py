@@ -1,4 +1,7 @@
-"""Resize images on the device, inside the step. Arrays, and data sets in device memory, keep their size."""
+"""Resize growing training images on the device, inside the step.
+
+Images in arrays, and data sets in device memory, are kept in one size during the whole run.
+"""
 
 from dataclasses import dataclass
 from typing import Any

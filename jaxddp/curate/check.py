@@ -18,7 +18,7 @@ from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.source import SourceTable
 
 _AHEAD = 32
-"""The number of pending rows for each thread, which the others can finish while one image takes long."""
+"""The number of pending rows for each thread. Other threads work on them while one image takes long."""
 _LEAST_THREADS = 8
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def check(
     holds at most one encoded image for each thread, and about 100 bytes for each row.
 
     Args:
-        sources: the splits by name, such as train and val. An image counts as a duplicate of an earlier one.
+        sources: the splits by name, such as train and val. Of two equal images, the later one is the duplicate.
         refused: the messages of rows and files that were rejected when the splits were opened, for the report.
         threads: by default twice the number of cores, since some threads wait for the disk; at least 8.
         progress: shows the progress and the faults.
@@ -72,7 +72,7 @@ def _verifying(source: SourceTable) -> Iterator[np.ndarray]:
     if source.verified is None:
         yield np.zeros(len(source), bool)
         return
-    # Before any image is read, so the next run verifies a file again that changes meanwhile.
+    # This comes before any image is read. So if a file changes during the check, the next run verifies it again.
     source.verified.recall()
     try:
         yield source.verified.sound

@@ -25,7 +25,7 @@ _ADVICE = {
     "file": "take the files out of the folder",
     "record": "write the records again without them",
 }
-"""The advice for images that cannot be mended, by what an example of the data set is."""
+"""The advice for images that cannot be mended, by `made_of`."""
 
 
 class CheckedSplit:
@@ -69,7 +69,7 @@ class CheckedSplit:
 
     @property
     def made_of(self) -> str:
-        """What an example of the data set is: a row, a file or a record."""
+        """The kind of thing that holds an example: a row, a file or a record."""
         return getattr(self.source, "made_of", "image")
 
     @property

@@ -36,9 +36,9 @@ class Look:
     mode: str | None = None
     """Pillow's name of the color space: L, RGB, CMYK, P, RGBA, ...; of arrays, the number of channels."""
     notes: tuple[str, ...] = ()
-    """What is unusual but no obstacle to training, each as `kind: detail`."""
+    """Unusual properties that do not prevent training, each as `kind: detail`."""
     fault: str | None = None
-    """Why the image cannot be trained on; None where it can."""
+    """The reason why the image cannot be trained on; None where it can."""
     stray: bool = False
     """Whether the file has stray bytes, which are removed each time before it is decoded."""
 

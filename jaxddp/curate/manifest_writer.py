@@ -1,4 +1,4 @@
-"""Writes the manifest of a check as JSON lines: the first describes the data set, every other one image."""
+"""Writes the manifest of a check as JSON lines: the first describes the data set, each other line one image."""
 
 import json
 from itertools import chain

@@ -47,8 +47,8 @@ def pack(
     """Writes a packed copy of the splits into a directory, which appears when it is complete; returns its manifest.
 
     Raises:
-        InputError: the directory exists or cannot be written, the images are in memory, or one cannot be used; names
-            it.
+        InputError: the directory exists or cannot be written, the images are in memory, or an image cannot be used,
+            which the message names.
     """
     if any(source.pixel_shape is not None for source in sources.values()):
         raise InputError("the images of this data set are already arrays in few files; train on it directly")
@@ -89,7 +89,7 @@ def packed_image(data: bytes, packing: PackOptions) -> bytes:
             # The upper 8 of 16 bits, as in training; Pillow would clip at 255.
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         width, height = (round(side * scale) for side in image.size)
-        # Decoding at a half or a quarter is less work; at twice the wanted size the filter still has enough pixels.
+        # Decoding at a half or a quarter of the size is less work. Twice the wanted size is enough for the filter.
         image.draft(None, (2 * width, 2 * height))
         packed = io.BytesIO()
         resized = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)

@@ -15,7 +15,7 @@ def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
     A batch is a function of the recipe and the step, so a run of the recipe trains on these images.
 
     Args:
-        step: from 1, as in metrics.jsonl.
+        step: the number of the step, from 1, as in metrics.jsonl.
         count: the number of images, 1 or more.
 
     Returns: a description of the picture.

@@ -1,1 +1,1 @@
-"""Data sets: what trains, is validated on and is classified, from opening it to batches of its examples."""
+"""Data sets for training, validation and prediction: opens them, selects from them, and makes batches."""

@@ -21,7 +21,7 @@ from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.selection.subset import ClassSelection
 from jaxddp.data.soundness.bad_images import Substitutes
 
-# Images that are not contiguous are copied to be hashed; so many at a time bound the memory.
+# Hashing copies images that are not contiguous. This number of images at a time limits the memory for the copy.
 _HASHED_AT_ONCE = 1024
 
 
@@ -38,7 +38,7 @@ class ArrayTable:
         class_names: K names.
 
     Raises:
-        InputError: as `as_pixels`, `check_labels` and `check_class_names`.
+        InputError: `as_pixels`, `check_labels` or `check_class_names` rejects an argument.
     """
 
     images: np.ndarray

@@ -1,4 +1,4 @@
-"""`Batch`: what the data hand to the training step, on the host or placed on the devices."""
+"""`Batch`: the arrays that a data source passes to the training step, on the host or placed on the devices."""
 
 from typing import Any, NamedTuple
 
@@ -24,14 +24,14 @@ class Batch(NamedTuple):
     epoch: Any
     """int32[B], how often this example has appeared before; 0 in evaluation."""
     substituted: Any = None
-    """float32[B], 1 where an image cannot be used and another example's image takes its place; 0 for examples of the
-    epoch after the one in which the batch begins. None where images are never substituted."""
+    """float32[B], 1 where an image cannot be used and another example's image takes its place. In a batch that spans
+    two epochs, it is 0 for all examples of the second one. None where images are never substituted."""
     side: Any = None
     """`jaxddp.augment.resize.Side`, which holds no array: the size to which the device resizes training images; None
     where they keep their size."""
     unlabelled: Any = None
     """A `Batch` from a second source without labels (-1), of a multiple of B examples; None without such a source. Code
-    that divides a batch divides both alike."""
+    that divides a batch must divide this one into as many parts."""
 
     def __repr__(self) -> str:
         columns = {name: column for name, column in self._asdict().items() if column is not None}

@@ -1,4 +1,4 @@
-"""The fields of batches but the images: labels, masks, rows and epochs follow from labels and order alone."""
+"""All fields of a batch except the images: labels, masks, rows and epochs, from the labels and the order alone."""
 
 from collections.abc import Sized
 
@@ -35,7 +35,7 @@ def stacked_columns(labels: np.ndarray, order: Order, steps: range, shard: Shard
 
 
 def check_order(examples: Sized, order: Order, shard: Shard) -> None:
-    """Checks that an order fits the examples and the shard. Raises: InputError; as `Shard.of`, too."""
+    """Checks that an order fits the examples and the shard. Raises: InputError; it does not fit."""
     if order.num_examples != len(examples):
         raise InputError(
             f"an order of {counted(order.num_examples, 'example')} for {len(examples)}: make an order of these"

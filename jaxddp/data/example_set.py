@@ -1,4 +1,4 @@
-"""The protocol of labelled examples, whatever their images are and however these are read."""
+"""The protocol of labelled examples. It does not depend on how their images are stored or read."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +22,7 @@ class Record(NamedTuple):
 class Examples(Protocol):
     """N examples of K classes."""
 
-    # Not a property: type checkers do not accept a cached property for one.
+    # An attribute and not a property, because type checkers do not accept a `cached_property` in place of a property.
     fingerprint: Any
     """A str, which differs where any example or class differs."""
 

@@ -9,7 +9,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import appearance, code_points, show
 
 Refuse = Callable[[str], None]
-"""Called with a message for each row or file that cannot be used; if it returns, that one is left out."""
+"""Takes a message for each row or file that cannot be used. It raises an error, or returns to leave that one out."""
 
 
 def at_once(fault: str) -> None:
@@ -30,7 +30,7 @@ def check_apart(names: Iterable[str], where: Callable[[str], str], refuse: Refus
     """Rejects names without visible characters, and names that look like an earlier one but differ from it.
 
     Args:
-        where: from a name to its file, with the line if there is one.
+        where: returns the file of a name, and its line if there is one, for messages.
     """
     first: dict[str, str] = {}
     for name in names:
@@ -42,7 +42,7 @@ def check_apart(names: Iterable[str], where: Callable[[str], str], refuse: Refus
 
 
 def repeats(values: np.ndarray) -> list[tuple[int, int]]:
-    """(row, the first row of the same value) for each row that repeats an earlier one, in the order of the rows."""
+    """Returns (row, first row of the same value) for each row that repeats an earlier one, in the order of the rows."""
     # Sorting a column of a million names takes half the time of looking each one up among those before it.
     order = np.argsort(values, kind="stable")
     new = np.ones(len(values), bool)
@@ -55,7 +55,7 @@ def index_of_column(names: Sequence[str], wanted: str, where: str) -> int | None
     """Returns the index of a column; None where there is none.
 
     Raises:
-        InputError: another column has that name too, apart from upper and lower case and invisible characters.
+        InputError: another column has the same name, ignoring case and invisible characters.
     """
     if wanted not in names:
         return None

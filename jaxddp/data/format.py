@@ -17,7 +17,7 @@ from jaxddp.data.storage.home import is_address
 
 @dataclass(frozen=True)
 class Place:
-    """Where a data set is."""
+    """The place of a data set, with the config that opens it."""
 
     address: str
     """A path of this machine, a URL, or NAME:REST such as tfds:cifar10."""
@@ -33,11 +33,11 @@ class Place:
 
 
 class Match(IntEnum):
-    """How well a place matches a format. The format with the best match reads it; two best matches are an error."""
+    """The degree to which a place matches a format. The best match reads the place; two equally good are an error."""
 
     NONE = 0
     PARTLY = 1
-    """Part of such a data set is there or next to it. The reader reports what is missing."""
+    """The place, or a folder next to it, holds a part of such a data set. The reader reports what is missing."""
     WHOLE = 2
     NAMED = 3
     """The config names the format or a file that only this format has; weaker matches are ignored."""
@@ -48,7 +48,7 @@ class Format(Protocol):
 
     @property
     def description(self) -> str:
-        """What `data.path` names for this format, for messages such as "give one of: ..."."""
+        """The files or addresses that `data.path` names for this format, for messages such as "give one of: ..."."""
         ...
 
     def match(self, place: Place) -> Match:
@@ -63,7 +63,8 @@ class Format(Protocol):
         """Returns the examples of a split that are of the classes `place.data.classes`. No image file is opened.
 
         Raises:
-            InputError: the data have a fault, which `place.refuse` does not take; names file and line.
+            InputError: the data have a fault that ends the reading; others go to `place.refuse`. The message names file
+                and line.
         """
         ...
 
@@ -80,7 +81,7 @@ class LocalFormat:
     is_divided: Callable[[Path], bool] = lambda path: True
     """Whether a path has its own validation split, as `Format.divided`."""
     goes_on: bool = False
-    """Whether `read` can leave out rows and files that cannot be used, once `refuse` has taken their messages."""
+    """Whether `read` passes rows and files that cannot be used to `refuse`, and then continues without them."""
 
     def match(self, place: Place) -> Match:
         held = place.local is not None and self.holds(place.local)

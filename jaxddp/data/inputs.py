@@ -25,10 +25,11 @@ def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
 
     - a folder: all images below it, sorted by their paths, which are their ids;
     - an image file: its id is the path as given;
-    - only by itself, a CSV file with a column `path`, relative to its folder: its rows;
-    - only by itself, a directory or URL of Kaggle's archive with LOC_sample_submission.csv: the test images by ImageId.
+    - a CSV file, as the only place: the images in its column `path`, relative to the file's folder;
+    - a directory or URL of Kaggle's archive with LOC_sample_submission.csv, as the only place: the test images, whose
+      ids are the ImageIds.
 
-    Links may lead anywhere.
+    Symbolic links may lead to any folder or file, also outside these places.
 
     Raises:
         InputError: a place does not exist or holds no image, or an image is given twice.

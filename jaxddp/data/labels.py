@@ -60,7 +60,7 @@ class Labels:
 
     @property
     def codes(self) -> np.ndarray:
-        """int[N], equal for examples of the same class, or of the same set of classes."""
+        """int[N], a number for each example that is equal for examples of the same class or the same set of classes."""
         return np.unique(self.values, axis=0, return_inverse=True)[1].reshape(-1) if self.several else self.values
 
     def of(self, row: int) -> np.ndarray:
@@ -78,10 +78,10 @@ class Labels:
             first: a readable name of the first example, for messages.
 
         Returns: the indices of the classes, int64[k], in the order of `ids`; the rows of their examples, int64[n],
-            ascending; and the labels of these rows, dense in the chosen classes.
+            ascending; and the labels of these rows, as indices 0..k-1 of the chosen classes.
 
         Raises:
-            InputError: as `chosen_classes`, or no example is of these classes.
+            InputError: `chosen_classes` rejects the classes, or no example is of these classes.
         """
         chosen = chosen_classes(classes, self.ids)
         if self.several:
@@ -132,7 +132,7 @@ class LabelSets:
         return np.where(self.several, np.int32(-1), self.first)
 
     def first_of(self, chosen: np.ndarray) -> np.ndarray:
-        """Returns the first class of each example that is among int[n] chosen ones, int32[N]; -1 where none is."""
+        """Returns int32[N], each example's first class that is among the chosen classes, int[n]; -1 where none is."""
         wanted = set(chosen.tolist())
         return np.array([next((one for one in classes if one in wanted), -1) for classes in self.members], np.int32)
 
@@ -141,7 +141,10 @@ class LabelSets:
         return replace(self, members=self.members[rows], line=self.line[rows])
 
     def select(self, chosen: np.ndarray) -> "LabelSets":
-        """Returns only int[n] chosen classes, ascending, with dense indices. Every example must have one of them."""
+        """Returns the sets with only the chosen classes, int[n] ascending, whose indices become 0..n-1.
+
+        Every example must have one of these classes.
+        """
         dense = {label: place for place, label in enumerate(chosen.tolist())}
         members = [[dense[one] for one in classes if one in dense] for classes in self.members]
         return replace(self, members=as_members(members))
@@ -154,7 +157,7 @@ class LabelSets:
         return hot
 
     def check_single(self, class_names: tuple[str, ...]) -> None:
-        """Checks that every example has one class. Raises: InputError; names file and line."""
+        """Checks that every example has one class. Raises: InputError, with file and line; one has several."""
         several = np.flatnonzero(self.several)
         if len(several):
             names = ", ".join(class_names[label] for label in self.members[several[0]])

@@ -35,7 +35,7 @@ def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceT
 
 
 def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
-    """As `open_tables`, but without checking that images exist. Raises: as `open_splits`."""
+    """Opens the data as `open_tables` does, but does not check that images exist. Raises: as `open_splits`."""
     train, val = open_held(data).values()
     if data.limit is not None:
         train = train.take(data.limit)
@@ -46,7 +46,9 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
 
 @permitted()
 def open_held(data: DataConfig) -> dict[str, SourceTable]:
-    """Opens both splits, with multi-hot labels where an image has several, and with the manifest of `data.verify`.
+    """Opens both splits. Labels are multi-hot if an image has several.
+
+    With `data.verify=manifest`, the images are also compared with a manifest; see `held_to_manifest`.
 
     Raises: as `open_splits` and `held_to_manifest`.
     """
@@ -76,8 +78,8 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceT
             returns; by default it raises.
 
     Raises:
-        InputError: neither a path nor a name is given, or both; there is neither a validation split nor
-            `data.val_share` to make one, or both; the data have a fault.
+        InputError: a path and a name are both given or both missing; a validation split and `data.val_share` are both
+            given or both missing; the data have a fault.
     """
     place = dataclasses.replace(_place(data), refuse=refuse)
     data_format, where = _format_of(place), place.local or place.address
@@ -98,7 +100,7 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceT
 
 
 def _each_split(data_format: Format, place: Place, where: str) -> dict[str, SourceTable]:
-    """Opens those splits that can be opened. Raises: InputError; there is none, or `refuse` raises it."""
+    """Opens those splits that can be opened. Raises: InputError; none can, or `refuse` raises it."""
     opened: dict[str, SourceTable] = {}
     splits: tuple[Split, Split] = ("train", "val")
     for split in splits:
@@ -113,7 +115,7 @@ def _each_split(data_format: Format, place: Place, where: str) -> dict[str, Sour
 @permitted()
 @doing("reading the data set")
 def open_images(path: str, data: DataConfig) -> SourceTable:
-    """Opens images of another path, of any classes: the training split of a data set, or all images there.
+    """Opens the images at another path, whatever their classes: a data set's training split, or all images there.
 
     No image is checked. Raises: InputError; there are no images, or the data have a fault.
     """

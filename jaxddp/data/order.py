@@ -39,7 +39,7 @@ class Shard(NamedTuple):
 
 WHOLE = Shard()
 """The whole global batch."""
-# A key of Philox in the place of an epoch's number, which no epoch reaches.
+# The second word of Philox's key in `unlabelled_seed`. In `permutation` it is the epoch, which never gets so large.
 _UNLABELLED = 0x756E6C6162656C
 
 
@@ -84,7 +84,7 @@ class SampleOrder:
         return self.stretches(step)
 
     def stretches(self, step: int) -> np.ndarray:
-        """Returns the stretch of `num_examples` positions in which each of `rows(step)` lies, int64[batch_size]."""
+        """Returns the number of the stretch of `num_examples` positions of each of `rows(step)`, int64[batch_size]."""
         return positions(step, self.batch_size) // self.num_examples
 
 
@@ -128,9 +128,10 @@ Order = SampleOrder | EvalOrder
 def permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
     """Returns one epoch's order of the rows: int64[num_examples], read-only, each row once.
 
-    Its definition fixes Philox's raw words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
-    while NumPy may change `Generator.permutation`. A stable sort gives the same result in every release. The cache
-    holds the two epochs that a batch can span, for two threads: one reads ahead of the other.
+    The definition of Philox fixes its raw words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+    2011), and a stable sort has one result, so the order is the same with every release of NumPy. NumPy may change
+    `Generator.permutation`. The cache holds the two epochs that a batch can span, for each of two threads, because one
+    thread reads ahead of the other.
     """
     words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(num_examples)
     rows = np.argsort(words, kind="stable")

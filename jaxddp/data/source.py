@@ -1,7 +1,7 @@
 """The two protocols of data: a `Source` yields batches; a `Table` selects examples and reads single images.
 
 Training and evaluation take a source. A class of your own needs the members of `Source` and no others. Code that opens
-a data set (`jaxddp.data.format`), checks it or selects from it takes a table. No code tests which class either one is.
+a data set (`jaxddp.data.format`), checks it or selects from it takes a table. Code uses only the protocols' members.
 """
 
 from collections.abc import Iterator
@@ -37,8 +37,8 @@ class Source(Examples, Protocol):
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
         """Returns (H, W, C) of the images in training batches.
 
-        The shape for evaluation is that of the config `data.of_evaluation`. Where the shape does not follow
-        `data.image_size`, the training step resizes the images when their size grows.
+        For evaluation, call it with the config `data.of_evaluation`. If the shape does not depend on
+        `data.image_size`, the training step itself resizes images whose size grows during a run.
         """
         ...
 
@@ -46,7 +46,8 @@ class Source(Examples, Protocol):
         """Checks that the config's evaluation suits these images.
 
         Raises:
-            InputError: as every check here; names the key, or the first image that cannot be used.
+            InputError: it does not. As in every check of this class, the message names the key, or the first image that
+                cannot be used.
         """
         ...
 
@@ -55,7 +56,7 @@ class Source(Examples, Protocol):
         ...
 
     def substitutes(self, data: DataConfig) -> Substitutes | None:
-        """Returns what replaces images that cannot be used; None where these end the run, or cannot occur."""
+        """Returns the replacement of images that cannot be used; None if such an image ends the run or cannot occur."""
         ...
 
     def train_batches(
@@ -87,7 +88,7 @@ class Source(Examples, Protocol):
 
 
 class Table(Examples, Protocol):
-    """Examples that can be selected, and their single images; batches are the part of a `Source`."""
+    """Examples that code can select, and whose images it can read one by one. Only a `Source` makes batches."""
 
     verified: Any
     """`Verified`: the images that this machine has found sound before; None where there are no files to verify."""
@@ -124,7 +125,7 @@ class Table(Examples, Protocol):
         """Checks that every image exists, and suits the config's sizes and crops. No image is opened.
 
         Raises:
-            InputError: names the first image that cannot be used, or the key.
+            InputError: an image or a key does not fit; the message names the first image, or the key.
         """
         ...
 
@@ -132,7 +133,7 @@ class Table(Examples, Protocol):
         """Returns a row's image as it is stored: an encoded file, or pixels of `image_dtype`.
 
         Raises:
-            InputError: the image is missing or cannot be read; names it.
+            InputError: the image is missing or cannot be read; the message names it.
             Unreachable: a remote store did not answer within its deadline.
         """
         ...
@@ -146,12 +147,13 @@ class SourceTable(Source, Table, Protocol):
     """A source that is also a table; every format of data sets opens one."""
 
 
-# `fingerprint` is only annotated and so is not among them: `hasattr` would compute it, which may take long.
+# The members that a source must have. `fingerprint` is not among them, because it is only annotated: `hasattr` would
+# compute it, which may take long.
 _MEMBERS = [name for kind in (Source, Examples) for name in vars(kind) if not name.startswith("_")]
 
 
 def check_source(source: Any, name: str) -> Source:
-    """Returns an argument that has the members of a source. Raises: InputError; it lacks one; names the argument."""
+    """Returns the argument `source`, called `name` in messages. Raises: InputError; it lacks a member of a source."""
     missing = [member for member in _MEMBERS if not hasattr(source, member)]
     if len(missing) == len(_MEMBERS) or isinstance(source, type):
         advice = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
@@ -169,7 +171,7 @@ def check_labelled(source: Examples, what: str) -> None:
         what: the data in messages, such as "training data".
 
     Raises:
-        InputError: names the first image without a label.
+        InputError: a label is unknown or beyond the classes; the message names the first such image.
     """
     labels = labels_of(source)
     if labels.several:

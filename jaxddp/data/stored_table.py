@@ -24,10 +24,10 @@ from jaxddp.data.storage.store import Store
 
 @dataclass(frozen=True, eq=False)
 class StoredTable:
-    """N examples of K classes, as columns; `Examples` documents those that every source has."""
+    """N examples of K classes, as columns. `Examples` documents the columns that every source has."""
 
     store: Store
-    """What holds the images: a directory, record files, an object store."""
+    """The store of the images: a directory, record files, or an object store."""
     id: np.ndarray
     """bytes 'S'[N], UTF-8."""
     path: np.ndarray
@@ -35,16 +35,16 @@ class StoredTable:
     labels: np.ndarray
     class_ids: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
-    """The ids, unless given."""
+    """By default the ids."""
     class_indices: tuple[int, ...] = ()
-    """0 to K-1, unless given."""
+    """By default 0 to K-1."""
     offset: np.ndarray | None = None
     """int64[N], the position of an image's record in its file, for stores whose files hold many."""
     label_sets: LabelSets | None = None
     """The listed classes of each example, where some examples have several. The label of these is -1 until
     `with_several_labels` makes the labels multi-hot."""
     made_of: Literal["row", "file", "record"] = "row"
-    """What an example is: a row of a listing, a file of a folder, or a record of a file."""
+    """The kind of thing that holds an example: a row of a listing, a file of a folder, or a record of a file."""
     digests: Digests | None = None
     """The checksums with which each file is compared as it is read; None where there are none."""
 
@@ -70,7 +70,7 @@ class StoredTable:
         digest = hashlib.sha256(b"jaxddp example table 1\n")
         class_ids = np.array([class_id.encode() for class_id in self.class_ids], "S")
         for column in (self.id, self.path, class_ids):
-            # The width of a column depends on the rows that it once held, so only the width that these need is hashed.
+            # A column that was selected from a larger one keeps its width, so the width that these rows need is hashed.
             width = int(np.strings.str_len(column).max(initial=1))
             digest.update(b"%d %d\n" % (len(column), width))
             digest.update(column.astype(f"S{width}").tobytes())
@@ -83,7 +83,7 @@ class StoredTable:
 
     @cached_property
     def verified(self) -> Verified:
-        """The verification of the images that are read."""
+        """The record of which images were verified and are sound."""
         return Verified(self.store, self.path, self.offset)
 
     def check(self, data: DataConfig) -> None:
@@ -140,7 +140,7 @@ class StoredTable:
         return replace(self, **columns, offset=offset, label_sets=sets, digests=digests)
 
     def without(self, rows: Sequence[int]) -> Self:
-        """Returns all examples but those of some rows. Raises: InputError; none is left."""
+        """Returns all examples except those of some rows. Raises: InputError; none is left."""
         if not rows:
             return self
         left = np.delete(np.arange(len(self)), rows)
@@ -149,10 +149,10 @@ class StoredTable:
         return self.rows(left)
 
     def without_links_out(self, where: Callable[[int], str], refuse: Refuse) -> Self:
-        """Rejects examples whose file is behind a symbolic link out of the root; returns all others.
+        """Rejects examples whose path leads out of the root through a symbolic link; returns all others.
 
         Args:
-            where: from a row of this table to the file and line that lists it, for messages.
+            where: returns the file and line that list a row of this table, for messages.
         """
         faults = links_out(self.store.root, self.path) if self.store.root else []
         for row, fault in faults:

@@ -66,9 +66,9 @@ class ExampleTable(StoredTable):
     ) -> Iterator[Batch]:
         """Yields training batches as `Source.train_batches`, with images [B, S, S, C] in the config's `PixelFormat`.
 
-        S is `data.image_size`. A process verifies each file to its last pixel the first time that it reads it, unless
-        `verified` has it or `data.verify` is "never". The iterator raises `Unreachable` where the store does not answer
-        within its deadline.
+        S is `data.image_size`. A process verifies each file to its last pixel when it first reads the file, unless
+        `verified` marks it as sound or `data.verify` is "never". The iterator raises `Unreachable` where the store does
+        not answer within its deadline.
         """
         from jaxddp.data.stream.graph import TrainPixels
         from jaxddp.data.stream.pipeline import Pipeline

@@ -1,4 +1,4 @@
-"""Labels for some images only: the examples that keep their labels, and a second source whose labels are ignored."""
+"""Data for training with few labels: the examples that keep their labels, and a second source without labels."""
 
 import hashlib
 import logging
@@ -25,7 +25,7 @@ def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[Sourc
     With `data.unlabelled="train"`, the second has all training images, also those that keep their labels.
 
     Raises:
-        InputError: as `few_labels`, or there are no such images.
+        InputError: `few_labels` rejects the labelled data, or the unlabelled images cannot be opened or used.
     """
     unlabelled = None
     if data.unlabelled is not None:

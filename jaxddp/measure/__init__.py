@@ -1,1 +1,1 @@
-"""What a step costs: floating-point operations, memory and time."""
+"""The cost of a step: floating-point operations, memory and time."""

@@ -5,8 +5,8 @@ Ampere and later, which is JAX's default precision there, and plain FP32 on olde
 Turing do not multiply bfloat16, so these GPUs have no peak for it.
 
 The data sheets are NVIDIA's "V100 GPU Accelerator" and "V100S", "T4", "A10", "A10G" (for AWS), "L4", "L40S",
-"A100 80GB", "H100" (SXM and NVL; PCIe in the edition of 2022), "H200" (SXM and NVL), and "HGX B200" (an eighth of its
-eight GPUs).
+"A100 80GB", "H100" (SXM and NVL; PCIe in the edition of 2022), "H200" (SXM and NVL), and "HGX B200" (an eighth of the
+rate of its eight GPUs).
 """
 
 import re

@@ -104,7 +104,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """What one process knows: the memory that the step needs on its devices, and the memory that they have.
+    """The memory that the step needs on the devices of one process, and the memory that these devices have.
 
     Attributes:
         needs: the needs of the step; None if unknown.
@@ -190,7 +190,7 @@ class Fit:
             raise InputError(f"{self}", advice=self.compared(compiled).advice())
 
     def compared(self, compiled: Callable[[Division], Needs | None]) -> "Fit":
-        """Return this fit with the step's `scratch`, which is found by compiling a batch that would fit without it."""
+        """Return this fit with the step's `scratch`. To find it, compile a batch that would fit if `scratch` were 0."""
         needs, now = self.needs, self.division
         if needs is None or needs.scratch is not None:
             return self

@@ -185,7 +185,7 @@ def distillation(teacher: TrainedRun, temperature: float = 4.0, teacher_share: f
 
 @OBJECTIVES.add("distillation", DistillationSettings)
 def distillation_of(config: Config, topology: Topology) -> Distillation:
-    """Create a `Distillation` from the best checkpoint of `objective.teacher`. Raises: InputError; it is unset."""
+    """Create a `Distillation` from the best checkpoint of `objective.teacher`. Raises: InputError; it is not set."""
     settings = settings_of(config.objective, DistillationSettings)
     if (directory := settings.teacher) is None:
         raise InputError(_TEACHER, "distillation has no teacher", advice="give a run's work directory")

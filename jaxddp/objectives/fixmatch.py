@@ -5,8 +5,8 @@ two views. If the network gives a class of the weak view a probability of `thres
 pseudo-label of the strong view. The loss is the mean over the labelled images plus a weight times the mean over all
 unlabelled images.
 
-As in the authors' code, all images of a step go through the network in one batch, so batch norm sees all of them. Other
-than in that code, all operations of RandAugment have the same magnitude.
+As in the authors' code, all images of a step go through the network in one batch, so batch norm sees all of them.
+Unlike in that code, all operations of RandAugment have the same magnitude.
 """
 
 from dataclasses import dataclass, replace
@@ -117,7 +117,7 @@ class _Minimized:
 
     @property
     def weak(self) -> Preprocess:
-        """Return the weak augmentation: that of labelled images without mixing, which needs labels."""
+        """Return the weak augmentation: that of labelled images, but without mixing, because mixing needs labels."""
         preprocess = self.supervised.preprocess
         return replace(preprocess, augment=replace(preprocess.augment, mixup=0.0, cutmix=0.0))
 

@@ -16,7 +16,10 @@ from jaxddp.registry import OPTIMIZERS
 
 @dataclass(frozen=True)
 class ScheduleFreeSettings:
-    """The keys of the config section `optimizer` that this optimizer reads. `momentum` is beta 1, x's weight in y."""
+    """The keys of the config section `optimizer` that this optimizer reads.
+
+    `momentum` is beta 1, the weight of the average x in the point y; see `schedule_free`.
+    """
 
     momentum: Decay = 0.9
     beta2: Decay = 0.999

@@ -22,7 +22,7 @@ class PolynomialSettings:
 
 @SCHEDULES.add("polynomial", PolynomialSettings)
 def polynomial(config: Config, steps: Steps) -> optax.Schedule:
-    """Return a decay from the peak to `end_factor` times the peak, by the remaining share of the run to the `power`.
+    """Return peak * (end_factor + (1 - end_factor) * r**power), with r the remaining share of steps after the warm-up.
 
     A power of 2 is the schedule of You et al. 2017 (arXiv:1708.03888) for LARS.
     """

@@ -25,7 +25,7 @@ class Steps(NamedTuple):
 
 
 def make_schedule(config: Config, steps: Steps) -> optax.Schedule:
-    """Create the learning rate as a function of the step, 0 for the first.
+    """Create the learning rate as a function of the step; the first step is 0.
 
     It rises linearly to the peak over the warm-up. It starts at peak / warmup steps and not at 0, so that no step is
     wasted. Then it follows the schedule `optimizer.schedule` over the rest of the run.

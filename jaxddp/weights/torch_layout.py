@@ -15,7 +15,7 @@ _IMAGE_SHAPED = "layer_scale"
 
 
 def namings_of(model: Any) -> tuple[Naming, ...]:
-    """Return the namings of a model, adapted or not: those of libraries, and last its own paths with dots.
+    """Return the namings of a model or an adapted module: those of libraries, and then its own paths with dots.
 
     Its own paths are used to read and write networks without published weights.
     """

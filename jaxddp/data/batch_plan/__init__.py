@@ -1,1 +1,1 @@
-"""What the batches of a run are made of, as functions of the step: balanced classes, microbatches, growing images."""
+"""The composition of a run's batches as a function of the step: balanced classes, microbatches, growing images."""

@@ -12,7 +12,7 @@ MOST_MICROBATCHES = 65536
 
 @dataclass(frozen=True)
 class Division:
-    """A batch in microbatches of equal size.
+    """The division of a batch into microbatches of equal size.
 
     Attributes:
         batch_size: the size of the global batch.
@@ -60,7 +60,7 @@ class Division:
         """Returns the largest batch below this one for which `fits` is true, with the same number of microbatches.
 
         Args:
-            fits: true of every batch that is smaller than one of which it is true.
+            fits: whether a batch fits. If a batch fits, every smaller batch must fit too.
         """
         sizes = range(self._unit, self.batch_size, self._unit)
         count = bisect.bisect(sizes, False, key=lambda size: not fits(replace(self, batch_size=size)))

@@ -1,4 +1,4 @@
-"""Training images that grow during a run: small images cost less, and most of the training works with them.
+"""Training images that grow during a run: small images cost less to compute, and suffice for most of the steps.
 
 Touvron et al. 2019, "Fixing the train-test resolution discrepancy" (arXiv:1906.06423) train networks on smaller images
 than they evaluate on. The side grows linearly, in multiples of 32, as for FFCV's ResNets
@@ -20,8 +20,9 @@ from jaxddp.core.message import Key
 class Growth:
     """The side of a run's training images, in pixels, as a function of the step alone.
 
-    The side is `first` up to `start` and `last` from `end` on; both count the examples before the step. Between them it
-    is the multiple of `by` nearest to a straight line (the larger of two equally near ones), from `first` to `last`.
+    `start` and `end` are numbers of examples that were used before the step. The side is `first` up to `start`, and
+    `last` from `end` on. Between them it is the multiple of `by` nearest to a straight line from `first` to `last` (the
+    larger of two equally near ones).
     """
 
     first: int
@@ -82,7 +83,7 @@ class Growth:
         return [steps.start for steps, _ in self.segments(range(total_steps))][1:]
 
     def segments(self, steps: range) -> Iterator[tuple[range, int]]:
-        """Divides steps where the side changes: yields the steps of one side, and that side."""
+        """Divides steps where the side changes; yields (steps, side) for each part."""
         while steps:
             side = self.side(steps[0])
             same = bisect_right(steps, side, key=self.side)

@@ -1,4 +1,4 @@
-"""Shared by the readers of array files: errors that name the file, checks of lengths, names of classes."""
+"""Functions for the readers of array files: errors that name the file, checks of lengths, names of classes."""
 
 import gzip
 import zlib
@@ -37,7 +37,7 @@ def errors_of(
         raise InputError(f"{where}: no such file; {missing}") from None
     except UnicodeDecodeError:
         raise InputError(f"{where}: not UTF-8; save the file as UTF-8") from None
-    # NumPy raises ValueError for what is no array and KeyError for one that is missing; zipfile raises
+    # NumPy raises ValueError for data that are not an array, and KeyError for a missing array. zipfile raises
     # NotImplementedError for a version that it does not know.
     except (EOFError, KeyError, NotImplementedError, ValueError, zlib.error, gzip.BadGzipFile, BadZipFile) as error:
         raise InputError(f"{where}: damaged ({error}); {damaged}") from None
@@ -48,8 +48,8 @@ def errors_of(
 def read_rest(stream: BufferedIOBase, promised: int) -> bytearray:
     """Reads the bytes after a header, which must be as many as the header promises. Raises: as `check_length`.
 
-    The memory grows with the bytes of the stream, up to the promised number. So neither a forged header nor a small
-    file that unpacks to gigabytes takes more memory than the smaller of both.
+    The memory grows with the bytes that the stream has, up to the promised number. So a forged header needs no more
+    memory than the stream has bytes, and a small file that unpacks to gigabytes no more than its header promises.
     """
     data = bytearray()
     try:
@@ -88,7 +88,7 @@ def check_names(names: Sequence[str], where: Callable[[int], str]) -> None:
     """Checks names of classes.
 
     Args:
-        where: from the number of a name to its place in the file.
+        where: returns the place in the file of a name, by its number, for messages.
 
     Raises:
         InputError: two names are equal or look alike.

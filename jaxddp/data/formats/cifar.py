@@ -51,8 +51,8 @@ def read_cifar(folder: Path, split: Split) -> ArrayTable:
     """Reads one split: images uint8[N, 32, 32, 3] with the classes of CIFAR-10, or the fine classes of CIFAR-100.
 
     Raises:
-        InputError: there are neither or both archives, a file is missing or not a number of whole records, or a label
-            has no name.
+        InputError: there are neither or both archives, a file is missing or does not consist of whole records, or a
+            label has no name.
     """
     places = _places(folder)
     if not places:

@@ -32,7 +32,7 @@ SEPARATOR = ";"
 """The separator of several labels in a cell."""
 _COLUMNS = ("path", "label")
 _FILES: dict[Split, str] = {"train": "train.csv", "val": "val.csv"}
-# A relative path below the folder, in its only spelling, so that it equals the entry of a directory listing.
+# A relative path below the folder, without empty parts, `.` or `..`, so it equals the entry of a directory listing.
 _PATH = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]{1,1000}")
 
 

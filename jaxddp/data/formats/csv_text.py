@@ -1,4 +1,4 @@
-"""Shared by the readers of CSV files: rows by the names of columns, and errors that name file and line."""
+"""Functions for the readers of CSV files: rows of named columns, and errors that name file and line."""
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from jaxddp.data.storage.home import TextFile
 
 
 def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = at_once) -> Iterator[list]:
-    """Yields [line, *fields of the named columns] for every row but blank and rejected ones.
+    """Yields [line, *fields of the named columns] for every row except blank and rejected ones.
 
     Raises: InputError; there is no such file or column.
     """
@@ -48,7 +48,7 @@ def _places(file: TextFile, header: Sequence[str], columns: Sequence[str]) -> li
 
 
 def check_utf8(texts: Iterable[str], file: TextFile, line: int) -> None:
-    """Checks that a line is UTF-8: `TextFile.text` makes surrogates of other bytes. Raises: InputError."""
+    """Checks that a line is UTF-8. `TextFile.text` decodes other bytes to lone surrogates. Raises: InputError."""
     for text in texts:
         if text.isascii():
             continue

@@ -37,7 +37,8 @@ _THREADS = 16
 def holds_folders(root: Path) -> bool | Match:
     """Returns whether a directory looks like such a tree: it has a folder `train` that contains folders.
 
-    Folders that hold images, without a folder of a split, match partly, because another format may list the images.
+    A directory without folders of splits, whose folders hold images, matches partly, because another format may list
+    the images.
     """
     if (root / "train").is_dir():
         return bool(_visible_folders(root / "train"))
@@ -52,7 +53,7 @@ def has_validation_folder(root: Path) -> bool:
 
 
 def is_image_name(name: str) -> bool:
-    """Returns whether a file has the suffix of an image, of a kind that is read or not."""
+    """Returns whether a file has the suffix of an image, including kinds of images that are not read."""
     return os.path.splitext(name)[1].lower() in _IMAGES | _FOREIGN
 
 
@@ -62,7 +63,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return False  # A link to itself; its name decides.
+            return False  # A link to itself is no folder; the caller judges it by its name.
         raise InputError(f"{entry.path}: cannot be read ({error.strerror}); make it readable, or remove it") from None
 
 
@@ -77,7 +78,7 @@ def read_folders(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
 
     - a folder of a class that holds no image, that `train` does not have, or whose name looks like another one;
     - a folder with images beside `train`, where there is no validation folder;
-    - an image outside the folders of classes, or of a kind that is not read, and two images of one id;
+    - an image outside the folders of classes, an image of a kind that is not read, and two images with the same id;
     - a link out of the root, or into a parent folder;
     - a name that is not UTF-8, and a file or folder that cannot be read.
 
@@ -138,14 +139,15 @@ def _visible_folders(folder: Path) -> set[str]:
 
 
 def _has_image(folder: Path) -> bool:
-    # If this is such a tree, its reader reports a folder that may not be read.
+    # A folder that may not be read counts as one without images. If the directory is a tree of classes, its reader
+    # reports the folder.
     with suppress(OSError), os.scandir(folder) as entries:
         return any(os.path.splitext(entry.name)[1].lower() in _IMAGES for entry in entries)
     return False
 
 
 def _refuse_beside(trained: Path, refuse: Refuse) -> None:
-    """Rejects folders of images beside train/: it may be one of several classes, and the others would be left out."""
+    """Rejects folders of images beside train/: "train" may be a class, and the other classes would be left out."""
     home = trained.parent
     for other in sorted(name for name in _visible_folders(home) if name != trained.name and _has_image(home / name)):
         refuse(
@@ -231,7 +233,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def _repeated(table: ExampleTable, refuse: Refuse) -> list[int]:
-    """Returns the rows whose id an earlier row has; rejects them."""
+    """Returns and rejects the rows whose id is also the id of an earlier row."""
     again = repeats(table.id)
     for _, first in again:
         refuse(

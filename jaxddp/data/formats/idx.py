@@ -82,7 +82,7 @@ def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
     """Reads one file as uint8[...].
 
     Args:
-        kinds: from each allowed number of dimensions to what such a file holds, for messages.
+        kinds: the content of a file, for messages, by each allowed number of dimensions.
     """
     with errors_of(file), files.open_regular(file) as raw:
         # Browsers unpack some downloads but keep the name, so the content decides.

@@ -50,7 +50,7 @@ def train_solutions(
         refuse: called with a message for each row that cannot be used; by default it raises the first.
 
     Raises:
-        InputError: a file has a fault, or a link leads out of the root; names file, line and value.
+        InputError: a file has a fault, or a link leads out of the root. The message names file, line and value.
         Unreachable: the store of a URL does not answer.
     """
     entry = _named(root)
@@ -118,7 +118,7 @@ def _within(table: ExampleTable, solutions: Solutions, refuse: Refuse) -> Exampl
 
 
 class SolutionFiles:
-    """The format of the archive. It is certain if its solution file exists, or the config names one, or a URL."""
+    """The format of Kaggle's archive: a URL, a directory with a solution file, or a config that names one."""
 
     description = f"a directory or a URL with {TRAIN_CSV} (Kaggle's ILSVRC archive)"
 

@@ -64,8 +64,8 @@ def is_divided(path: Path) -> bool:
 def read_parquet(path: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
     """Reads the labels of one split; no image is read. An id is the name of the file and the number of the row.
 
-    A file that is missing, damaged or without the columns is rejected. So is, with file and row, a label that is absent
-    or of no class, and a class that looks like another one.
+    These are rejected: a file that is missing, damaged or without the columns; a row whose label is absent or of no
+    class; and a class that looks like another one. The messages name file and row.
 
     Raises: InputError; pyarrow is not installed, or no row is left.
     """
@@ -99,7 +99,7 @@ def _files(folder: Path, split: Split) -> list[Path]:
 
 
 def _check_parts(files: list[Path]) -> None:
-    """Checks parts like `00000-of-00002`. Raises: InputError; one is missing, or the files are of several divisions."""
+    """Checks names like `train-00000-of-00002`. Raises: InputError; a part is missing, or the totals differ."""
     parts = [match for file in files if (match := _PART.search(file.name))]
     if parts and (len(parts) < len(files) or len({int(part[2]) for part in parts}) > 1):
         names = ", ".join(file.name for file in files[:4])
@@ -111,7 +111,7 @@ def _check_parts(files: list[Path]) -> None:
 
 
 def _columns(files: list[Path], refuse: Refuse) -> tuple[_Columns, list[Path]]:
-    """Returns the columns of the first readable file, and the files from it on. Raises: InputError; there is none."""
+    """Returns the first readable file's columns, and the files from it on. Raises: InputError; no file is readable."""
     for place, file in enumerate(files):
         with told_to(refuse):
             return _columns_of(file), files[place:]
@@ -192,7 +192,7 @@ def _cells(file: Path, column: str, refuse: Refuse) -> _Cells:
 
 
 def _names(path: Path, cells: dict[Path, _Cells], split: Split, column: str, refuse: Refuse) -> tuple[str, ...]:
-    """Returns the classes where the schema has no names; of string labels, those of the training split."""
+    """Returns the classes if the schema has no names: numbers, or the strings that label the training split."""
     training = cells if split == "train" else _all_cells(_files(path, "train"), column, refuse)
     if any(of_file.labels.dtype == object for of_file in training.values()):
         first: dict[str, str] = {}

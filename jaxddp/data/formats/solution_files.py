@@ -28,7 +28,7 @@ SYNSET_MAPPING = "LOC_synset_mapping.txt"
 _NAME = re.compile(r"(?!\s*\Z)(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f]{1,200}")
 _NAME_RULE = "write a plain name of 1 to 200 characters, without slashes, backslashes or control characters"
 _NUMBER = r"-?[0-9]++(?:\.[0-9]++)?+"
-# Possessive quantifiers are a third faster, and nothing can match in two ways.
+# Possessive quantifiers are a third faster. They match the same texts, since no text matches in two ways.
 _BOXES = re.compile(rf"\s*+(\S++)(?:\s++{_NUMBER}){{4}}(?:\s++\1(?:\s++{_NUMBER}){{4}})*+\s*+")
 
 
@@ -52,7 +52,7 @@ class Solutions:
         return f"{self.file}:{self._first[image_id]}"
 
     def without(self, rows: np.ndarray) -> "Solutions":
-        """Returns all rows but int[n] ones."""
+        """Returns all rows except the given ones, int[n]."""
         if not len(rows):
             return self
         return Solutions(self.file, *(np.delete(column, rows) for column in (self.image_id, self.label, self.line)))
@@ -66,8 +66,8 @@ class Solutions:
 def read_mapping(file: TextFile, refuse: Refuse = at_once) -> dict[str, str]:
     """Reads `LOC_synset_mapping.txt`: from synset to readable name, in the file's order, which is that of the labels.
 
-    Lines that are not UTF-8 are rejected, and a synset that is listed twice, looks like another one, or is no valid
-    name of a folder.
+    These are rejected: a line that is not UTF-8; and a synset that is listed twice, looks like another one, or is not
+    a valid name of a folder.
 
     Raises: InputError; the file is missing or empty.
     """
@@ -95,7 +95,7 @@ def read_mapping(file: TextFile, refuse: Refuse = at_once) -> dict[str, str]:
 
 
 def read_solutions(file: TextFile, synsets: Sequence[str] | None, refuse: Refuse = at_once) -> Solutions:
-    """Reads a solution file; without synsets, only the column ImageId of a listing.
+    """Reads a solution file. If `synsets` is None, reads only the column ImageId of a listing.
 
     This takes about 2 microseconds a row: 1,281,167 rows in under 3 s. Rows of another form are rejected.
 

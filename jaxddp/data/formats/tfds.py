@@ -82,10 +82,10 @@ class _Shards:
 
 
 def _library() -> Any:
-    # It must be the first import of TensorFlow, to silence it and keep it from allocating GPUs.
+    # This must be the first import of TensorFlow, to silence TensorFlow and keep it from allocating GPUs.
     from jaxddp.data.stream import tensorflow_cpu  # noqa: F401
 
-    # Without it TensorFlow makes a network request to find out whether it runs on Google's machines.
+    # Without this variable, TensorFlow makes a network request to find out whether it runs on Google's machines.
     os.environ.setdefault("NO_GCE_CHECK", "true")
     import tensorflow_datasets
 
@@ -94,7 +94,7 @@ def _library() -> Any:
 
 def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
     tfds = _library()
-    # The default that the library documents.
+    # The same default folder as the library's.
     home = Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser().absolute()
     _check_regular(home / re.split("[/:]", name)[0])
     try:
@@ -118,7 +118,7 @@ def _check_regular(folder: Path) -> None:
 
 
 def _opener(tfds: Any) -> Callable[..., Any]:
-    """Returns what opens a prepared set from its files. The public `tfds.builder` runs the set's own code."""
+    """Returns a function that opens a prepared set from its files. The public `tfds.builder` runs the set's code."""
     opener = private_names.function(
         getattr(tfds.core, "read_only_builder", None), "builder_from_files", ["name"], ["builder_kwargs"]
     )
@@ -162,7 +162,7 @@ def _shards(builder: Any, split: Split) -> _Shards:
 
 
 def _features(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the names of the features of image and label. Raises: InputError; there are none, or several."""
+    """Returns the names of the image and label features. Raises: InputError; either is missing or there are several."""
     kinds = _library().features
     top = dict(features.items()) if isinstance(features, kinds.FeaturesDict) else {}
     images = [name for name, kind in top.items() if isinstance(kind, kinds.Image) and kind.np_dtype == np.uint8]
@@ -191,7 +191,7 @@ def _store(shards: _Shards) -> RecordFiles | ArrayRecords:
 
 
 def _refusing_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
-    """Returns the saved index, or builds and saves one. It is not saved with faults, so the next run reports them."""
+    """Returns the saved index, or builds and saves one. With faults it is not saved, so the next run reports them."""
     about = f"{shards.label} of {len(shards.class_names)} in {shards.lengths}"
     try:
         return kept_index(shards.split, shards.root, shards.files, about, lambda: _index(shards, store, at_once))
@@ -202,7 +202,7 @@ def _refusing_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: 
 
 
 def _index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
-    """Builds the index; rejected records have the label `_REFUSED`. Raises: InputError; `refuse` raises it."""
+    """Builds the index; rejected records have the label `_REFUSED`. Raises: InputError, if `refuse` raises it."""
 
     def look(file: str, length: int) -> tuple[np.ndarray, np.ndarray] | InputError:
         try:

@@ -28,7 +28,7 @@ class ImageHeader:
     left_over: int = field(default=0, compare=False)
     """The number of bytes after the image data on which no pixel depends; `verify` counts them."""
     bits: int = field(default=8, compare=False)
-    """Bits of a value: 1 to 16 in a PNG; in other kinds 16, or 8 where they have at most 8."""
+    """The bits of a value. In a PNG: 1, 2, 4, 8 or 16. In other kinds: 16, or 8, which also stands for fewer bits."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PixelFormat:
     channels: int = 3
     """1 gray (the luma of RGB, ITU-R BT.601), 3 RGB, 4 RGBA (opaque where the file has no alpha)."""
     bits: int = 8
-    """8 or 16. The upper half of 16 bits is kept for 8; 8 bits are repeated for 16, so white stays white."""
+    """8 or 16. Conversion from 16 bits to 8 keeps the upper half; from 8 to 16 it repeats them: white stays white."""
 
     @classmethod
     def of(cls, data: DataConfig) -> "PixelFormat":

@@ -38,7 +38,8 @@ def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np
     """Returns the pixels, uint8 or uint16 [H, W, channels], of 3 or 4 channels; see `PixelFormat`.
 
     Raises:
-        InputError: the file is damaged, or `bits` is 16 and it has colors of 16 bits: Pillow reads the upper 8.
+        InputError: the file is damaged, or `bits` is 16 and the file has colors of 16 bits, of which Pillow reads only
+            the upper 8.
     """
     with _opened(data, kind) as image:
         depth = _checked_bits(image)

@@ -59,13 +59,13 @@ def _rows(height: int, width: int, bits: int, passes: tuple[tuple[int, int, int,
 
 
 def _inflate(coded: bytes, rows: list[tuple[int, int]]) -> int:
-    """Returns the number of bytes after the stream of the rows. Raises: ValueError or zlib.error; it has other rows."""
+    """Returns the number of bytes after the stream of rows. Raises: ValueError or zlib.error; the rows do not match."""
     expected = sum(count * size for count, size in rows)
     stream = zlib.decompressobj()
     pixels = stream.decompress(coded, expected + 1)
     if len(pixels) != expected:
         raise ValueError(f"{'fewer' if len(pixels) < expected else 'more'} rows than its header says")
-    # Reading one byte more, which must not exist, reads the checksum at the end.
+    # This asks for one more byte, which must not exist, so zlib reads the checksum at the end.
     if stream.decompress(stream.unconsumed_tail, 1) or not stream.eof:
         raise ValueError("image data end too early or too late")
     position = 0

@@ -20,15 +20,15 @@ def verify(data: bytes) -> ImageHeader:
     """Returns the header of a file whose image data are complete and decode, with the number of bytes after them.
 
     A JPEG's entropy-coded data are read to their end, at an eighth of the size, in gray: about half the work of
-    decoding. They must hold as many blocks as the frame has, and end with the last block, up to `FORGIVEN` bytes. This
-    detects a file that was cut short and closed with an end marker, which a decoder would fill up with gray; additional
-    data; and a header with another size. A PNG is decompressed, and its checksums are compared. WebP, TIFF and BMP are
-    decoded whole.
+    decoding. They must hold as many blocks as the frame has, and end at most `FORGIVEN` bytes after the last block.
+    This detects three faults: additional data, a header with another size, and a file that was cut short and closed
+    with an end marker, whose missing part a decoder would fill with gray. A PNG is decompressed, and its checksums are
+    compared. WebP, TIFF and BMP are decoded whole.
 
     A JPEG has no checksum, and nearly any bits decode, so a change that leaves the number of blocks can be missed: a
-    change of a few bits or bytes, a header whose size means as many blocks, or other color tables. Data that were cut
-    off and not replaced are always detected, except for a few bytes of the rare JPEG whose color sampling the strict
-    decoder does not know.
+    change of a few bits or bytes, a header with another size of as many blocks, or changed color tables. Data that were
+    cut off and not replaced are always detected, except for a few bytes of the rare JPEG whose color sampling the
+    strict decoder does not know.
 
     Raises:
         InputError: `parse_header` rejects the file, or its data are damaged or do not end with the image.
@@ -61,7 +61,7 @@ def _read_to_end(data: bytes, kind: Kind, segments: Sequence[Segment]) -> int:
 
 
 def _read_jpeg(data: bytes, segments: Sequence[Segment]) -> int:
-    """Returns the number of bytes left over. Raises: InputError; as `bytes_left_over`, too."""
+    """Returns the number of bytes left over. Raises: InputError; and as `bytes_left_over`."""
     if not has_every_scan(data, segments):
         raise InputError(f"cut short: the scans of its finer detail are missing; {AGAIN}")
     check_holes(data, segments)

@@ -32,7 +32,9 @@ def chosen_images(source: Source, data: DataConfig, rows: np.ndarray) -> np.ndar
 
 
 def sample_images(source: Source, data: DataConfig, count: int) -> np.ndarray:
-    """Returns training images without random crops, [count, H, W, C], with each class's share; all if there are fewer.
+    """Returns `count` training images without random crops, [count, H, W, C], or all if there are fewer.
+
+    Each class keeps its share of the images.
 
     Raises: InputError; an image cannot be used.
     """

@@ -22,7 +22,7 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
         where: a readable name of the data set, for messages.
 
     Raises:
-        InputError: a class has one example, which cannot be in both; names it.
+        InputError: a class has only one example, which cannot be in both splits; the message names it.
     """
     labels = table.labels if table.label_sets is None else table.label_sets.first
     labelled = labels[labels >= 0]
@@ -44,10 +44,10 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
 def held_out_rows(ids: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
     """Returns which examples are held out, bool[N].
 
-    From a class of n examples it takes the k whose ids have the smallest SHA-256, by its first 8 bytes. k is
-    `share * n`, rounded to the nearest integer, halves up, but at least 1 and at most n - 1. So the share of each class
-    is exact to half an example, and the order of the rows does not matter. Adding or removing an example moves at most
-    one other example, of the same class.
+    Of a class of n examples, it holds out the k examples whose ids have the smallest hashes: the first 8 bytes of
+    SHA-256. k is `share * n`, rounded to the nearest integer, halves up, but at least 1 and at most n - 1. So the share
+    of each class is exact to half an example, and the order of the rows does not matter. Adding or removing an example
+    moves at most one other example, of the same class.
 
     Args:
         ids: bytes 'S'[N], all different.

@@ -1,1 +1,1 @@
-"""Which images can be used: checksums of a manifest, a cache of images found sound, and replacements for bad ones."""
+"""The soundness of images: checksums of a manifest, a cache of sound images, and replacements for bad ones."""

@@ -1,4 +1,4 @@
-"""What is read in place of an image that cannot be used, in training and in predictions."""
+"""The images that are read in place of images that cannot be used, in training and in predictions."""
 
 import logging
 
@@ -38,7 +38,7 @@ class Substitutes:
         _log.warning("%s; its substitute is %s", fault, self._name(substitute))
 
     def _substitute(self, row: int) -> int:
-        """Returns the first row from this one on that was not refused; the row itself if all of its class were."""
+        """Returns the first row of the same class, from this row on, that was not refused; the row itself if none."""
         if row not in self._refused:
             return row
         codes = self._codes
@@ -50,11 +50,11 @@ class Substitutes:
 class Omissions:
     """Collects the rows of a source that cannot be used, so predictions can go on without them.
 
-    It is used in place of `Substitutes`: any other images are read for these rows, and `Batch.substituted` marks them.
-    Each pass tries as many other images as are missing.
+    It is used in place of `Substitutes`. The first images of the source that were not refused are read in place
+    of these rows, and `Batch.substituted` marks them.
 
     Attributes:
-        faults: from row to a message, for each row that cannot be used.
+        faults: a message for each row that cannot be used, by the row.
     """
 
     def __init__(self, num_examples: int):

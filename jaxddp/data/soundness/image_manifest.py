@@ -1,7 +1,7 @@
 """The manifest of `jaxddp data check`, and the comparison of images with it.
 
-A manifest is JSON lines: the first line describes the data set, every other one image. `jaxddp.curate.manifest_writer`
-writes it.
+A manifest is a file of JSON lines. The first line describes the data set, and each other line describes one image.
+`jaxddp.curate.manifest_writer` writes it.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class ImageManifest:
 
     @classmethod
     def read(cls, file: Path) -> "ImageManifest":
-        """Reads a manifest. Raises: InputError; the file is missing, or a line is wrong, which it names."""
+        """Reads a manifest. Raises: InputError; the file is missing, or a line is wrong; the message names it."""
         manifest, number = cls(file), 1
         missing = ("no such file; give ", Key("data.manifest"), " what `jaxddp data check` wrote")
         with files.reading(file, _AGAIN, missing=missing), files.open_regular(file, buffering=-1) as lines:

@@ -84,7 +84,7 @@ class Verified:
         try:
             with _writing:
                 self._write(_part(self._store.root, part), new)
-                # Images that were found damaged although their identity did not change.
+                # Remove the images that were found damaged although their identity did not change.
                 for file in _parts(self._store.root) if lost.any() else ():
                     _put(file, np.setdiff1d(_read(file), self._identity[lost]))
         # There may be no cache folder, no permission or no space.

@@ -1,1 +1,1 @@
-"""Where data sets are, and how the bytes of their files are read."""
+"""The places of data sets, and the stores that read the bytes of their files."""

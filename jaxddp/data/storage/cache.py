@@ -25,8 +25,8 @@ class CachedStore:
     A file holds the image, followed by the SHA-256 of the image's name and bytes, so a damaged file is detected and the
     image fetched again. Several processes may share the folder, which is made if it does not exist.
 
-    Files are never removed, nor compared with the store again: the folder needs room for the data set, and must be
-    emptied when images change under their names. If the folder cannot be written, as on a full disk, this is logged
+    Files are never removed, nor compared with the store again. So the folder needs room for the data set, and must be
+    emptied when images change but keep their names. If the folder cannot be written, as on a full disk, this is logged
     once, and reading continues.
 
     Raises: InputError; the folder cannot be made.
@@ -86,7 +86,7 @@ def put(file: Path, content: bytes) -> None:
 
 
 def put_sealed(file: Path, content: bytes) -> None:
-    """As `put`, with a SHA-256 before the content, which `sealed` checks."""
+    """Writes a file as `put` does, with a SHA-256 before the content, which `sealed` checks."""
     put(file, hashlib.sha256(content).digest() + content)
 
 

@@ -60,7 +60,7 @@ def place_of(place: str | os.PathLike[str]) -> DatasetEntry:
     """Returns the data set that an argument means: an existing path, an address, or a name in the catalog.
 
     Raises:
-        InputError: as `resolve`, for a name where there is a catalog.
+        InputError: there is a catalog, the argument is a name, and `resolve` rejects it.
     """
     word = os.fspath(place)
     is_path = not isinstance(place, str) or "/" in word or word.startswith("~") or os.path.exists(word)

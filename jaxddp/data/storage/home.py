@@ -37,7 +37,7 @@ class TextFile:
     def text(self, newline: str | None = None) -> Iterator[TextIO]:
         """Opens the file as UTF-8, with or without a byte order mark; other bytes become lone surrogates.
 
-        Raises: InputError; the file is missing, or cannot be read, also in the block.
+        Raises: InputError; the file is missing or cannot be read, before the block or in it.
         """
         try:
             with io.TextIOWrapper(self.open(), "utf-8-sig", errors="surrogateescape", newline=newline) as text:
@@ -66,12 +66,12 @@ class Home:
 
 
 def is_url(root: str) -> bool:
-    """Returns whether it is a URL of any kind, and not a path of this machine."""
+    """Returns whether a root is a URL of any kind, and not a path of this machine."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", root) is not None
 
 
 def is_address(path: str) -> bool:
-    """Returns whether it is a URL, or NAME:REST such as tfds:cifar10, and not a path of this machine."""
+    """Returns whether a place is a URL, or NAME:REST such as tfds:cifar10, and not a path of this machine."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) is not None
 
 
@@ -112,7 +112,7 @@ def open_root(root: str | PathLike[str], holds: str, cache: str | PathLike[str] 
 
 
 def _elsewhere(path: Path) -> str:
-    """Returns a hint where a missing file is, if one directory up or down: archives often unpack one deeper."""
+    """Returns a hint if a missing file is one directory up or down, since archives often unpack one level deeper."""
     near = [path.parent.parent / path.name, *sorted(path.parent.glob(f"*/{path.name}"))]
     folder = next((other.parent for other in near if other.is_file()), None)
     return f"; it is in {folder}: give that directory instead" if folder else nearest_beside(path) or "; check the path"

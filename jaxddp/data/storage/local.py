@@ -38,7 +38,10 @@ class LocalFiles:
         return _file
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        """As `Store.faults`, and images that are no regular file or outside the root. All paths must be different."""
+        """Returns the faults of `Store.faults`, and images that are not regular files or are outside the root.
+
+        All paths must be different.
+        """
         return _faults(self.root, paths, partial(_unusable, paths=paths, identity=identity))
 
 
@@ -58,7 +61,7 @@ def _file(path: Any, offset: Any) -> Any:
 
 
 def _faults(root: Path, paths: np.ndarray, look: Callable[..., Iterator[Fault]]) -> list[Fault]:
-    """Returns the faults that `look` finds in each folder, from its path, its rows, and the real root."""
+    """Returns the faults that `look` finds in each folder; it takes the folder's path, its rows, and the real root."""
     top, home = os.fsencode(root), os.path.realpath(os.fsencode(root))
 
     def in_folder(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
@@ -90,7 +93,7 @@ def _unusable(
                 if fault := _fault(entry, home):
                     yield row, fault
                 elif identity is not None:
-                    # The entry holds the status of the file from `_fault`.
+                    # `_fault` has read the status of the file, and the entry keeps it.
                     identity[row] = _identity(bytes(paths[row]), entry.stat())
     except FileNotFoundError:
         absent = "the image's folder is missing"
@@ -118,7 +121,7 @@ def _identity(path: bytes, status: os.stat_result) -> int:
 
 
 def link_out(path: bytes, home: bytes) -> str | None:
-    """Returns a fault with the target of a path if links lead out of home, a real path; else None."""
+    """Returns a fault that names a path's target, if links lead out of `home`, which is a real path; else None."""
     target = os.path.realpath(path)
     if target == home or target.startswith(os.path.join(home, b"")):
         return None

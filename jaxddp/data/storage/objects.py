@@ -36,7 +36,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Objects:
-    """The objects below a URL, each fetched whole; `open` makes one. Threads may share it, and it can be pickled."""
+    """The objects below a URL, each fetched whole. `open` creates it. Threads may share it, and it can be pickled."""
 
     url: str
     patience: Patience
@@ -88,7 +88,7 @@ class Objects:
         return self._insist(self.name(path), self._download(path), times=_LARGE)
 
     def sizes(self, folder: bytes) -> dict[bytes, int]:
-        """Returns the sizes of a folder's own objects, by path, in bytes. Not over HTTP. Raises: as `read`."""
+        """Returns the sizes of a folder's own objects in bytes, by path. HTTP cannot list them. Raises: as `read`."""
         name = self.name(folder + b"/") if folder else f"{self.url}/"
 
         def listed(_: float) -> dict[bytes, int]:
@@ -103,7 +103,7 @@ class Objects:
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        """As `Store.faults`, by listing folders; none over plain HTTP, where only reading finds a missing image.
+        """Lists folders to find the faults of `Store.faults`. Over plain HTTP it finds none; only reading does.
 
         Raises: as `read`, for a folder.
         """
@@ -131,7 +131,7 @@ class Objects:
             chunks = []
             for chunk in answer.stream(min_chunk_size=1):
                 chunks.append(chunk)
-                # A server that sends a few bytes at a time never reaches the limit of silence.
+                # A server that sends a few bytes at a time is never silent long enough to time out.
                 if time.monotonic() > until:
                     raise Cut(f"{sum(map(len, chunks))} of {answer.meta['size']} bytes had come")
             data = b"".join(chunks)

@@ -38,8 +38,8 @@ class Patience:
 
         Args:
             name: the object to fetch, for messages.
-            attempt: takes the time.monotonic() of the deadline, at which it should end by itself.
-            deadline: seconds, in place of the attribute, for an object larger or smaller than an image.
+            attempt: a function of the deadline, on the clock of time.monotonic(); it should end by itself then.
+            deadline: the deadline in seconds, in place of the attribute, for objects that are not images.
             advice: what to do if another try would not help.
 
         Raises:

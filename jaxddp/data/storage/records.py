@@ -42,7 +42,7 @@ class RecordFiles:
 
         file, name = self.root / os.fsdecode(path), self.name(path, offset)
         with _opened(file) as records:
-            # TensorFlow allocates the length in the header, so that is first compared with the size of the file.
+            # TensorFlow allocates the length in the header, so that length is first compared with the file's size.
             _end(records, offset, file)
         try:
             return _record_image(os.fsencode(file), tf.constant(offset, tf.int64), self.feature).numpy()
@@ -94,7 +94,7 @@ class ArrayRecords:
     def in_graph(self) -> None: ...
 
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
-        """As `RecordFiles.labels`."""
+        """Returns offsets and an integer feature as `RecordFiles.labels` does."""
         return np.arange(length), np.array([self._value(path, row, feature, "int64_list") for row in range(length)])
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
@@ -127,9 +127,9 @@ def _reader(feature: str) -> Callable[[Any, Any], Any]:
 
 
 def _record_image(file: Any, offset: Any, feature: str) -> Any:
-    """TensorFlow ops that read the image of the record at a byte of a TFRecord file: a string scalar.
+    """Reads the image of the record at a byte of a TFRecord file, with TensorFlow ops; returns a string scalar.
 
-    They read one record and check its checksums. They fail if there is no whole record, or no such feature in it.
+    The ops read one record and check its checksums. They fail if there is no whole record, or no such feature in it.
     """
     from jaxddp.data.stream.tensorflow_cpu import tf
 
@@ -160,13 +160,14 @@ def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"],
 
 
 def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(id, path, number) of each record of several files, one file after the other.
+    """Returns (id, path, number) for each record of several files, one file after the other.
 
     Args:
         files: bytes 'S'[F], their paths in the store.
         lengths: how many records each has.
 
-    Returns: bytes 'S'[N] such as train-00000.parquet__17, bytes 'S'[N], and int64[N], the record's number in its file.
+    Returns: ids, bytes 'S'[N] such as train-00000.parquet__17; paths, bytes 'S'[N]; and the records' numbers in their
+        files, int64[N].
     """
     path = np.repeat(files, lengths)
     number = np.concatenate([np.arange(length) for length in lengths])
@@ -186,7 +187,7 @@ def missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) ->
 
 
 def _end(records: BinaryIO, offset: int, file: Path) -> int:
-    """Returns the end of the record at an offset, from its header; leaves the file after the header."""
+    """Returns the end of the record at an offset, from its header. The file's position is then after the header."""
     size = os.fstat(records.fileno()).st_size
     records.seek(offset)
     head = records.read(_HEAD)

@@ -28,7 +28,7 @@ class Store(Protocol):
         """Returns the encoded image. Several threads may call this at the same time.
 
         Raises:
-            InputError: the image is missing, or cannot be read; names it.
+            InputError: the image is missing, or cannot be read; the message names it.
             Unreachable: a remote store did not answer within its deadline.
         """
         ...
@@ -37,8 +37,8 @@ class Store(Protocol):
         """Returns TensorFlow ops that read an image faster than `read`; None where threads must call `read`.
 
         The function takes a file below the `root`, a string scalar, and an offset, an int64 scalar, and returns the
-        encoded image, a string scalar. Stores that read alike return the same function, so a graph with it is traced
-        once.
+        encoded image, a string scalar. Stores that read in the same way return the same function, so a graph with
+        it is traced only once.
         """
         ...
 
@@ -57,7 +57,7 @@ def faults_by_folder(
     """Returns the faults that `look` finds in each folder of the paths, bytes 'S'[N], all different.
 
     Args:
-        look: from a folder, and its rows by name of file, to faults.
+        look: a function of a folder and its rows, by the names of their files, that returns faults.
     """
     folders: dict[bytes, dict[bytes, int]] = defaultdict(dict)
     for row, path in enumerate(paths.tolist()):

@@ -1,1 +1,1 @@
-"""From encoded images to batches of pixels, with TensorFlow."""
+"""Turns encoded images into batches of pixels, with TensorFlow."""

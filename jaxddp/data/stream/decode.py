@@ -1,4 +1,4 @@
-"""TensorFlow functions from an encoded image to pixels of one size. The device flips and normalizes."""
+"""TensorFlow functions that decode an image to pixels of one size. The device flips and normalizes them."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.stream.windows import Area, around, center_box, random_area_window, resampled, resize
 
 Window = Callable[[Any], Any]
-"""From an image's size, int32[2] (height, width), to the part to keep, int32[4] (top, left, height, width)."""
+"""Takes an image's size, int32[2] (height, width); returns the part to keep, int32[4] (top, left, height, width)."""
 
 RGB = PixelFormat()
 _JPEG, _PNG, _OTHER = range(3)
@@ -48,8 +48,8 @@ def train_image(data: Any, key: Any, area: Area | None, image_size: int, pixels:
 def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RGB) -> Any:
     """Returns one evaluation example, [image_size, image_size, C]: the short side resized to `resize`, then the center.
 
-    The pixels equal those of torchvision's Resize and CenterCrop to a level of 255. Only the part that the center needs
-    is decoded. Where the short side is `resize` already, the pixels are those of the image.
+    The pixels differ from those of torchvision's Resize and CenterCrop by at most one of 255 levels. Only the part that
+    the center needs is decoded. Where the short side is `resize` already, the pixels are those of the image.
     """
     size = _size(data, pixels)
     box = center_box(size, image_size, resize)
@@ -83,7 +83,7 @@ def decode_window(
     """Returns the part of an image in `window`, [height, width, C], of a file that `parse_header` accepts.
 
     Gray is repeated as RGB, and CMYK is converted to RGB; alpha is dropped unless the format has it. A file that
-    `parse_header` rejects is a TensorFlow error, even where the damage is below the window.
+    `parse_header` rejects raises a TensorFlow error, even if the damage is outside the window.
 
     Args:
         least: a JPEG may be decoded at a half, a quarter or an eighth of its size, if no side of the window becomes
@@ -225,7 +225,7 @@ def _decoded_channels(pixels: PixelFormat) -> int:
 
 
 def _gray(image: Any, pixels: PixelFormat) -> Any:
-    """Converts RGB to gray where the format has one channel; the values of repeated gray do not change."""
+    """Converts RGB to gray if the format has one channel. Gray that was repeated as RGB gets its values back."""
     if pixels.channels != 1:
         return image
     luma = tf.reduce_sum(tf.cast(image, tf.int64) * _LUMA, axis=-1, keepdims=True)

@@ -23,7 +23,7 @@ REFUSED, SOUND, STRAY = range(3)
 
 @dataclass(frozen=True)
 class TrainPixels:
-    """From an encoded image, a string scalar, and a key, int64[2], to pixels [S, S, C]; see `train_image`."""
+    """Turns an encoded image, a string scalar, and a key, int64[2], into pixels [S, S, C]; see `train_image`."""
 
     image_size: int
     format: PixelFormat
@@ -35,7 +35,7 @@ class TrainPixels:
 
 @dataclass(frozen=True)
 class EvalPixels:
-    """From an encoded image to the pixels of evaluation; ignores the key; see `eval_image`."""
+    """Turns an encoded image into the pixels of evaluation, and ignores the key; see `eval_image`."""
 
     image_size: int
     format: PixelFormat
@@ -53,7 +53,7 @@ def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
     """Returns a graph function (key, wanted, digest, *place) -> (pixels, verdict); see `looked_at`.
 
     Args:
-        read: as `Store.in_graph` returns it; with None, the place is the encoded image.
+        read: the result of `Store.in_graph`. With None, the graph takes the encoded image itself as its place.
     """
     places = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)][: 2 if read else 1]
 

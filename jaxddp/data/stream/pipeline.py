@@ -38,7 +38,7 @@ BATCHES_AHEAD = 2
 """The number of batches of encoded images that are fetched beyond the one that is being decoded."""
 
 Images = Iterator[tuple[np.ndarray, np.ndarray]]
-"""Batches of pixels and verdicts. A refused image is black; every thread would print the traceback of an error."""
+"""Batches of pixels and verdicts. A refused image is black. An error would make every thread print a traceback."""
 
 _ENDED = np.zeros(0), np.zeros(0, np.int32)
 
@@ -57,7 +57,7 @@ class Pipeline:
     verifies: bool = True
     """Whether images that are not known to be sound are verified to the last pixel."""
     lost: list[Exception] = field(default_factory=list)
-    """The exception that ended the producer. TensorFlow would print its traceback, and pass on only its text."""
+    """The exception that ended the producer. TensorFlow would print its traceback and pass on only its text."""
 
     def batches(self) -> Generator[Batch]:
         """Returns an iterator over the shard's batches. The work starts at once, in the background."""
@@ -70,7 +70,7 @@ class Pipeline:
         images = [start(self.steps[0])] if self.steps else []
         batches = self._consume(images, start)
         # Dropping TensorFlow's iterator waits for its threads, and one of them may run Python code, in `_produce`.
-        # While the interpreter shuts down that thread never returns, so the iterator must be dropped before.
+        # While the interpreter shuts down, that thread never returns, so the iterator must be dropped earlier.
         weakref.finalize(batches, self._end, images)
         return batches
 
@@ -159,7 +159,7 @@ class Pipeline:
     def _refuse(self, rows: np.ndarray, failure: Exception) -> None:
         """Finds the rows whose images cannot be used, and substitutes them.
 
-        Raises: InputError; they may not be substituted. `failure`, where every image can be used.
+        Raises: InputError, if they may not be substituted; `failure` itself, if every image can be used.
         """
         if isinstance(failure, Unreachable):
             # Reading each image again would only wait for the store once more.
@@ -180,7 +180,7 @@ class Pipeline:
         if self.substitutes is None:
             return batch._replace(image=image)
         changed = (self.substitutes.resolve(batch.row) != batch.row) & (batch.mask > 0)
-        # A batch that ends in the next epoch counts for this epoch, in which each row counts once.
+        # If a batch ends in the next epoch, only its rows of this epoch count, so each row counts once an epoch.
         stretches = self.order.stretches(step)
         changed &= self.shard.of(stretches) == stretches[0]
         return batch._replace(image=image, substituted=changed.astype(np.float32))

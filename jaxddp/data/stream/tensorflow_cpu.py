@@ -1,4 +1,6 @@
-"""Imports TensorFlow for the CPU only, without messages. No other module imports it, since that takes seconds.
+"""Imports TensorFlow for the CPU only, without messages. The import takes seconds.
+
+Other modules import TensorFlow only from here:
 
 from jaxddp.data.stream.tensorflow_cpu import tf
 """
@@ -13,7 +15,7 @@ import jaxddp.core.private_names as private_names
 from jaxddp.core.log_level import errors_only
 from jaxddp.core.phases import doing
 
-# TensorFlow reads it once, at its import. oneDNN would speed up nothing that this project uses, and writes to stderr.
+# TensorFlow reads this variable once, at its import. oneDNN speeds up nothing that is used here, and writes to stderr.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 # TensorFlow's import ends with an import of Keras, which this project does not use, and which imports scikit-learn and

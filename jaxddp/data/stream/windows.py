@@ -1,14 +1,15 @@
 """Windows: the part of an image that training or evaluation keeps, resized to a square, in TensorFlow's graph.
 
 Training draws random windows by stateless ops from a key of (seed, epoch, row), so they are the same in every thread
-and on every host. It resizes by area an image that shrinks much, and bilinearly any other. Up to a ratio of 1.6,
-bilinear sampling meets every pixel, and comes as near to a Lanczos filter as the triangle filter of Pillow does
-(TensorFlow's `antialias=True`, which took longer than decoding). Beyond that ratio it would alias: there an output
-pixel is the mean of the stretch that it covers, as in OpenCV's INTER_AREA. benchmarks/RESULTS.md has measurements.
+and on every host. An image that shrinks by a ratio of more than 1.6 is resized by area: an output pixel is the mean of
+the stretch that it covers, as in OpenCV's INTER_AREA. Any other image is resized bilinearly. Up to a ratio of 1.6,
+bilinear sampling uses every pixel; its result is as near to that of a Lanczos filter as Pillow's triangle filter
+(TensorFlow's `antialias=True`, which took longer than decoding). At larger ratios it would alias.
+benchmarks/RESULTS.md has measurements.
 
-Evaluation resizes the short side and keeps the center, as torchvision's Resize and CenterCrop do. Published weights
-were made for those pixels: a triangle filter as wide as the scale (antialiased), at subpixel position. Both are one
-step here, from the pixels that the center needs.
+Evaluation resizes the short side and keeps the center, as torchvision's Resize and CenterCrop do, because published
+weights expect those pixels. torchvision's filter is a triangle as wide as the scale (antialiased), at subpixel
+positions. Resizing and cropping are one step here, which reads only the pixels that the center needs.
 """
 
 import math
