@@ -319,7 +319,7 @@ class Ghosts(nn.Module):
 
 @pytest.mark.slow
 def test_ghost_batch_norm_in_a_work_directory_and_with_a_slice_that_no_groups_make_up(tmp_path):
-    """The digest of the network is also computed on a batch that is a multiple of the group."""
+    """The digest of the network is also computed on a batch of whole groups."""
     setup = prepare_training(Ghosts(2), TABLE, 2, SGD, 4, epochs=0.2)
     state, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path / "w")
     assert int(state.step) > 0 and np.isfinite(state.params["Dense_0"]["kernel"]).all()

@@ -142,9 +142,9 @@ def fresh_run(name: str, place: Path) -> TrainedRun:
 # --- What others publish ---
 
 SECOND = ("vit_b16", "timm_convnext_tiny")
-"""Return the network's second names."""
+"""Networks whose arrays are checked under the second of their published namings."""
 NAMED = ("resnet18", "resnet50", "vit_ti16", "vit_b16", "convnext_tiny", "timm_convnext_tiny")
-"""For each kind of block and each naming one network; the others differ only in sizes."""
+"""One network for each kind of block and each naming; the others differ only in sizes."""
 
 
 def network(name: str) -> Any:
