@@ -25,7 +25,7 @@ from jaxddp.models.ops.whitening import initialize_whitening
 from jaxddp.optimizers.momentum import MomentumSettings
 
 IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
-"""The training images of CIFAR-10, and the epochs of that size for which the first convolution's bias is trained."""
+"""Number of training images of CIFAR-10, and number of epochs for which the first convolution's bias is trained."""
 IMAGES_TO_WHITEN = 5_000
 """Number of images that initialize the first convolution."""
 MUON_RATE, BIAS_RATE, HEAD_RATE = 0.24, 0.053, 0.67
@@ -78,7 +78,7 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
 def sgd(config: Config, rate: float, learning_rate: optax.Schedule) -> optax.GradientTransformation:
     """SGD with Nesterov momentum. Its learning rate is a multiple of Muon's `learning_rate`.
 
-    The config's weight decay is that of a step at the peak, for each image of the batch, at any rate.
+    In a step at the peak, the weights decay by the config's weight decay times the batch size, for any `rate`.
     """
     batch_size = config.train.batch_size
     return optax.chain(

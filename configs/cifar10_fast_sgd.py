@@ -21,13 +21,13 @@ from jaxddp.models.airbench import AirbenchSettings, parameter_groups
 from jaxddp.optimizers.momentum import MomentumSettings
 
 IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
-"""The training images of CIFAR-10, and the epochs for which the first convolution's bias is trained."""
+"""Number of training images of CIFAR-10, and number of epochs for which the first convolution's bias is trained."""
 BIAS_FACTOR = 64
 """Ratio of the learning rate of batch norm's biases to that of all other parameters."""
 PAPERS_DIVISOR = 9
 """The paper divides the logits by this."""
 LOOKAHEAD_STEPS, LOOKAHEAD_DECAY = 5, 0.95
-"""Period, and decay of the slow weights per step at the end of the run."""
+"""Number of steps between updates of the slow weights, and their decay per step at the end of the run."""
 
 
 def get_config() -> Config:

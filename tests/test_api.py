@@ -1,4 +1,4 @@
-"""The notebook's door: any model, any loss, any optimizer, and figures that can be looked at."""
+"""The Python API for notebooks: it takes any model, loss, optimizer and source, and draws figures of them."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ SGD = sgd(0.05, momentum=0.9)
 
 
 def prepared(*arguments, **named) -> jaxddp.RunSetup:
-    """As `prepare_training`, with what was compiled before for equal objects."""
+    """Return the setup of `prepare_training`, with the programs that were compiled for equal objects."""
     return shared(prepare_training(*arguments, **named))
 
 
@@ -65,7 +65,7 @@ def function_dense():
 
 
 def with_weights(setup: jaxddp.RunSetup) -> jaxddp.RunSetup:
-    """The three forms of the network, begun from the same numbers."""
+    """Return the setup with fixed parameters, the same for all three forms of the network."""
     rng = np.random.default_rng(3)
     weights = {2: rng.normal(size=(3, CLASSES)), 1: rng.normal(size=CLASSES)}
     params = jax.tree.map(lambda x: weights[x.ndim].astype(np.float32), setup.state.params)
@@ -160,7 +160,7 @@ def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
         train(jaxddp.softmax_cross_entropy, fewer, workdir=tmp_path)
     with held(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is writing there"):
         train(jaxddp.softmax_cross_entropy, setup, epochs=2, workdir=tmp_path)
-    # As if written before it was; and with numbers that JSON has no word for.
+    # An older release wrote no config.json. The means are NumPy numbers, which JSON cannot store directly.
     (tmp_path / "config.json").unlink()
     data = dataclasses.replace(setup.data, mean=tuple(map(np.float32, setup.data.mean)))
     longer = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=2, data=data)
@@ -176,7 +176,7 @@ def test_a_rate_that_lies_in_the_optimizer_s_state_belongs_to_the_recipe_too(tmp
         return prepare_training(linear_model(), TABLE, 1, optimizer, 8, epochs=1)
 
     state, _ = train(jaxddp.softmax_cross_entropy, at(0.1), workdir=tmp_path)
-    # The checkpoint would bring its own rate.
+    # Without this error, the checkpoint would restore its own rate.
     with pytest.raises(InputError, match="config.json: optimizer was '.* 0.1' and is now '.* 0.2"):
         train(jaxddp.softmax_cross_entropy, at(0.2), workdir=tmp_path)
     again, _ = train(jaxddp.softmax_cross_entropy, at(0.1), workdir=tmp_path)
@@ -185,7 +185,7 @@ def test_a_rate_that_lies_in_the_optimizer_s_state_belongs_to_the_recipe_too(tmp
 
 def test_labels_beyond_the_classes_are_refused_whoever_holds_them():
     table = random_table(20)
-    # Put there behind its back, as a source of a user's own may hold them.
+    # The table has already checked its labels; a user's source may hold such a label unchecked.
     table.labels[3] = CLASSES
     with pytest.raises(InputError, match="^training data: row 3 has label 5 of 5 classes"):
         prepare_training(linear_model(), table, 4, SGD, 2)
@@ -307,7 +307,7 @@ def test_files_and_arrays_go_through_the_same_door(tmp_path):
 
 
 class Ghosts(nn.Module):
-    """Of the package's batch norm, in groups: what `resnet(batch_norm="ghost:2")` has many of."""
+    """A network with the package's ghost batch norm, the layer of `resnet(batch_norm="ghost:2")`."""
 
     group: int
 
@@ -319,7 +319,7 @@ class Ghosts(nn.Module):
 
 @pytest.mark.slow
 def test_ghost_batch_norm_in_a_work_directory_and_with_a_slice_that_no_groups_make_up(tmp_path):
-    """The network's digest, too, is of whole groups."""
+    """The digest of the network is also computed on a batch of whole groups."""
     setup = prepare_training(Ghosts(2), TABLE, 2, SGD, 4, epochs=0.2)
     state, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path / "w")
     assert int(state.step) > 0 and np.isfinite(state.params["Dense_0"]["kernel"]).all()
@@ -383,7 +383,7 @@ def falling(step):
 
 
 def steeper(schedule):
-    """Another of the same name."""
+    """Return another schedule with the same name."""
     return functools.wraps(schedule)(lambda step: schedule(2 * step))
 
 
@@ -408,13 +408,14 @@ def test_a_schedule_that_is_dropped_or_another_is_said_in_words_of_arguments(tmp
     for steps in (10, 20):
         run(f"cosine{steps}", optax.cosine_decay_schedule(1.0, steps))
     assert "schedule was 'cosine_decay_schedule" in said("cosine10", optax.cosine_decay_schedule(1.0, 20))
-    # An equal one that is made anew is the same; and of another release of JAX it is known that there was one.
+    # A new schedule with equal values is the same one. If another release of JAX wrote the digest, it is not compared,
+    # but it is still known that there was a schedule.
     assert int(run("cosine10", optax.cosine_decay_schedule(1.0, 10)).step) == 13
     written = json.loads((tmp_path / "w" / "config.json").read_text())
     written["objects"]["jax"] = "0.1"
     (tmp_path / "w" / "config.json").write_text(json.dumps(written))
     assert "schedule was 'falling " in said("w", None)
-    # A run of before had no such key, and is resumed with whatever it is given.
+    # An older release did not record the objects, so its run resumes with any schedule.
     del written["objects"]
     (tmp_path / "w" / "config.json").write_text(json.dumps(written))
     assert int(run("w", falling).step) == 13
@@ -456,7 +457,7 @@ def test_what_is_no_optimizer_metric_or_listener_is_one_line():
     ],
 )
 def test_what_are_no_logits_of_the_classes_is_one_line(apply, found):
-    """Said before anything is compiled, also where only training makes another output."""
+    """The error is raised before anything is compiled, also if only the output in training is wrong."""
     model = (lambda key, example: jnp.zeros((3, 7)), apply)
     expected = (
         f"^the model returned {found} for 2 images; return logits, float\\[2, 5\\], one for each of the 5 classes"
@@ -479,7 +480,7 @@ def test_images_without_labels_are_refused_for_training_and_shown_with_predictio
 
 
 class Generated:
-    """A third kind of source: images that are made when they are asked for."""
+    """A third kind of source, which makes its images when they are read."""
 
     class_names = class_ids = tuple("abcde")
     fingerprint = "generated 1"
@@ -536,7 +537,7 @@ def test_the_source_of_the_docs_has_what_a_source_needs_and_no_more():
 
 
 class Shows:
-    """A listener that is shown predictions."""
+    """A listener that receives predictions."""
 
     wants_predictions = 3
 

@@ -1,8 +1,7 @@
-"""The house: who may import whom, which library lives where, who may ask JAX about the machine, how long things get.
+"""The architecture: which modules may import which modules and libraries, which may query JAX's devices, and lengths.
 
-Every rule is a function of one file's path and source that returns what breaks it, so each is shown to catch a
-violation (`BAD`) and to leave good code alone (`GOOD`) before it is believed about the house. So is `circles`, the one
-rule about all files together.
+Every rule is a function of a file's path and source that returns the violations. Tests show that each rule finds a
+violation in `BAD` code and none in `GOOD` code. The same holds for `circles`, the only rule about all files together.
 """
 
 import ast
@@ -49,7 +48,7 @@ HOUSE = (
     Room(5, "configs"),
     Room(5, "training", "jax"),
     Room(5, "wire"),
-    # Above what trains, which is handed the peers of a job: setup/ joins it.
+    # job/ is above training/, which receives the peers of a job as an argument: setup/ joins the job.
     Room(6, "job", "jax"),
     Room(6, "recipe", "jax optax"),
     Room(7, "workdir", "jax"),
@@ -67,7 +66,7 @@ HOUSE = (
 ROOMS = {place: room for room in HOUSE for place in room.places.split()}
 DOOR = "__init__"
 
-# Libraries for the one file that needs them, and no more of its room.
+# Libraries that only this file of its room may import.
 FILES = {
     "configs/cifar10_fast.py": "jax optax",
     "configs/cifar10_fast_sgd.py": "jax optax",
@@ -109,20 +108,20 @@ MACHINE = {
     *("devices", "local_devices", "device_count", "local_device_count", "default_backend", "distributed"),
     *("process_index", "process_count", "process_indices", "host_id", "host_count", "host_ids"),
 }
-"""What of `jax` only these may touch."""
+"""The names of `jax` that only the packages in `ASKING` may use."""
 ASKING = ("job", "mesh")
 FINDING = "jaxddp/registry.py"
-"""The module that imports what lies in a folder."""
+"""The module that imports all modules of a folder."""
 
 SHARED = {"support", "recipes"}
-"""Folders of tests/ that hold no tests: what these import, and what runs are given."""
+"""Folders of tests/ without tests: one has the modules that tests import, one the recipe files of their runs."""
 SCRIPTS = {"benchmarks", "launch", "website"}
 TEST_FOLDERS = {"tests", "integration", "conformance"}
 EXAMPLES = "tests/test_architecture.py"
 IMPORTED = re.compile(r"(?:^|[;\n])\s*(?:from|import)\s+([\w.]+)")
-"""In the text of a program."""
+"""Finds the modules that the text of a program imports."""
 
-# What a machine without TensorFlow, clu, tyro and rich can import: all that training on arrays needs.
+# Modules that can be imported without TensorFlow, clu, tyro and rich: all modules that training on arrays needs.
 BARE = (
     *("config", "core.duration", "core.errors", "job", "mesh", "models", "engine"),
     *("data.order", "data.arrays", "data.table"),
@@ -138,7 +137,7 @@ nodes = functools.cache(lambda source: list(ast.walk(ast.parse(source))))
 
 
 def imports(path: str, source: str) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import at any depth; `from a import b` is `a.b`."""
+    """Yield (line, dotted name) of every import at any depth; `from a import b` is `a.b`."""
     package = path.removesuffix(".py").split("/")
     for node in nodes(source):
         if isinstance(node, ast.Import):
@@ -150,7 +149,7 @@ def imports(path: str, source: str) -> Iterator[tuple[int, str]]:
 
 
 def place_of(path: str) -> str:
-    """ "engine" for jaxddp/engine/step.py, "config" for jaxddp/config.py, "configs" for configs/digits.py."""
+    """Return "engine" for jaxddp/engine/step.py, "config" for jaxddp/config.py, "configs" for configs/digits.py."""
     folder, _, inside = path.partition("/")
     return folder if folder == "configs" else inside.split("/")[0].removesuffix(".py")
 
@@ -165,7 +164,7 @@ def floors(path: str, source: str) -> list[str]:
         library, _, inside = name.partition(".")
         if library != "jaxddp":
             continue
-        # `import jaxddp` and `from jaxddp import train` come through the door.
+        # `import jaxddp` and `from jaxddp import train` import jaxddp/__init__.py.
         other = ROOMS.get(inside.split(".")[0], ROOMS[DOOR])
         if other is not room and other.floor >= room.floor:
             found.append(f"{path}:{line}: {name} is on floor {other.floor}, not below floor {room.floor}")
@@ -173,7 +172,7 @@ def floors(path: str, source: str) -> list[str]:
 
 
 def libraries(path: str, source: str) -> list[str]:
-    """Third-party imports are those of the room, or of the file."""
+    """A module imports only the third-party libraries of its room, or of its entry in `FILES`."""
     allowed = {"jaxddp", "numpy"} | {*ROOMS[place_of(path)].libraries.split(), *FILES.get(path, "").split()}
     names = ((line, name.partition(".")[0]) for line, name in imports(path, source))
     return [
@@ -184,7 +183,7 @@ def libraries(path: str, source: str) -> list[str]:
 
 
 def hidden_imports(path: str, source: str) -> list[str]:
-    """An import by string cannot be seen by the other rules."""
+    """No module imports by a string, which the other rules cannot see."""
     called = ((node.lineno, node.func) for node in nodes(source) if isinstance(node, ast.Call))
     names = ((line, getattr(func, "attr", None) or getattr(func, "id", "")) for line, func in called)
     if path == FINDING:
@@ -216,7 +215,7 @@ def bare_packages(path: str, source: str) -> list[str]:
 
 
 def sizes(path: str, source: str) -> list[str]:
-    """Modules and functions that can be read in one go."""
+    """Modules and functions are short enough to be read without a pause."""
     lines = len(source.splitlines())
     found = [f"{path}: {lines} lines; under {MODULE_LINES} fit"] if lines >= MODULE_LINES else []
     for node in nodes(source):
@@ -228,7 +227,8 @@ def sizes(path: str, source: str) -> list[str]:
 
 
 def apart(path: str, source: str) -> list[str]:
-    """No test file imports another, in a child's program neither: what two share lies in tests/support or conftest."""
+    """No test file imports another, nor does the text of a child program; shared code is in tests/support or
+    conftest."""
     file = Path(path)
     if not {*file.parts} & SHARED and file.stem != "conftest" and not file.stem.startswith("test_"):
         return [f"{path}: no test file; what tests share lies in tests/support"]
@@ -246,7 +246,7 @@ def apart(path: str, source: str) -> list[str]:
 
 
 def circles(sources: Mapping[str, str]) -> list[str]:
-    """No files import each other in a circle, within functions and for type checkers neither."""
+    """No files import each other in a circle; imports within functions and for type checkers count too."""
     files = {name: path for path in sources for name in module_names(path)}
 
     def file_of(name: str) -> str | None:
@@ -263,8 +263,8 @@ def circles(sources: Mapping[str, str]) -> list[str]:
 
 
 def module_names(path: str) -> list[str]:
-    """What a file is imported as: "jaxddp.mesh"; a script's folder is on the path, so benchmarks/chaos.py is "chaos",
-    too."""
+    """Return the names under which a file can be imported, such as "jaxddp.mesh". A script's folder is on the path, so
+    benchmarks/chaos.py is also "chaos"."""
     folder, *inside = path.removesuffix("/__init__.py").removesuffix(".py").split("/")
     return [".".join([folder, *inside]), *([".".join(inside)] if folder in SCRIPTS else [])]
 
@@ -405,7 +405,7 @@ CIRCLES = [
 def test_a_circle_of_files_is_caught(sources):
     (found,) = circles(sources)
     assert all(path in found for path in sources)
-    # And is none once any of them is alone.
+    # There is no circle if any one of the files imports none of the others.
     for path in sources:
         assert circles({**sources, path: "import argparse, jaxddp.core.errors"}) == []
 
@@ -426,7 +426,7 @@ def test_the_house_keeps_the_rule(rule):
 
 
 def test_every_room_and_every_file_named_here_stands():
-    """A rule about a place that is gone would hold of nothing."""
+    """A rule about a place that no longer exists would check nothing."""
     places = {place_of(file.relative_to(ROOT).as_posix()) for file in (ROOT / "jaxddp").rglob("*.py")} | {"configs"}
     assert places == set(ROOMS)
     assert [file for file in FILES if not (ROOT / file).is_file()] == []
@@ -468,7 +468,8 @@ def watch(*libraries, refuse=False):
 
 
 def run_watched(program: str, *arguments: str) -> str:
-    """What a program prints, which may call `hide` and `watch`, in a Python of its own, from the repository's root."""
+    """Run a program in a new process, at the repository's root, and return its output. It may call `hide` and
+    `watch`."""
     command = [sys.executable, "-c", WATCH + textwrap.dedent(program), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -519,7 +520,7 @@ def test_importing_jaxddp_starts_no_backend_and_imports_no_tensorflow_of_its_own
 
 @pytest.mark.slow
 def test_arrays_train_without_tensorflow_clu_tyro_and_rich(tmp_path):
-    """Flax itself asks for rich, so rich is refused to jaxddp alone."""
+    """Flax itself imports rich, so only the imports of rich by jaxddp fail."""
     modules = [f"jaxddp.{place}" for place in (*BARE, *BARE_RUNTIME)]
     kinds = ("models", "losses", "metrics", "optimizers", "schedules", "augment")
     for place in ("job", "engine", "measure", *kinds):

@@ -168,7 +168,7 @@ def test_an_unknown_option_of_prepare_training_and_a_device_twice():
     device = jax.devices()[1]
     said = line(prepare_training, *given, [device, device], SGD, 4)
     assert said == f"devices: {device} is given twice; give each device once"
-    # What is no list, and holds devices, will do.
+    # Any sequence of devices is accepted, not only a list.
     assert prepare_training(*given, np.array(jax.devices()[:2]), SGD, 4).topology.num_devices == 2
 
 
@@ -275,7 +275,7 @@ def test_a_state_that_is_at_its_end_or_of_another_setup(setup, trained, tmp_path
     said = line(train, loss, further, epochs=0.5, listeners=())
     assert said == "state: it is at step 6, and epochs=0.5 end at step 1; give more epochs, such as epochs=4"
     assert int(train(loss, further, epochs=6, listeners=())[0].step) == 12
-    # A run that is done in its work directory is returned as it is.
+    # If the run in the work directory is finished, `train` returns its state unchanged.
     done, _ = train(loss, setup, workdir=tmp_path / "done", listeners=())
     again, _ = train(loss, dataclasses.replace(setup, state=done), workdir=tmp_path / "done", listeners=())
     assert int(again.step) == 6

@@ -1,8 +1,8 @@
-"""Evaluation pixels are those for which published weights were made: torchvision's Resize and CenterCrop, to a level.
+"""The pixels of evaluation equal those of torchvision's Resize and CenterCrop to within a level of 255.
 
 The reference is Pillow's `resize` and a slice. `Resize(256)` and `CenterCrop(224)` of torchvision 0.29.2 gave exactly
-that for 312 of 312 images (200 photographs, 112 resized copies of them); what they give of tensors (antialiased) was
-0.14 levels from it in the mean, 0.22 in the worst image.
+the same pixels for 312 of 312 images (200 photographs, 112 resized copies of them). For tensors (antialiased), their
+pixels differed by 0.14 levels in the mean, and by 0.22 in the worst image.
 """
 
 import io
@@ -25,9 +25,9 @@ REAL = Path(
     os.environ.get("JAXDDP_IMAGENET_SAMPLE", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")
 )
 EVERY = 5
-"""Of the real photographs, each fifth is looked at."""
+"""Only every fifth of the real photographs is compared."""
 
-# Pillow rounds between its two passes, and so differs by at most half a level before the last rounding.
+# Pillow rounds between its two passes, so it differs by at most half a level before the last rounding.
 MEAN, MOST = 0.25, 1
 
 

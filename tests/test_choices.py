@@ -1,5 +1,5 @@
-"""Choices by name read the keys of their settings and no others. A key that is set and has no effect is rejected, an
-inherited one is reset, and a run of a release that stored all of them can be resumed."""
+"""Choices by name read the keys of their settings and no others. A key that is set and has no effect is rejected, and
+an inherited key is reset. A run of an older release, which stored all keys, can be resumed."""
 
 import dataclasses
 import functools
@@ -68,7 +68,7 @@ OTHER = {
     "optimizer.plateau_factor": 0.5,
     "optimizer.plateau_patience": 3,
 }
-"""A value of each key that is no default of any choice."""
+"""For each key, a value that is not the default of any choice."""
 
 
 def changes(*pairs: tuple[str, typing.Any]) -> dict[str, dict[str, typing.Any]]:
@@ -174,7 +174,7 @@ def test_a_choice_that_is_inherited_keeps_what_is_said_of_it():
     assert lars.replace(optimizer={"name": "lamb", "momentum": 0.5}).optimizer.trust_coefficient is None
     with pytest.raises(InputError, match="optimizer.trust_coefficient=0.25 is read by optimizer.name=lars, and not by"):
         check_read(lars.replace(optimizer={"name": "adamw", "trust_coefficient": 0.25}))
-    # A hook may read what it likes, whatever the name.
+    # A hook may read any key, whatever the name of the choice.
     check_read(Config().replace(optimizer={"trust_coefficient": 0.25, "step_at": [0.5]}), {"get_optimizer": None})
 
 
@@ -227,7 +227,7 @@ def test_a_key_without_the_key_that_it_needs_is_rejected_with_both_names(key):
     assert str(raised.value).endswith("; leave it out") and raised.value.key == key
     config = with_keys(Config(), met | {key: value})
     check_read(config)
-    # What was inherited gives way.
+    # An inherited value is reset to the default.
     gone, default = with_keys(config, unmet), Config()
     check_read(gone)
     assert flatten(gone.to_dict())[key] == flatten(default.to_dict())[key] != flatten(config.to_dict())[key]
@@ -419,7 +419,7 @@ def test_python_s_options_are_read_by_its_objective(given, expected):
     assert str(raised.value).startswith(expected)
 
 
-# --- What is written in a form of its own is read once ---
+# --- Values with a syntax of their own are parsed once ---
 
 
 def test_a_form_of_its_own_is_read_once_and_kept(monkeypatch):

@@ -14,12 +14,12 @@ from support.streams import all_of, waves
 from jaxddp.data.images.verify import verify
 from jaxddp.data.stream.decode import eval_image
 
-# Of 255: the decoders agree to a bit, but for the last rounding of a conversion.
+# In levels of 255: the decoders differ only in the last rounding of a conversion.
 TOLERANCE = 1
 
 
 def ycck() -> bytes:
-    """As Photoshop writes it: inverted CMYK whose first three are kept as luminance and color."""
+    """Returns a JPEG as Photoshop writes it: inverted CMYK whose first three channels are stored as YCbCr."""
     inverted = 255 - np.asarray(Image.fromarray(waves(5)).convert("CMYK"))
     return simplejpeg.encode_jpeg(np.ascontiguousarray(inverted), 95, "CMYK", "444")
 
@@ -58,7 +58,7 @@ def test_unusual_images_have_the_colors_that_pillow_gives_them(tmp_path: Path, k
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
     pixels = all_of(str(tmp_path / "n.JPEG")).numpy().astype(int)
     assert np.abs(pixels - expected).max() <= TOLERANCE
-    # Inverted colors would be as far from the waves as can be.
+    # If the colors were inverted, they would differ from the waves by much more.
     if kind.startswith("adobe"):
         assert np.abs(pixels - waves(5)).mean() < 12
 

@@ -156,9 +156,9 @@ def test_a_convolution_and_its_gradients_are_counted_as_xla_counts_them(data):
 
 
 PIXELS = 6 * 6 * 3
-"""Return the multiplications for an image of the table."""
+"""The number of multiplications for an image of the table."""
 TAPS = (3 * 6 - 2) ** 2
-"""Return the multiplications that use a pixel, for a 3x3 kernel over 6x6 padded pixels."""
+"""The number of multiplications that use a pixel, for a 3x3 kernel over 6x6 padded pixels."""
 BY_HAND = {
     # The forward pass, and the gradient of the weights.
     "linear": 2 * BATCH * 2 * PIXELS * CLASSES,

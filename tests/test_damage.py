@@ -1,6 +1,6 @@
 """The share of damaged images that is detected: files that lost or gained data, and headers with another size.
 
-A damaged file that is not detected is another legal image of as many blocks, which ends with its data.
+A damaged file that is not detected is a valid image with as many blocks as the original, without bytes after its data.
 """
 
 import dataclasses

@@ -293,7 +293,7 @@ def test_every_setting_is_shown_with_where_it_is_from(trained, capfd):
     found = rows("finetune_folder", "--data.path", "x", "--optimizer.learning-rate", "0.005")
     assert found["data.path"] == [os.path.join(os.getcwd(), "x"), "option"]
     assert found["seed"] == ["0", "default"] and found["train.batch_size"] == ["32", "finetune_folder"]
-    # It was given, although the recipe has the same value.
+    # The option was given, although the recipe has the same value.
     assert found["optimizer.learning_rate"] == ["0.005", "option"]
     assert rows(str(trained))["model.width"] == ["16", str(trained)]
     assert rows("finetune_folder", "--model.weights", str(trained))["model.width"] == ["16", str(trained)]

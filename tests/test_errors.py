@@ -51,12 +51,11 @@ def unreadable():
 
 @dataclass(frozen=True)
 class Told:
-    """An error, its fields, and its line, in which each door has own words for its keys.
+    """An error, its fields, and its message, in which each entry point has its own words for the keys.
 
     Attributes:
-        line: how it begins, without these words.
-        words: of a command line that gives a key.
-        number: of the line of RECIPE that is to blame.
+        line: the beginning of the message, without these words. words: the words of a command line that sets the key.
+        number: the number of the line of RECIPE that sets the key.
     """
 
     fail: Callable[[], Any]
@@ -180,7 +179,7 @@ def test_an_error_is_said_at_each_door_in_its_words(told, tmp_path):
         (("config.json: ", Key("objects.metric half"), " was None"), "config.json: metric half was None"),
         (("use ", Key("the config"), " that wrote it"), "use the model and optimizer that wrote it"),
         ((Key("data.image_size", 64), ": these images"), "data.image_size=64: these images"),
-        # What is no key stays.
+        # Text that is not a key does not change.
         (("/runs/train.precision: cannot be read",), "/runs/train.precision: cannot be read"),
     ],
 )  # fmt: skip
@@ -197,7 +196,7 @@ def test_an_option_is_said_as_it_was_typed(tmp_path):
     assert said(Key("train.duration", "0 steps"), "--epochs=0") == "--epochs '0 steps': no"
     assert said(Key("data.augment.flip", True), "--data.augment.no-flip") == "--data.augment.flip True: no"
     assert said(Key("data.std", (0.2, 0.3)), "--data.std", "0.2", "0.3") == "--data.std 0.2 0.3: no"
-    # What a terminal would obey, and what is long, is shown as elsewhere.
+    # Control characters are escaped and long values are shortened, as in other messages.
     assert said(Key("model.name", "\x1b[2J"), "--model", "x") == r"--model '\x1b[2J': no"
     assert len(said(Key("model.name", "x" * 1000), "--model", "x")) < 110
     error = InputError(Key("seed", 1), ": no")
@@ -213,7 +212,7 @@ def test_the_command_line_ends_with_the_line_of_its_door(tmp_path, capfd):
     assert capfd.readouterr().err.splitlines()[-1].startswith(f"jaxddp: {recipe}:5: loss.name='hinge' is unknown; ")
     assert main(["config", str(recipe), "--loss.name", "square"]) == 2
     assert capfd.readouterr().err.splitlines()[-1].startswith("jaxddp: --loss.name square is unknown; ")
-    # A file that does not say a config is to blame itself, whatever the command says.
+    # If the file itself makes an invalid config, the message names the file, even if the command sets the key.
     recipe.write_text(config.format("seed=-1"))
     assert main(["config", str(recipe), "--seed", "2"]) == 2
     assert capfd.readouterr().err.splitlines()[-1].startswith(f"jaxddp: {recipe}:5: seed=-1: expected 0 to ")

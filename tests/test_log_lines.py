@@ -1,17 +1,17 @@
-"""The package's log: in a format of its own where the program has chosen none, and in the program's where it has."""
+"""The package's log has the format that the program has chosen, or else the package's own format."""
 
 import logging
 from pathlib import Path
 
 
 def test_information_is_plain_and_warnings_look_like_errors(monkeypatch, capfd):
-    # As in a program that has not said how its log looks; pytest has handlers of its own.
+    # Simulates a program that has not configured logging; pytest installs its own handlers.
     monkeypatch.setattr(logging.root, "handlers", [])
     log = logging.getLogger("jaxddp.experiment")
     log.info("26 of the network's 32 arrays")
     log.warning("%s: is missing", "x")
     assert capfd.readouterr().err == "26 of the network's 32 arrays\njaxddp: warning: x: is missing\n"
-    # As absl does; nobody has chosen that format.
+    # absl calls this too, but it does not mean that the program has chosen the format.
     logging.basicConfig()
     log.warning("again")
     assert capfd.readouterr().err == "jaxddp: warning: again\n"

@@ -1,4 +1,4 @@
-"""Who a process is in its job, and what its devices hold."""
+"""The placement of a batch on the devices of a process, and the simulated devices."""
 
 import jax
 import numpy as np

@@ -26,7 +26,7 @@ from jaxddp.core.ranges import Range
 from jaxddp.sections.dependent_keys import NEEDS
 
 LONG = "x" * 3000
-"""Short enough for a path, and longer than a file name can be."""
+"""A text that is short enough for a path, and longer than a file name can be."""
 ODD = (math.nan, math.inf, -math.inf, -1, -1.5, 0, 1e30, 10**400, True, None, "", "x" * 100_000, "nan", "a\0b")
 ODD_WORDS = ("nan", "inf", "-inf", "-1", "-1.5", "0", "1e30", "1e400", "", LONG)
 
@@ -81,7 +81,7 @@ def test_what_no_key_can_hold_is_refused_when_it_is_read(key):
                 held = config.to_dict()
                 for name in key.split("."):
                     held = held[name]
-                # What was taken is what is held, and it is no number beyond all ranges.
+                # The config holds the accepted value, and no infinity or NaN is accepted.
                 assert held == tried
                 assert not any(isinstance(each, float) and not math.isfinite(each) for each in [held] if each)
 

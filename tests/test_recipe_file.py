@@ -28,7 +28,7 @@ ONE = ["--parallel.devices", "1"]
 
 
 def forget(folder: Path) -> None:
-    """What was imported from there; another process would know nothing of it."""
+    """Remove the modules that were imported from a folder, as if the next import were in a new process."""
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith(str(folder)):
             del sys.modules[name]
@@ -73,7 +73,7 @@ def test_a_recipe_brings_all_its_objects_and_the_run_keeps_them(folder, data, ca
     assert (run / "steps.txt").read_text().split() == [str(step) for step in range(1, 10)]
     assert sorted(path.name for path in (run / "recipe").iterdir()) == ["mine.py", "network.py"]
     assert max(line["learning_rate"] for line in train) == pytest.approx(0.02)
-    # The files are elsewhere, or nowhere: the run's own copy stands for them.
+    # After the files are removed, the run uses its own copy of them.
     (folder / "mine.py").unlink()
     (folder / "network.py").unlink()
     assert main(["eval", "runs/mine/config.json"]) == 0
@@ -127,7 +127,7 @@ def test_a_recipe_finds_another_beside_itself_and_inherits_its_hooks(folder, mon
     (folder / "recipes" / "deep" / "deeper.py").write_text(child.replace("base.py", "../base.py"))
     deeper = read_recipe("recipes/deep/deeper.py")
     assert sorted(deeper.files()) == ["base.py", "deep/deeper.py", "network.py"]
-    # From Python the config alone is asked for.
+    # In Python, `load` returns only the config.
     assert load("recipes/child.py") == recipe.config
 
 
@@ -213,7 +213,7 @@ def test_what_a_hook_may_not_be_is_one_line(source, message, folder, data, capfd
     write(folder, source=source)
     line = refused(["train", "mine.py", "--data.path", data], capfd)
     assert re.search(message, line), line
-    # Listeners may write there, so they are made when the work directory is; then the network is initialized.
+    # Listeners may write to the work directory, so they are made after it; then the network is initialized.
     late = ("get_listeners: an", "get_objective: AttributeError", "get_initialize: KeyError", "initialize: params")
     assert any(part in line for part in late) == Path("runs").exists()
 
@@ -239,7 +239,7 @@ def test_a_name_without_its_ending_is_answered_with_the_file(folder):
     write(folder)
     with pytest.raises(InputError, match="config 'mine' does not exist; did you mean the file 'mine.py'"):
         read_recipe("mine")
-    # A recipe that forgot it, of a file beside itself.
+    # A recipe loads a file beside itself without the ending .py.
     (folder / "deep").mkdir()
     (folder / "deep" / "base.py").write_text(CONFIG)
     loads = "from jaxddp.config import load\ndef get_config():\n    return load('base')\n"
@@ -299,9 +299,9 @@ def test_recipes_that_load_each_other_are_one_line(folder):
 
 
 def test_what_a_recipe_waits_for_as_it_is_read_is_bounded(folder, monkeypatch):
-    """That it is said, tests/test_activity.py shows."""
+    """tests/test_activity.py tests the message."""
     bounds = list[float]()
-    # A watch would go on, and end this process.
+    # A real watch would not end with the test, and would end this process.
     monkeypatch.setattr(parse, "watch_alone", bounds.append)
     (folder / "slow.py").write_text(f"import jaxddp.core.phases as own\nPHASE = own.progress().phase\n{CONFIG}")
     parse.parse_recipe(Train, "jaxddp train", ["slow.py"])

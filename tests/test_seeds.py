@@ -29,7 +29,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Dropped(nn.Module):
-    """Its seed decides initialization and, in each step, dropout."""
+    """A network in which the seed determines the initialization and, in each step, dropout."""
 
     @nn.compact
     def __call__(self, images, train: bool):
@@ -43,7 +43,7 @@ def prepared(seed: int, cache: str = "none", devices: int = 2, augment: AugmentC
 
 
 def numbers(setup):
-    """All that a run leaves: the state, the metrics of its records and of its validations."""
+    """Return all results of a run: its state, the metrics of its records and validations, and those of its epochs."""
     recorder = Recorder()
     state = train(setup, PLAN, val=VAL, listeners=[recorder])
     ended = [record.epoch_end.metrics for record in recorder.steps if record.epoch_end]
@@ -52,7 +52,7 @@ def numbers(setup):
 
 @pytest.fixture
 def compilations():
-    """How often XLA was asked for a program, in memory or in a cache on disk."""
+    """Yield a function that returns how often XLA compiled a program or loaded it from the cache on disk."""
     counts = Counter()
     listener = lambda event, seconds, **more: counts.update([event])  # noqa: E731
     jax.monitoring.register_event_duration_secs_listener(listener)
@@ -68,7 +68,7 @@ def test_a_second_seed_compiles_nothing_and_gives_the_numbers_of_a_fresh_run(cac
     before = compilations()
     found = {0: numbers(first)}
     assert compilations() > before
-    # The numbers of the first seed are those of its fresh setup.
+    # The first seed was itself trained from a fresh setup.
     fresh[0] = found[0]
     for seed in (7, 2**40 + 7, 0):
         before = compilations()
@@ -118,7 +118,7 @@ def test_a_program_belongs_to_its_objects_and_to_settings_of_jax():
     with jax.default_matmul_precision("highest"):
         assert program(setup) is not first
     assert program(setup) is first
-    # Notebooks may train with many: what is not asked for goes.
+    # A notebook may train many networks: programs that are not used any more are dropped.
     for _ in range(40):
         programs.evaluate(setup.classifier.objective({}), setup.topology, resident=False)
     assert program(setup) is not first
@@ -146,7 +146,7 @@ print(json.dumps(found))
 """
 
 
-# In one process the tests above and below show it; here nothing can be left of another.
+# The other tests show this in one process. Here each seed has its own process, in which nothing is left of other seeds.
 @pytest.mark.ci
 @pytest.mark.parametrize("cache", ("none", "device"))
 def test_the_third_seed_of_a_process_is_the_first_of_another_bit_for_bit(cache):
@@ -177,7 +177,7 @@ def test_a_notebook_trains_several_seeds_and_decodes_and_compiles_once(tmp_path,
         assert accuracies[-1] == history.val["loss"][-1]
         compiled.append(compilations())
     assert compiled[0] == compiled[1] == compiled[2] and len(set(accuracies)) == 3
-    # What is trained and what is validated on.
+    # The training set and the validation set are each placed on the devices once.
     assert len(loads) == 2
     with pytest.raises(InputError, match="seed was 0 and is now 1"):
         jaxddp.train(loss, setup.with_seed(1), val=VAL, workdir=tmp_path / "seed0", listeners=())

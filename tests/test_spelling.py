@@ -1,4 +1,4 @@
-"""What a user may type for a key: its short form, a value after a flag, and misspelt names."""
+"""Spellings of keys on the command line: short forms, a value after a flag, and misspelt names."""
 
 import shlex
 

@@ -155,10 +155,10 @@ def ghost_airbench():
 
 
 class Course(NamedTuple):
-    """Return the results of a few steps of plain SGD."""
+    """The results of a few steps of plain SGD."""
 
     gradient: Any
-    """Return the gradient of the first step."""
+    """The gradient of the first step."""
     losses: list[float]
     state: Any
 

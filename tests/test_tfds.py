@@ -38,7 +38,7 @@ FORMATS = ("tfrecord", "array_record")
 NAMES = ["cat", "ant", "bee"]
 SPLITS = {"train": 23, "test": 7}
 ONLY_TRAIN = {"train": 23}
-# One photograph of the size of the stream, so it is only decoded.
+# One photograph has the image size of the stream, so it is decoded but not resized.
 PHOTO = 40
 
 
@@ -153,7 +153,8 @@ def batches_of(table: ExampleTable, image_size: int, shard: Shard = WHOLE) -> li
 
 
 def examples(table: ExampleTable, image_size: int) -> dict[bytes, int]:
-    """From the pixels of every example, by another decoder, to its label; the conformance tests compare batches."""
+    """Return the label of every example by its pixels, which another decoder reads; the conformance tests compare
+    batches."""
     images = [Image.open(io.BytesIO(table.read(row))).convert("RGB") for row in range(len(table))]
     assert {image.size for image in images} == {(image_size, image_size)}
     pixels = {np.asarray(image).tobytes(): int(label) for image, label in zip(images, table.labels, strict=True)}

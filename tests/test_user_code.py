@@ -63,12 +63,12 @@ class Net:
 
 
 def line_of(words: str) -> int:
-    """Where this file has them first."""
+    """Return the number of the first line of this file that contains these words."""
     return next(number for number, line in enumerate(HERE.read_text().splitlines(), 1) if words in line)
 
 
 def last_line(error: BaseException) -> str:
-    """Of what Python prints of it."""
+    """Return the last line of the traceback that Python prints for an error."""
     return "".join(traceback.format_exception(error)).rstrip("\n").split("\n")[-1]
 
 
@@ -152,7 +152,7 @@ def test_a_listener_that_ends_the_process_has_failed_the_run(moment, error, tmp_
     with pytest.raises(UserCodeExit, match=f"{place}; to end a run, raise an error"):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, **more)
     result = tmp_path / "result.json"
-    # At the end of a run that was done, it is.
+    # If the listener raises in `end`, the run was already done.
     assert moment in ("start", "end") or json.loads(result.read_text())["status"] == "failed"
 
 

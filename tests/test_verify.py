@@ -1,4 +1,4 @@
-"""A file that lost image data is refused wherever it was cut; a whole one passes, whatever else it carries."""
+"""A file that lost image data is rejected, wherever it was cut. A complete file passes, whatever else it contains."""
 
 import io
 import struct
@@ -16,7 +16,7 @@ from jaxddp.data.images.verify import verify
 
 
 def plane_by_plane() -> bytes:
-    """A baseline JPEG of three components that has a scan for each: a gray one's scan, three times over."""
+    """Return a baseline JPEG of three components with a scan for each: three copies of the scan of a gray JPEG."""
     gray = encode(picture(37, 45, "L"))
     frame, scan = gray.index(b"\xff\xc0"), gray.index(b"\xff\xda")
     three = b"".join(bytes([component, 0x11, 0]) for component in (1, 2, 3))
@@ -89,7 +89,7 @@ def test_any_jpeg_cut_anywhere(image, quality, progressive, optimize, subsamplin
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("subsampling", [1, 2])
 def test_a_cut_is_found_where_the_strict_decoder_cannot_look(subsampling: int, progressive: bool):
-    """It has no name for the sampling of Pillow's CMYK files; there, the loss of few bits may change no pixel."""
+    """It does not support the sampling of Pillow's CMYK files; there, the loss of a few bits may change no pixel."""
     data = encode(picture(37, 45, "CMYK"), subsampling=subsampling, progressive=progressive)
     assert (verify(data).height, verify(data).width) == (37, 45)
     scan = data.index(b"\xff\xda")
@@ -128,7 +128,7 @@ def test_an_oddity_hides_no_cut(oddity: str, kind: str):
     odd = ODDITIES[oddity](JPEGS[kind]())
     first = odd.rindex(b"\xff\xda")
     for end in (b"", EOI, bytes(3) + EOI if kind == "4:2:0" else EOI):
-        # Three zeros in place of more bytes than they could stand for.
+        # With three zeros at the end, the cut removes more bytes than three zeros can encode.
         last = len(odd) - (60 if end.startswith(b"\x00") else 2)
         assert [cut for cut in range(first, last, 7) if passes(odd[:cut] + end)] == []
 

@@ -1,4 +1,4 @@
-"""Counts, figures and durations as people read them."""
+"""Counts, numbers and durations in the form that the package prints."""
 
 import math
 

@@ -219,7 +219,7 @@ def test_data_without_a_split_are_divided_equally_everywhere(name: str, tmp_path
     with pytest.raises(InputError, match=r"has no validation split; give data\.val_share"):
         open_splits(DataConfig(path=str(path)))
     train, val = open_splits(DataConfig(path=str(path), val_share=0.3)).values()
-    # One of each class of three or four examples.
+    # A class has three or four examples, of which one is held out.
     assert np.bincount(val.labels).tolist() == [1, 1, 1] and len(train) == COUNTS["train"] - 3
     names = [source.name(row) for source in (train, val) for row in range(len(source))]
     assert len({*names}) == COUNTS["train"]
@@ -295,7 +295,7 @@ def test_a_data_set_in_which_one_file_is_no_file_is_refused_in_one_line(written,
     for path in telling_files(written):
         kept = set_aside(path, kind)
         refused, code, said = refusal(written, capfd)
-        # Most formats can do without names of classes; and the folder of a class may contain a folder.
+        # Most formats do not need a file of class names, and the folder of a class may contain a folder.
         optional = path.suffix == ".txt" or (written.form.format, kind) == ("folders", "a directory")
         assert (refused and code > 0) or optional, (path, said)
         put_back(path, kept)

@@ -1,4 +1,4 @@
-"""What every listener and logger records of a run: each one is a line of `KINDS`.
+"""What every listener and logger records of a run. Each kind of listener is a line of `KINDS`.
 
 First an invented run (`support.listeners`), then one that is trained, stopped and resumed with all loggers that have a
 library. What only one logger does is tested in a file of its own.
@@ -182,8 +182,8 @@ def course(stop: int = TOTAL, evaluate: tuple[int, ...] = (4, 10)) -> Series:
 
 
 def same(found: Series, expected: Series, *, again: bool = False) -> None:
-    """TensorBoard keeps float32. A history has no epochs between its steps; of a point that is there twice the last
-    counts."""
+    """Compare scalars. TensorBoard stores float32. A history has no epochs between its steps. If a point occurs twice,
+    the last one counts."""
     for name, points in expected.items():
         points, own = dict(points), found[name]
         assert again or len(own) == len(dict(own)), name

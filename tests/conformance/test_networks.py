@@ -142,9 +142,9 @@ def fresh_run(name: str, place: Path) -> TrainedRun:
 # --- What others publish ---
 
 SECOND = ("vit_b16", "timm_convnext_tiny")
-"""Return the network's second names."""
+"""Networks whose arrays are checked under the second of their published namings."""
 NAMED = ("resnet18", "resnet50", "vit_ti16", "vit_b16", "convnext_tiny", "timm_convnext_tiny")
-"""For each kind of block and each naming one network; the others differ only in sizes."""
+"""One network for each kind of block and each naming; the others differ only in sizes."""
 
 
 def network(name: str) -> Any:
@@ -301,7 +301,7 @@ def test_the_network_of_every_config_has_an_output_for_each_class(name, pictures
     """Test each network at the size of its images. Deeper ones have the same shapes."""
     config = in_small(name, pictures, images=4).replace(objective={"unlabelled_ratio": 1})
     if config.data.grow_from:
-        # The first and the last of the sizes that a network must take.
+        # Only the first and the last of the image sizes are tested.
         config = config.replace(data={"grow_by": config.data.image_size - config.data.grow_from})
     model = interned(experiment_of(config).recipe.model)
     assert logits_in_training(model, config.data.image_size) == (4, 3)

@@ -284,7 +284,7 @@ PEAK = 0.8
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Return a run, and its config of a schedule."""
+    """The length of a run, and its settings for schedules."""
 
     total: int
     warmup: int
@@ -322,7 +322,7 @@ def wsd(run: Run) -> np.ndarray:
 
 
 def one_cycle(run: Run) -> np.ndarray:
-    """A fall to 1/25 over 55 of the 70 percent after the policy's rise, then one to 1/250,000."""
+    """The rate falls to 1/25 over 55 of the 70 percent of the run that follow the rise, and then to 1/250,000."""
     first, steps = max(int(0.55 / 0.7 * run.falling), 1), np.arange(run.total - run.warmup)
     rest = np.clip((steps - first) / max(run.falling - first, 1), 0, 1)
     return np.where(steps < first, 1 - (1 - 1 / 25) * steps / first, 1 / 25 - (1 / 25 - 1 / 250_000) * rest)
@@ -339,7 +339,7 @@ RATES_BY_HAND: dict[str, Callable[[Run], np.ndarray]] = {
     "step": stepwise,
     "wsd": wsd,
 }
-"""Return the learning rate relative to the peak, after the warm-up."""
+"""For each schedule, the learning rate relative to the peak, after the warm-up."""
 SHARES = st.floats(0, 1)
 RUNS = st.builds(
     lambda lengths, **words: Run(max(lengths), min(lengths), **words),

@@ -1,6 +1,5 @@
 """A recipe file with its own objects, outside the repository: in one and two processes, killed and resumed, and with
-the
-same objects in the Python API."""
+the same objects in the Python API."""
 
 import os
 import signal

@@ -22,7 +22,7 @@ def write_tree(
 ) -> Path:
     """Writes the data set and returns its root. The same arguments write the same files.
 
-    Rows of several classes alternate, every third row has two boxes, and each class has a color, with noise.
+    The rows of the classes alternate, every third row has two boxes, and the images of a class are a color with noise.
 
     Args:
         classes: Number of classes, at most 1000; `synset(i)` is the i-th.
