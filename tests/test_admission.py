@@ -193,7 +193,7 @@ def test_a_process_that_comes_again_while_the_job_ends_is_refused_with_exit_code
     first = meeting.first.result(20)
     meeting.second.fail("ended: disk on fire", 1)
     assert first.watchdog.loss(20) is not None
-    with pytest.raises(Unreachable, match="process 1 came again while the job there ends; start it again"):
+    with pytest.raises(Unreachable, match="process 1 joined again while the job is ending; start it again"):
         meeting.plane(1)
     for plane in (meeting.second, first):
         plane.leave()

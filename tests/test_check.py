@@ -60,11 +60,11 @@ def transparent() -> Image.Image:
 
 
 NOTES = {
-    "png": (encode(picture(40, 48), "PNG"), "PNG named .JPEG: decoded by its content"),
+    "png": (encode(picture(40, 48), "PNG"), "PNG named .JPEG: decoded as what it is"),
     "cmyk": (encode(picture(40, 48, "CMYK")), "CMYK: Adobe's inverted kind; converted to RGB"),
     "gray": (encode(picture(40, 48, "L")), "gray: repeated as RGB"),
     "alpha": (encode(transparent(), "PNG"), "transparency: dropped"),
-    "orientation": (oriented(), "EXIF orientation: 6, which is ignored; trains as stored"),
+    "orientation": (oriented(), "EXIF orientation: 6, which is ignored; the image is used as stored"),
     "extraneous": (before_scan(WHOLE, bytes(3)), "extraneous bytes: 3 before a marker"),
     "trailing": (WHOLE + b"camera", "bytes after the end: 6"),
     "thumbnail": (WHOLE[:2] + segment(0xE1, WHOLE) + WHOLE[2:], ""),
@@ -179,10 +179,10 @@ def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
         put(root / split / label / f"{name}.jpg", WHOLE)
     train = root / "train"
     in_list = {
-        "ant/c.gif": "an image of a kind that is not read; convert it to PNG, or remove it",
+        "ant/c.gif": "its image type is not supported; convert it to PNG, or remove it",
         "ant/out.png": "a symbolic link leads out of the data set",
         "ant/loop": "a symbolic link leads into a folder above itself",
-        "bee/b.jpg": "another image has the same name but for the suffix",
+        "bee/b.jpg": "the name of another image differs only in the suffix",
         "stray.png": "an image outside the class folders (1 in all) has no class",
         "none": "no image in this class's folder",
     }
@@ -305,7 +305,9 @@ def test_a_set_without_a_split_that_can_be_read_is_one_line_and_2(splits, tmp_pa
     out, err = capfd.readouterr()
     assert all(f"{records}/{split}.npz: no such file; pack the data set again" in out for split in splits)
     if splits == ["train", "val"]:
-        assert code == 2 and err == f"jaxddp: {records}: no split can be read; mend what is named above\n"
+        assert (
+            code == 2 and err == f"jaxddp: {records}: no split can be read; correct the faults that are listed above\n"
+        )
     else:
         assert code == 1 and "val: " in out
 

@@ -91,8 +91,8 @@ def test_selected_classes_leave_the_others_out(root: Path):
 def test_several_labels_are_trained_on_as_rows_and_not_packed(root: Path, tmp_path: Path):
     opened(root, SEVERAL, "path,label\nd.png,ant\n")
     expected = (
-        f"{root}/train.csv:2: several labels (cat, dog), and packing takes one a row (2 of 3 rows have several); keep "
-        "one label a row, or set data.classes to classes of which no row has two"
+        f"{root}/train.csv:2: several labels (cat, dog), and packing takes one per row (2 of 3 rows have several); "
+        "keep one label a row, or set data.classes to classes of which no row has two"
     )
     train, val = open_tables(data(root))
     assert train.labels.tolist() == [[0, 1, 1], [1, 0, 0], [1, 1, 1]] and val.labels.tolist() == [[1, 0, 0]]

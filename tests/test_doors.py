@@ -165,7 +165,7 @@ def test_a_run_from_python_is_measured_under_a_config(run):
     _, file = told("digits", "--workdir", str(run), command=Eval, measures=True)
     assert file.config == load("digits") and not file.taken.notice
     with pytest.raises(
-        InputError, match="config.json: the run came from Python and does not say its network; evaluate"
+        InputError, match="config.json: the run came from Python and its config does not name the network; evaluate"
     ):
         jaxddp.evaluate_run(run)
 

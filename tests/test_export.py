@@ -125,4 +125,4 @@ def test_a_run_from_python_says_so(run, tmp_path, capfd):
     del content["model"]
     (tmp_path / "config.json").write_text(json.dumps(content))
     assert main(["export", str(tmp_path), "--out", "w.safetensors"]) == 2
-    assert "the run came from Python and does not say its network" in last_line(capfd)
+    assert "the run came from Python and its config does not name the network" in last_line(capfd)

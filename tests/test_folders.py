@@ -169,7 +169,7 @@ def test_an_image_of_no_class_is_named(root: Path):
 @pytest.mark.parametrize("name", ["a.gif", "b.HEIC", "c.avif"])
 def test_an_image_that_is_not_read_is_named(root: Path, name: str):
     (root / "train/bee" / name).write_bytes(b"GIF89a")
-    assert fault(root).startswith(f"{root / 'train/bee' / name}: an image of a kind that is not read")
+    assert fault(root).startswith(f"{root / 'train/bee' / name}: its image type is not supported")
 
 
 def test_two_images_of_one_id_are_named(root: Path):

@@ -128,7 +128,7 @@ def test_two_names_that_look_alike_are_refused_where_they_are_written(form, kind
     read, where = form(tmp_path, one, other)
     line = refused(read)
     assert on_screen(where) in line and f"({points})" in line and " looks like " in line
-    assert line.endswith("write both in one way, or give one another name")
+    assert line.endswith("spell both the same, or rename one")
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form is not solutions], ids=lambda form: form.__name__)

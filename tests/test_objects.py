@@ -395,8 +395,8 @@ def test_temporary_failures_are_retried(proxy, tree, fault):
         ("503", {}, "3 tries, the last: 503 Service Unavailable;"),
         ("reset", {}, "3 tries, the last: Connection reset by peer;"),
         ("cut", {}, "3 tries, the last: the body was cut short;"),
-        ("silence", {"silence": 0.5}, "3 tries, the last: no byte came;"),
-        ("silence", {"silence": 0.5, "deadline": 0.4}, "1 try, the last: no byte came;"),
+        ("silence", {"silence": 0.5}, "3 tries, the last: no data arrived;"),
+        ("silence", {"silence": 0.5, "deadline": 0.4}, "1 try, the last: no data arrived;"),
         ("503", {"deadline": 0.01}, "1 try, the last: 503 Service Unavailable;"),
         ("drip", {"deadline": 1}, "1 try, the last: "),
     ],
@@ -410,7 +410,7 @@ def test_permanent_failures_end_in_one_line(proxy, tree, fault, limits, reason):
     assert text.endswith("; check that the store and the network are up, and start again")
     assert len(proxy.requests) == int(reason[0])
     # The deadline ends it after a second; the transport would wait longer.
-    assert fault != "drip" or "bytes had come" in text
+    assert fault != "drip" or "bytes had arrived" in text
 
 
 def test_a_missing_store(proxy, monkeypatch):
@@ -505,7 +505,7 @@ def test_no_keys(proxy, monkeypatch):
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", proxy.url)
     proxy.fault = lambda number: "404"
     text = message(InputError, Objects.open(ROOT, SHORT).read, b"a")
-    assert f"{ROOT}/a: no keys were set, and the machine gave none: 404 Not Found; check AWS_ACCESS_KEY_ID" in text
+    assert f"{ROOT}/a: no credentials are set, and the machine has none: 404 Not Found; check AWS_ACCESS_KEY_ID" in text
 
 
 def test_plain_http_must_be_allowed(proxy, monkeypatch):

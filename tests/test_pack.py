@@ -154,7 +154,7 @@ def test_a_damaged_copy_is_noticed(tables, tmp_path: Path):
         read_packed(root, "val")
     shard = root / "train-00000.tfrecord"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"train-00000.tfrecord: \d+ bytes, and it was written with \d+; copy it"):
+    with pytest.raises(InputError, match=r"train-00000.tfrecord: \d+ bytes, but it was written with \d+; copy it"):
         read_packed(root, "train")
     shard.unlink()
     with pytest.raises(InputError, match=r"train-00000.tfrecord: no such file"):

@@ -466,7 +466,7 @@ def test_a_run_that_came_from_python_is_given_its_model(tmp_path):
     table, val = random_table(16, image=8), random_table(6, seed=1, image=8)
     setup = jaxddp.prepare_training(linear_model(), table, 2, sgd(0.1), 4, epochs=2)
     state, _ = jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, val=val, listeners=())
-    with pytest.raises(InputError, match="came from Python and does not say its network; give model= too"):
+    with pytest.raises(InputError, match="came from Python and its config does not name the network; give model= too"):
         jaxddp.load_run(tmp_path)
     found = jaxddp.load_run(tmp_path, 4, model=linear_model(), devices=2).predict(val)
     logits = setup.classifier.objective().predict(state.params, {}, (val.images / 255 - MEAN) / STD)

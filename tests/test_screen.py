@@ -35,7 +35,7 @@ def test_the_screen_shows_a_utilization_where_there_is_one_and_the_memory_at_the
     assert lines.pace(step_record(1, used=Used(peak_memory=7))) == "lr 0.03333  1,234 images/s  data wait 14%"
     assert (
         lines.closing(RunEnd("done", 9, 61.0, used=USED), 40.0)
-        == "done at step 9 after 40.0 s of training and validation (1 min 01 s with all else)  MFU 41.2%  "
+        == "done at step 9 after 40.0 s of training and validation (1 min 01 s in all)  MFU 41.2%  "
         "peak memory 12 GB"
     )
 
@@ -137,8 +137,7 @@ def test_plain_lines_of_a_run() -> None:
     ]
     assert [line[:9] for line in printed[3:7]] == ["step 4/10", "epoch   1", "step 7/10", "epoch   2"]
     assert printed[7:] == [
-        "preempted at step 8 after 2.6 s of training and validation (1 min 01 s with all else); the same command "
-        "resumes it"
+        "preempted at step 8 after 2.6 s of training and validation (1 min 01 s in all); the same command resumes it"
     ]
 
 
@@ -151,9 +150,7 @@ from jaxddp.training.progress.display import progress
 drive(progress(), start=2)
 """
 
-CLOSING = (
-    "done at step 10 after 5.2 s of training and validation (1 min 30 s with all else)  val loss 0.2718 top-1 58.82%"
-)
+CLOSING = "done at step 10 after 5.2 s of training and validation (1 min 30 s in all)  val loss 0.2718 top-1 58.82%"
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "TERM": "xterm-256color"}
 
 

@@ -58,7 +58,7 @@ def test_what_is_little_is_not_slow(changed):
 
 def test_a_phase_that_others_do_not_have():
     (first,) = found(FAST, {**FAST, "save": 0.05}).slow()
-    assert str(first) == "process 1 takes 0.05 s a step in phase 'save', and others none"
+    assert str(first) == "process 1 takes 0.05 s a step in phase 'save', and the median is 0"
 
 
 def test_nothing_is_said_of_processes_that_made_no_step():

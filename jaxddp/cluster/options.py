@@ -35,7 +35,7 @@ class Launch:
     processes: Annotated[int, Range(1, 10_000)] | None = None
     """Processes on this machine. Its GPUs, if any, are divided evenly among them."""
     gpus: Annotated[int, Range(0, 10_000)] | None = None
-    """GPUs of this machine to use, one process each. With 0, all processes compute on the CPU."""
+    """Number of this machine's GPUs to use, with one process for each. With 0, all processes compute on the CPU."""
     nodes: str = "1"
     """Machines in the job, or the minimum and the maximum, such as 1:4. Start the same command on each, with its own
     --nr."""
@@ -48,7 +48,7 @@ class Launch:
     wait: Seconds = 300.0
     """Seconds that machines wait for each other at each start, with --restarts or --nodes MIN:MAX."""
     settle: Annotated[float, Range(0, 1_000_000)] = 10.0
-    """With --nodes MIN:MAX, seconds without a machine that joins or leaves, before fewer than MAX start."""
+    """With --nodes MIN:MAX, fewer than MAX machines start once none has joined or left for this many seconds."""
     join_after: Annotated[float, Range(0, 1_000_000)] = 300.0
     """With --nodes MIN:MAX, seconds that a start runs at least, before all save and start again with more machines."""
     run_id: str | None = None

@@ -74,7 +74,7 @@ def look_at_file(data: bytes, name: str) -> Look:
     mode, notes = _describe(data)
     suffix = name[name.rfind(".") :]
     if _SUFFIXES.get(suffix.lower(), header.kind) != header.kind:
-        notes.insert(0, f"{header.kind.upper()} named {suffix}: decoded by its content")
+        notes.insert(0, f"{header.kind.upper()} named {suffix}: decoded as what it is")
     if left_over:
         notes.append(f"bytes left over: {left_over} behind the last pixel")
     if header.kind == "jpeg":
@@ -103,7 +103,7 @@ def _describe(data: bytes) -> tuple[str, list[str]]:
     if mode in ("LA", "RGBA", "PA") or "transparency" in info:
         notes.append("transparency: dropped")
     if orientation not in (0, 1) and not turned:
-        notes.append(f"EXIF orientation: {orientation}, which is ignored; trains as stored")
+        notes.append(f"EXIF orientation: {orientation}, which is ignored; the image is used as stored")
     return mode, notes
 
 

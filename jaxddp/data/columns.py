@@ -38,6 +38,6 @@ def check_order(examples: Sized, order: Order, shard: Shard) -> None:
     """Checks that an order fits the examples and the shard. Raises: InputError; it does not fit."""
     if order.num_examples != len(examples):
         raise InputError(
-            f"an order of {counted(order.num_examples, 'example')} for {len(examples)}: make an order of these"
+            f"an order of {counted(order.num_examples, 'example')} for {len(examples)}: make an order for this data set"
         )
     shard.of(order.rows(0))

@@ -38,7 +38,7 @@ def check_apart(names: Iterable[str], where: Callable[[str], str], refuse: Refus
         if not visible:
             refuse(f"{where(name)}: the name {show(name)} has no visible character; write one that can be read")
         elif before != name:
-            refuse(f"{where(name)}: {look_alike(name, before)}; write both in one way, or give one another name")
+            refuse(f"{where(name)}: {look_alike(name, before)}; spell both the same, or rename one")
 
 
 def repeats(values: np.ndarray) -> list[tuple[int, int]]:

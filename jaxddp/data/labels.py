@@ -162,7 +162,7 @@ class LabelSets:
         if len(several):
             names = ", ".join(class_names[label] for label in self.members[several[0]])
             raise InputError(
-                f"{self.file}:{self.line[several[0]]}: several labels ({names}), and packing takes one a row "
+                f"{self.file}:{self.line[several[0]]}: several labels ({names}), and packing takes one per row "
                 f"({len(several)} of {len(self.members)} rows have several)",
                 advice=("keep one label a row, or set ", Key("data.classes"), " to classes of which no row has two"),
             )

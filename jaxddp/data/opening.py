@@ -108,7 +108,7 @@ def _each_split(data_format: Format, place: Place, where: str) -> dict[str, Sour
         with told_to(at_once if getattr(place.data, split) else place.refuse):
             opened[split] = data_format.open(place, split)
     if not opened:
-        raise InputError(f"{where}: no split can be read; mend what is named above")
+        raise InputError(f"{where}: no split can be read; correct the faults that are listed above")
     return opened
 
 

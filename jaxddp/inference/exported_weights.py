@@ -28,8 +28,8 @@ def export_run(directory: Path, which: str, out: Path) -> str:
     file = recipe_of_run(directory)
     if not file.has_network:
         raise InputError(
-            f"{file.path}: the run came from Python and does not say its network; write its weights in Python with "
-            "jaxddp.export_weights(state, setup, FILE)"
+            f"{file.path}: the run came from Python and its config does not name the network; write its "
+            "weights in Python with jaxddp.export_weights(state, setup, FILE)"
         )
     step, arrays = read_run(directory, which, Topology.create(1))
     count = write_weights(out, model_of(file.config, _ANY_CLASSES, objects_of_hooks(file.hooks)), arrays)

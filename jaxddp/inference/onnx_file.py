@@ -50,7 +50,7 @@ def _open_sizes_padded() -> Iterator[None]:
         library: Any = pad.ir
         shape = library.Shape
     except (ImportError, AttributeError):
-        lost = "a network that pads its images may not be exported with sizes that are open"
+        lost = "a network that pads its images may not be exported with dynamic sizes"
         private_names.say_lost("jax2onnx", "jax2onnx.plugins.jax.lax.pad.ir", lost)
         yield
         return

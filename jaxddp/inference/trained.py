@@ -215,7 +215,9 @@ def restore_run(
     elif file.has_network:
         network = model_of(config, len(signature.class_ids), objects_of_hooks(file.hooks))
     else:
-        raise InputError(f"{file.path}: the run came from Python and does not say its network; give model= too")
+        raise InputError(
+            f"{file.path}: the run came from Python and its config does not name the network; give model= too"
+        )
     saved = restored(place, step, topology)
     state = fitted(network, saved, signature.image_shape, place)
     return TrainedRun(place, int(saved.step), config, network, state, Preprocess.of(config), signature, topology)

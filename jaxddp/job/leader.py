@@ -133,7 +133,7 @@ class Leader:
         """Return why a process cannot join; None if it has joined. The first one in conflict ends the meeting."""
         if self._decided.is_set():
             if self.watchdog is not None and self.watchdog.is_over:
-                reason = f"process {hello.process} came again while the job there ends; start it again"
+                reason = f"process {hello.process} joined again while the job is ending; start it again"
                 return Refusal(reason, Unreachable.exit_code)
             return self._problem or Refusal(
                 f"all {self._job.num_processes} processes of the job there have joined already; is "

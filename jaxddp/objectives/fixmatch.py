@@ -97,7 +97,7 @@ class FixMatch:
         if supervised.loss.labels.several:
             raise InputError(
                 _NAMED,
-                " takes one label an image, and the training data have several",
+                " takes one label per image, and the training data have several",
             )
         minimized = _Minimized(supervised, self.settings)
         try:

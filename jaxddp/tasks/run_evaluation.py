@@ -49,8 +49,8 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     file.check_copy()
     if not file.has_network:
         raise InputError(
-            f"{file.path}: the run came from Python and does not say its network; evaluate it in Python "
-            "with jaxddp.evaluate, or on the command line with a config that says it"
+            f"{file.path}: the run came from Python and its config does not name the network; evaluate it in Python "
+            "with jaxddp.evaluate, or on the command line with a config that names it"
         )
     topology, config = join_and_resolve(file)
     check_measured(directory, config)

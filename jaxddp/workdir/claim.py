@@ -177,7 +177,7 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
             raise InputError(f"{path}: ", Key(key), f" {changed[key]}", advice=(_KEEPS, own))
     for key in MOVED:
         if key in changed and peers.is_first:
-            _log.info(f"{key} {changed[key]}: the same data by their fingerprints, for which no image file is opened")
+            _log.info(f"{key} {changed[key]}: the fingerprints are equal; they do not cover the image files")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class LauncherClient(Network):
         except NotReached as error:
             raise Unreachable(
                 f"machine {self._job.process_id} could not reach it in {seconds:g} s ({error}); is the address right, "
-                "machine 0 started, with --restarts or --nodes MIN:MAX as here, and the port open?"
+                "was machine 0 started with the same --restarts and --nodes, and is the port open?"
             ) from None
 
     async def _join(self, connection: Connection) -> Connection:

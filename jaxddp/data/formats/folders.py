@@ -78,7 +78,7 @@ def read_folders(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
 
     - a folder of a class that holds no image, that `train` does not have, or whose name looks like another one;
     - a folder with images beside `train`, where there is no validation folder;
-    - an image outside the folders of classes, an image of a kind that is not read, and two images with the same id;
+    - an image outside the folders of classes, one of a type that is not supported, and two images with the same id;
     - a link out of the root, or into a parent folder;
     - a name that is not UTF-8, and a file or folder that cannot be read.
 
@@ -204,7 +204,7 @@ def _images(home: Path, folder: Path, above: tuple[str, ...], refuse: Refuse) ->
 def _is_image(entry: os.DirEntry[str]) -> bool:
     suffix = _suffix(entry)
     if suffix in _FOREIGN:
-        raise InputError(f"{entry.path}: an image of a kind that is not read; convert it to PNG, or remove it")
+        raise InputError(f"{entry.path}: its image type is not supported; convert it to PNG, or remove it")
     return suffix in _IMAGES
 
 
@@ -237,7 +237,7 @@ def _repeated(table: ExampleTable, refuse: Refuse) -> list[int]:
     again = repeats(table.id)
     for _, first in again:
         refuse(
-            f"{table.name(first)}: another image has the same name but for the suffix, and ids are names without "
+            f"{table.name(first)}: the name of another image differs only in the suffix, and ids are names without "
             "suffixes; rename either"
         )
     return [row for row, _ in again]

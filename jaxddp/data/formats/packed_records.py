@@ -49,7 +49,7 @@ def read_packed(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleTa
         file = root / name
         actual = file.stat().st_size if file.is_file() else None
         if actual != size:
-            state = "no such file" if actual is None else f"{actual} bytes, and it was written with {size}"
+            state = "no such file" if actual is None else f"{actual} bytes, but it was written with {size}"
             refuse(f"{file}: {state}; copy it again, or {_AGAIN}")
             lost.append(number)
     names, classes = np.array([name.encode() for name in splits[split]["files"]]), manifest["classes"]

@@ -103,7 +103,9 @@ def _check_parts(files: list[Path]) -> None:
     parts = [match for file in files if (match := _PART.search(file.name))]
     if parts and (len(parts) < len(files) or len({int(part[2]) for part in parts}) > 1):
         names = ", ".join(file.name for file in files[:4])
-        raise InputError(f"{files[0].parent}: {names}: parts of several divisions of the data; keep those of one")
+        raise InputError(
+            f"{files[0].parent}: {names}: the names give different numbers of parts; keep the files of one data set"
+        )
     if parts:
         number, existing = int(parts[0][2]), {int(part[1]) for part in parts}
         if missing := sorted({*range(number)} - existing):

@@ -142,7 +142,7 @@ def _label(prediction: str, index: Mapping[str, int], file: TextFile, line: int)
 def _fault(prediction: str) -> str:
     tokens = prediction.split()
     if not tokens or len(tokens) % 5:
-        return f"is short: it has {len(tokens)} words, which is not 5 a box"
+        return f"is incomplete: it has {len(tokens)} words, and each box needs 5"
     if other := next((synset for synset in tokens[::5] if synset != tokens[0]), None):
         return f"has boxes of two synsets, {show(tokens[0])} and {show(other)}"
     numbers = (token for place, token in enumerate(tokens) if place % 5)

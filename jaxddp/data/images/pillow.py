@@ -66,7 +66,7 @@ def _checked_bits(image: Image.Image) -> int:
     inverted = image.mode in _GRAY16 and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
     if image.mode not in _MODES | _GRAY16 or not depths <= _DEPTHS or inverted:
         description = "16 bits with white as 0" if inverted else f"mode {image.mode} with {max(depths)} bits"
-        raise InputError(f"pixels of {description}, which are not read; convert it to 8 or 16 bits, gray or RGB")
+        raise InputError(f"pixels of {description}, which are not supported; convert it to 8 or 16 bits, gray or RGB")
     return max(8, *depths)
 
 

@@ -43,5 +43,5 @@ class Digests:
         if not any(expected):
             return f"{self.manifest} does not list it; run `jaxddp data check` again"
         listed = f"{expected.hex()[:_SHOWN]}… in {self.manifest}"
-        advice = "put the file back, or run `jaxddp data check` again where it was meant to change"
+        advice = "put the file back, or run `jaxddp data check` again if the change is intended"
         return f"its SHA-256 is {actual.hex()[:_SHOWN]}…, and {listed}; {advice}"

@@ -133,7 +133,7 @@ class Objects:
                 chunks.append(chunk)
                 # A server that sends a few bytes at a time is never silent long enough to time out.
                 if time.monotonic() > until:
-                    raise Cut(f"{sum(map(len, chunks))} of {answer.meta['size']} bytes had come")
+                    raise Cut(f"{sum(map(len, chunks))} of {answer.meta['size']} bytes had arrived")
             data = b"".join(chunks)
             if len(data) != answer.meta["size"]:
                 raise Cut(f"{len(data)} of {answer.meta['size']} bytes came")

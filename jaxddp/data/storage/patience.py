@@ -75,7 +75,7 @@ def cause(error: Exception) -> tuple[bool, str]:
     if isinstance(error, Cut):
         return True, str(error)
     text, _, detail = str(error).partition("Debug source:")
-    keys = "no keys were set, and the machine gave none: " if _KEY_SERVICE.search(text) else ""
+    keys = "no credentials are set, and the machine has none: " if _KEY_SERVICE.search(text) else ""
     if status := re.search(r"status code: (\d+)( [\w ]+)?", text):
         code = re.search(r"<Code>(\w+)</Code>", text)
         passing = status[1].startswith("5") or status[1] in ("408", "429")
@@ -85,7 +85,7 @@ def cause(error: Exception) -> tuple[bool, str]:
     if "HTTP error" not in text:
         return False, show(re.sub(r"^Generic \w+ error: ", "", text.strip()))
     if "kind: Timeout" in detail:
-        return True, f"{keys}no byte came"
+        return True, f"{keys}no data arrived"
     if "IncompleteBody" in detail:
         return True, "the body was cut short"
     message = re.search(r'(?:message|error): "([^"]+)"', detail)

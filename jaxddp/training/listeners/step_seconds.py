@@ -27,7 +27,7 @@ class SlowPhase:
     median: float
 
     def __str__(self) -> str:
-        times = f"{self.seconds / self.median:.1f} times the median" if self.median > 0 else "and others none"
+        times = f"{self.seconds / self.median:.1f} times the median" if self.median > 0 else "and the median is 0"
         return f"process {self.process} takes {self.seconds:.3g} s a step in phase {self.phase!r}, {times}"
 
 

@@ -64,7 +64,7 @@ def evaluation(record: EvaluationRecord) -> str:
 def closing(run: RunEnd, worked: float) -> str:
     """Returns the last line: how the run ended, how long it trained and validated, and how it used the devices."""
     line = f"{run.status} at step {run.step:,} after {duration(worked)} of training and validation"
-    line += f" ({duration(run.seconds)} with all else)"
+    line += f" ({duration(run.seconds)} in all)"
     line += "; the same command resumes it" if run.status == "preempted" else ""
     line += f": {run.reason}" if run.status == "stopped" else ""
     splits = {VAL: run.validation, VAL_EMA: run.averaged}
