@@ -74,7 +74,7 @@ class Experiment:
 def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFile | None = None) -> Experiment:
     """Make an experiment.
 
-    Raises: InputError; the network does not accept images of all sizes, or as `make_feed` and `make_preprocess`.
+    Raises: InputError; the network does not accept images of all sizes, or `make_feed` or `make_preprocess` raises it.
     """
     check_sizes(recipe.config.data, recipe.model, layout, resources.topology.peers)
     feed = make_feed(recipe, resources, layout.growth)
@@ -152,14 +152,14 @@ def _check_objective(recipe: Recipe, resources: Resources, layout: Layout, prepr
 
 
 def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> EarlyStopping:
-    """Return how validations are compared, from `checkpoint.best` and `train.stop_after`.
+    """Return the rule that compares validations, as `checkpoint.best` and `train.stop_after` define it.
 
     Args:
         measures_more: whether the user's functions return further metrics, whose names are not known yet.
 
     Raises:
-        InputError: the metric is not measured, or early stopping or a part of the step needs validations and there are
-            none.
+        InputError: the metric of `checkpoint.best` is not measured. Or nothing is validated, although early stopping or
+            a part of the training step needs validations.
     """
     recipe, config = experiment.recipe, experiment.config
     judgement = EarlyStopping(config.checkpoint.goal, config.train.stop_after, config.train.stop_min_gain)
@@ -177,7 +177,7 @@ def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> Earl
 
 
 def _measured(recipe: Recipe, data: TrainingData) -> Iterator[str]:
-    """Yield the names of the `flat` metrics of a validation."""
+    """Yield the names of a validation's metrics, in the form of `jaxddp.sections.goal.flat`."""
     names = ["loss"]
     for name, metric in recipe.metrics.items():
         of_set = is_set_metric(metric)

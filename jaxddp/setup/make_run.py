@@ -30,8 +30,8 @@ def make_run(
 
     Args:
         evaluators: functions of the state that return further metrics of a validation.
-        objects: digests that identify the recipe's objects if they come from Python; see `RunSetup.identity`. They
-            must be the same on all processes.
+        objects: digests that identify the recipe's objects if they were passed to the Python API; see
+            `RunSetup.identity`. They must be the same on all processes.
         record: the content of config.json, for the listeners.
     """
     plan, topology, experiment, resident = setup.plan, setup.topology, setup.experiment, setup.data.cache == "device"
@@ -40,7 +40,7 @@ def make_run(
         listeners = [*listeners, SlowProcesses(peers)]
     evaluator = _evaluator(setup, listeners, evaluators)
     if resident:
-        # This comes before compilation, because it fails if the sets do not fit into memory or images are damaged.
+        # Place the data sets before compilation, so that a set that does not fit or a damaged image is reported early.
         setup.feed.place(setup.validated)
     judgement = judgement_of(experiment, measures_more=bool(evaluators))
     with phase("compile", "preparing the step"):
@@ -48,7 +48,7 @@ def make_run(
         # Errors in the step are raised before any listener is called.
         feed = next(chunks(0)).feed if resident else (setup.feed.abstract_batch(), setup.key)
         program.check(setup.state, *feed)
-    # The listeners of process 0 decide, and all processes predict.
+    # The listeners of process 0 decide how many predictions are made, and all processes compute them.
     most = peers.from_first("predictions", lambda: str(max(map(_wanted_predictions, listeners), default=0)))
     parts, growing = setup.recipe.parts, setup.feed.growing(plan.total_steps)
     follow = setup.programs.follow(parts, topology)

@@ -36,14 +36,14 @@ class Checkpoints:
     """The checkpoints of one work directory.
 
     A checkpoint becomes visible only when all of it is on disk, because Orbax renames it then. So a killed run resumes
-    from a complete checkpoint. Its files are then hashed into a manifest, with which they are compared before they are
-    read. A checkpoint is saved before it is validated; the metrics of all checkpoints are in one file beside them. On
-    several hosts the directory must be shared; process 0 writes and compares the manifests.
+    from a complete checkpoint. A manifest then stores the hashes of the checkpoint's files. The files are compared
+    with it before they are read. A checkpoint is saved before it is validated; the metrics of all checkpoints are in
+    one file beside them. On several hosts the directory must be shared; process 0 writes and compares the manifests.
 
     Args:
         peers: the processes that save and restore together.
         keep: the number of latest checkpoints to keep, beside the best.
-        goal: which checkpoint is the best; the default is read from the directory.
+        goal: the metric that decides which checkpoint is the best; the default is read from the directory.
         read_only: change nothing, because a run may be writing to the directory.
 
     Attributes:
@@ -99,11 +99,11 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def best(self) -> int | None:
-        """Returns the step with the best validation, and the latest such step; None if none was validated."""
+        """Returns the step with the best validation, the latest if several are equal; None if none was validated."""
         return self.validations.best(self.steps())
 
     def step(self, which: str) -> int:
-        """Returns the step of "latest", "best" or a number.
+        """Returns the step that `which` names: "latest", "best" or a number.
 
         Raises: InputError; there is no such step. The error lists the steps.
         """
@@ -130,10 +130,10 @@ class Checkpoints:
             latest = self.latest()
             good = "there is no checkpoint yet" if latest is None else f"the last good one is step {latest}"
             raise NonFiniteError(f"step {step}: the state is not finite and was not saved; {good}")
-        # Raise an error of the last save here. If that save failed in this process alone, Orbax would first wait for
-        # the other processes, which do not save.
+        # If the last save failed, raise its error here, and not in Orbax's `save`. If that save failed in this process
+        # alone, Orbax would first wait for the other processes, which do not save.
         self.wait()
-        # An earlier checkpoint of this step may have been removed.
+        # If an earlier checkpoint of this step was removed, its metrics and its digest may still be there.
         self.validations.forget(step)
         if self.peers.is_first:
             self.integrity.forget(step)
@@ -145,7 +145,7 @@ class Checkpoints:
 
     @phase("restore")
     def verify(self, step: int) -> None:
-        """Compare a checkpoint with its manifest, and its run with the run of config.json. Only process 0 compares.
+        """Check that a checkpoint matches its manifest and was saved by the run of config.json. Only process 0 checks.
 
         A missing manifest or config.json is logged.
 
@@ -202,7 +202,7 @@ class Checkpoints:
 
     @phase("restore")
     def restore_as_saved(self, step: int, sharding: jax.sharding.Sharding) -> TrainState:
-        """Returns a step's state, of any architecture, with a given sharding for each array. Raises: see `restore`."""
+        """Returns a step's state, of any architecture. All arrays get the given sharding. Raises: see `restore`."""
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step):
             saved = self._manager.item_metadata(step)["state"]
@@ -223,7 +223,7 @@ class Checkpoints:
 
     @phase("save", "finishing what is saved")
     def close(self) -> None:
-        """Finish the checkpoint that is being written: another manager of the directory would delete it."""
+        """Finish the checkpoint that is being written. Otherwise the directory's next manager would delete it."""
         try:
             with writing(self.directory):
                 self._manager.close()
@@ -267,7 +267,7 @@ class Checkpoints:
 
 
 def _check_metadata(directory: Path) -> None:
-    """Raises `InputError` if a step's metadata file is not regular: Orbax reads all, and would wait at a FIFO."""
+    """Raises `InputError` if a step's metadata file is not a regular file. Orbax would wait forever at a FIFO."""
     for step in steps_in(directory):
         if (metadata := directory / str(step) / METADATA).exists():
             with files.reading(metadata, f"move the directory of step {step} away"):
@@ -282,7 +282,7 @@ def _warn_once(line: str) -> None:
 
 class _Manager(ocp.CheckpointManager):
     def reached_preemption(self, step: int) -> bool:
-        """Returns False: only `stop_on_sigterm` may ask JAX about preemption, because JAX counts the calls."""
+        """Returns False without a call of JAX. JAX counts these calls, so only `stop_on_sigterm` may make them."""
         return False
 
 
