@@ -1,9 +1,9 @@
 """Check whether a step fits into the memory of each device, and suggest a division of the batch that would.
 
-A compiled program reports the memory that it needs. The memory of another division of the batch is estimated. Among the
-temporary arrays of a step, the size of gradients is constant, microbatches add sums of gradients, and the rest is
-proportional to the number of examples that are computed at once. On a CPU a part of the rest is constant too; a second
-program with a smaller batch shows how much.
+A compiled program reports the memory that it needs. The memory of another division of the batch is estimated from the
+temporary arrays of a step. The size of gradients is constant. A step with several microbatches also keeps sums of
+gradients. The rest is proportional to the number of examples that are computed at once. On a CPU a part of the rest is
+constant too. Its size is estimated by compiling a second program with a smaller batch.
 """
 
 import json
@@ -27,7 +27,7 @@ from jaxddp.mesh import Topology
 MARGIN = 0.03
 """The assumed error of an estimate, relative to the available memory; see docs/design.md."""
 SPARED = 0.1
-"""After memory ran out, a suggested division must need less memory by this share."""
+"""If memory ran out although the step should have fit, a suggested division must need this share less memory."""
 _LONGEST_REASON = 200
 
 
@@ -66,7 +66,7 @@ class Needs:
 
     @property
     def lasting(self) -> int:
-        """Return the bytes that do not depend on the computation: arguments, output and images."""
+        """Return the bytes of the arrays that exist before or after the step: arguments, output and images."""
         return self.arguments + self.output + sum(self.images.values())
 
     @property
@@ -74,7 +74,7 @@ class Needs:
         return self.lasting + self.temporary
 
     def beside(self, now: Division, other: "Needs", then: Division) -> "Needs":
-        """Return these needs with `scratch` and `batch`, which follow from a second program with another batch size.
+        """Return a copy whose `scratch` and `batch` are estimated from a second program with another batch size.
 
         Args:
             now: the division of these needs.
@@ -91,7 +91,7 @@ class Needs:
         assert self.scratch is not None
         gradients = self.gradients
         if now.accumulate == 1 < then.accumulate:
-            gradients += 2 * self.gradients  # their sum in the loop, before and after a microbatch
+            gradients += 2 * self.gradients  # the loop keeps their sum before and after a microbatch
         activations = (self.temporary - self.gradients - self.scratch) * then.microbatch / now.microbatch
         batch = self.batch * (then.batch_size / now.batch_size - 1)
         return self.lasting + gradients + self.scratch + math.ceil(activations + batch)
@@ -141,7 +141,9 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class Fit:
-    """The memory that a step needs and has, on the device of all processes with the least memory left.
+    """The memory that a step needs, and the memory that is available to it.
+
+    Both are those of one device: among the devices of all processes, the one with the least memory left.
 
     Attributes:
         division: the division of the batch.
@@ -190,7 +192,10 @@ class Fit:
             raise InputError(f"{self}", advice=self.compared(compiled).advice())
 
     def compared(self, compiled: Callable[[Division], Needs | None]) -> "Fit":
-        """Return this fit with the step's `scratch`. To find it, compile a batch that would fit if `scratch` were 0."""
+        """Return this fit with an estimate of the step's `scratch`.
+
+        For this, a step with a smaller batch is compiled: the largest one that would fit if `scratch` were 0.
+        """
         needs, now = self.needs, self.division
         if needs is None or needs.scratch is not None:
             return self
@@ -235,7 +240,7 @@ class Fit:
 
     @property
     def _limit(self) -> float:
-        """Return the bytes that another division may need."""
+        """Return the largest number of bytes that a suggested division may take."""
         if self.is_short and self.room is not None:
             return (1 - MARGIN) * self.room
         return (1 - SPARED) * (self.needs.total if self.needs else 0)

@@ -12,22 +12,28 @@ from jaxddp.mesh import Topology
 from jaxddp.sections.goal import VAL, VAL_EMA, named
 
 Follow = Callable[[TrainState, Mapping[str, float | None]], TrainState]
-"""(state, `flat` metrics of its validation) -> the state for the next step, the same on every process."""
+"""A function (state, metrics of its validation) that returns the state for the next step, the same on every process.
+
+The metrics have the names that `jaxddp.sections.goal.flat` gives them.
+"""
 
 
 class Part:
     """An optional part of the training step, with its own arrays in the state.
 
-    Its methods are pure functions that the step calls in this order. Each is optional. `own` is the part's arrays. All
-    arguments have the same values on every device.
+    Its methods are pure functions, and all are optional. The step calls `loss_scale`, `gradients`, `rate_factor`,
+    `update`, `judge` and `report` in this order. `own` is the part's arrays. All arguments have the same values on
+    every device.
 
     Attributes:
         name: the name of its arrays in `TrainState.parts`, which are saved and restored with the state.
         judges: whether the step calls `judge`. It must then test whether the gradients are finite, which costs a pass
-            over them. Such a part comes after the guard, which restores the arrays of the parts before it.
-        beside: where a validation measures the part's `EVAL_PARAMS` (see `jaxddp.engine.state`). If true, it measures
-            them as "val_ema" in addition to the trained parameters ("val"), as for a moving average. If false, it
-            measures them as "val" instead of the trained parameters.
+            over them. Such a part comes after `jaxddp.engine.parts.guard.Guard` in the list of parts, because the guard
+            restores the arrays of the parts before it.
+        beside: whether a validation measures the part's `EVAL_PARAMS` (see `jaxddp.engine.state`) beside the trained
+            parameters, rather than instead of them. If true, it measures them as "val_ema" in addition to the trained
+            parameters ("val"), as for a moving average. If false, it measures them as "val" instead of the trained
+            parameters.
         follows: whether `validated` is called after a validation.
     """
 
@@ -55,7 +61,7 @@ class Part:
         return grads
 
     def rate_factor(self, own: Any) -> jax.Array | None:
-        """Return a factor for the learning rate of the next step, with any optimizer, float[]; None for no factor."""
+        """Return a factor float[] for the next step's learning rate, whatever the optimizer is; None for no factor."""
         return None
 
     def validated(self, own: Any, metrics: Mapping[str, jax.Array]) -> Any:
@@ -101,7 +107,7 @@ def make_follow(parts: Sequence[Part], topology: Topology) -> Follow:
     """Return a function that passes the metrics of a validation to the parts that follow validations.
 
     Raises:
-        InputError: when it is called; a part changes the names, shapes or dtypes of its arrays.
+        InputError: raised by the returned function if a part changes the names, shapes or dtypes of its arrays.
     """
     following = [part for part in parts if part.follows]
 
