@@ -37,8 +37,8 @@ class Source(Examples, Protocol):
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
         """Returns (H, W, C) of the images in training batches.
 
-        For evaluation, call it with the config `data.of_evaluation`. If the shape does not depend on
-        `data.image_size`, the training step itself resizes images whose size grows during a run.
+        For evaluation, call it with the config `data.of_evaluation`. Images may grow during a run. If the shape does
+        not depend on `data.image_size`, the source cannot resize them, so the training step does.
         """
         ...
 
@@ -46,8 +46,8 @@ class Source(Examples, Protocol):
         """Checks that the config's evaluation suits these images.
 
         Raises:
-            InputError: it does not. As in every check of this class, the message names the key, or the first image that
-                cannot be used.
+            InputError: it does not suit them. As in every check of this class, the message names the key, or the first
+                image that cannot be used.
         """
         ...
 
@@ -80,7 +80,8 @@ class Source(Examples, Protocol):
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Yields every example once. Where the last batch is padded, mask and image are 0.
 
-        Tables with files to verify (`verified`) also take `omissions`; see `ExampleTable.eval_batches`.
+        If a table has files to verify (`verified`), its method has another argument, `omissions`; see
+        `ExampleTable.eval_batches`.
 
         Raises: as `train_batches`.
         """
@@ -95,14 +96,14 @@ class Table(Examples, Protocol):
 
     @property
     def class_indices(self) -> tuple[int, ...]:
-        """K indices: that of each class in the whole data set, before classes were selected."""
+        """The index of each of the K classes in the whole data set, before classes were selected."""
         ...
 
     def select(self, classes: ClassSelection) -> Self:
         """Returns the examples of some classes, in the order of the rows; all examples for None.
 
-        Labels become dense in the order of `class_ids`, however the selection is written, so training and validation
-        agree.
+        The selected classes are numbered from 0 in the order of `class_ids`. The order in which `classes` names them
+        has no effect, so training and validation have the same labels.
 
         Raises:
             InputError: a class is unknown, or no example is left.
@@ -147,8 +148,8 @@ class SourceTable(Source, Table, Protocol):
     """A source that is also a table; every format of data sets opens one."""
 
 
-# The members that a source must have. `fingerprint` is not among them, because it is only annotated: `hasattr` would
-# compute it, which may take long.
+# The members that a source must have. `fingerprint` is not one of them, because the protocol only annotates it. It must
+# not be one of them, because `hasattr` would compute it, which may take long.
 _MEMBERS = [name for kind in (Source, Examples) for name in vars(kind) if not name.startswith("_")]
 
 

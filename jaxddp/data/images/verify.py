@@ -17,18 +17,20 @@ from jaxddp.data.images.png import png_bytes_left_over
 
 
 def verify(data: bytes) -> ImageHeader:
-    """Returns the header of a file whose image data are complete and decode, with the number of bytes after them.
+    """Returns the header of an image file, with the number of bytes that follow its image data.
 
-    A JPEG's entropy-coded data are read to their end, at an eighth of the size, in gray: about half the work of
-    decoding. They must hold as many blocks as the frame has, and end at most `FORGIVEN` bytes after the last block.
-    This detects three faults: additional data, a header with another size, and a file that was cut short and closed
-    with an end marker, whose missing part a decoder would fill with gray. A PNG is decompressed, and its checksums are
-    compared. WebP, TIFF and BMP are decoded whole.
+    The image data must be complete, and decode without an error.
 
-    A JPEG has no checksum, and nearly any bits decode, so a change that leaves the number of blocks can be missed: a
-    change of a few bits or bytes, a header with another size of as many blocks, or changed color tables. Data that were
-    cut off and not replaced are always detected, except for a few bytes of the rare JPEG whose color sampling the
-    strict decoder does not know.
+    A JPEG's entropy-coded data are read to their end. The file is decoded to a gray image of an eighth of the size,
+    which takes about half the work of a full decoding. The data must hold as many blocks as the frame has, and end at
+    most `FORGIVEN` bytes after the last block. This detects three faults: additional data, a header with
+    another size, and a file that was cut short and closed with an end marker, whose missing part a decoder would fill
+    with gray. A PNG is decompressed, and its checksums are compared. WebP, TIFF and BMP are decoded whole.
+
+    A JPEG has no checksum, and nearly any bits decode. So a change can be missed if it keeps the number of blocks.
+    Examples are a change of a few bits or bytes, changed color tables, and a header with another size that has the
+    same number of blocks. Data that were cut off and not replaced are always detected, with one exception: a few
+    missing bytes may not be detected if the strict decoder does not know the JPEG's color sampling, which is rare.
 
     Raises:
         InputError: `parse_header` rejects the file, or its data are damaged or do not end with the image.
@@ -61,20 +63,21 @@ def _read_to_end(data: bytes, kind: Kind, segments: Sequence[Segment]) -> int:
 
 
 def _read_jpeg(data: bytes, segments: Sequence[Segment]) -> int:
-    """Returns the number of bytes left over. Raises: InputError; and as `bytes_left_over`."""
+    """Returns the number of bytes left over. Raises: InputError; ValueError, or an error of Pillow."""
     if not has_every_scan(data, segments):
         raise InputError(f"cut short: the scans of its finer detail are missing; {AGAIN}")
     check_holes(data, segments)
-    # The decoder reports only its first error, and one about metadata would hide one about the image.
+    # The decoder reports only its first error. An error in the metadata would hide an error in the image, so the
+    # metadata are removed.
     return bytes_left_over(*essence(data, segments))
 
 
 def open_sound(data: bytes) -> Image.Image:
-    """Opens a file that `verify` accepts as a Pillow image, to describe or pack it.
+    """Opens an image file with Pillow, to describe or pack it. The file must be one that `verify` accepts.
 
-    Pillow rejects a JPEG with broken metadata on which no pixel depends, such as an empty color profile. The decoders
-    of training ignore metadata, so they are removed here. Adobe's marker, which holds the color space, is removed only
-    if it is broken itself.
+    Pillow rejects a JPEG with broken metadata on which no pixel depends, such as an empty color profile. This function
+    then removes the metadata, because the decoders of training ignore metadata. Adobe's marker, which holds the color
+    space, is removed only if it is broken itself.
     """
     try:
         return Image.open(io.BytesIO(data))

@@ -1,9 +1,10 @@
 """A cache on this machine of the images that were verified to the last pixel, for later runs.
 
-A digest of the file's path below the root, its size and its times of change identifies an image (see `Store.faults`).
-So a changed image is verified again, and any selection of classes can use the cache. The digests of a root are in the
-cache folder. Each process of a job has its own part, which it reads, extends and renames into place. Two jobs that do
-this at the same time may lose entries of one of them; those images are only verified once more.
+An image is identified by a digest of its file: the path below the root, the size, and the times of modification and
+change (see `Store.faults`). So a changed image is verified again, and any selection of classes can use the cache. The
+digests of a root are in the cache folder. Each process of a job has its own part, which it reads, extends and renames
+into place. Two jobs that do this at the same time may lose entries of one of them. This does no harm: those images are
+verified again.
 """
 
 import logging
@@ -22,12 +23,12 @@ from jaxddp.data.storage.store import Fault, Store
 _FOLDER = "verified"
 _PARTS = 64
 _MOST = 4_000_000
-"""The most digests of a part, 8 bytes each. A part that exceeds it is replaced by the images of the current run."""
+"""The largest number of digests in a part, 8 bytes each. A larger part keeps only digests of this run's images."""
 _SECONDS = 600.0
 """The least time between two writes of the cache."""
 
 _log = logging.getLogger("jaxddp.data")
-# A stream that is garbage collected writes the cache too, perhaps while another one does.
+# A batch iterator writes the cache when it is garbage collected, perhaps while another iterator writes it.
 _writing = threading.RLock()
 
 
@@ -84,7 +85,7 @@ class Verified:
         try:
             with _writing:
                 self._write(_part(self._store.root, part), new)
-                # Remove the images that were found damaged although their identity did not change.
+                # Remove the digests of images that are damaged although their files seem unchanged.
                 for file in _parts(self._store.root) if lost.any() else ():
                     _put(file, np.setdiff1d(_read(file), self._identity[lost]))
         # There may be no cache folder, no permission or no space.
@@ -114,7 +115,7 @@ def _put(file: Path, digests: np.ndarray) -> None:
 
 
 def _read(file: Path) -> np.ndarray:
-    """Returns the digests of a part, uint64[n]; none where it cannot be read, or is damaged, which is logged."""
+    """Returns the digests of a part, uint64[n]; none if it is damaged or cannot be read. Damage is logged."""
     try:
         content = sealed(file)
     except OSError:
