@@ -1,4 +1,4 @@
-"""Command-line entry point: runs a command, and prints an error that the user can correct as one line."""
+"""Command-line entry point: runs a command. An error that the user can correct becomes a one-line message."""
 
 import contextlib
 import os
@@ -101,7 +101,7 @@ def _error_line(error: JaxddpError, arguments: list[str]) -> str:
 
 def _end(line: str, code: int, error: BaseException) -> int:
     line = on_screen(with_notes(line, error))
-    # If this module is not imported, the process has not joined a job.
+    # The process cannot have joined a job unless `jaxddp.job.membership` was imported.
     if "jaxddp.job.membership" in sys.modules:
         from jaxddp.job.membership import abandon
 

@@ -17,7 +17,7 @@ class Screen(Protocol):
     """Displays the current activity."""
 
     def show(self, description: str, seconds: float, /) -> None:
-        """Display an activity that has lasted so long. This is called again and again while it lasts."""
+        """Display an activity, and the seconds since it began. This is called repeatedly while it lasts."""
         ...
 
     def clear(self) -> None:
@@ -44,7 +44,7 @@ class _Activity(threading.Thread):
         self._name, self._began, self._ended = "", 0.0, False
 
     def begin(self, name: str) -> None:
-        """Note that another activity begins; "" for none."""
+        """Set the current activity; "" means that there is none."""
         with self._changed:
             self._screen.clear()
             self._name, self._began = name, time.monotonic()

@@ -1,4 +1,4 @@
-"""The peers of a process in a job that jaxddp has set up, and in a job that the program has set up in JAX itself."""
+"""The `Peers` of a job: `JobPeers` if jaxddp set up the job, `DevicePeers` if the program set it up in JAX."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from jaxddp.job.control_plane import ControlPlane
 
 
 class JobPeers(Peers):
-    """The processes of a job, which watch each other. The control plane carries their values."""
+    """The processes of a job, which watch each other. They exchange values over the control plane."""
 
     def __init__(self, plane: ControlPlane):
         self._plane = plane

@@ -1,4 +1,4 @@
-"""Ends a process at once. Before that, writes the stacks of its threads if they help, and a line with the reason."""
+"""Ends a process at once, after a line that gives the reason; also writes the stacks of its threads."""
 
 import contextlib
 import faulthandler
@@ -16,7 +16,7 @@ _WRITING_SECONDS = 1.0
 
 def show_stacks() -> None:
     """Write the stacks of all threads to stderr."""
-    # faulthandler holds Python's lock while it writes, and stderr may be a full pipe. So it writes to a file first.
+    # faulthandler holds the GIL while it writes, and stderr may be a full pipe. So it writes to a file first.
     with contextlib.suppress(OSError), tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
@@ -25,7 +25,7 @@ def show_stacks() -> None:
 
 
 def show_stacks_on_signal() -> None:
-    """Write the stacks on SIGUSR1, even while Python's lock is held, unless the program uses this signal itself."""
+    """Write the stacks on SIGUSR1, even while a thread holds the GIL, unless the program uses this signal itself."""
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
         with contextlib.suppress(OSError, ValueError):  # A notebook's stderr is no file.
             faulthandler.register(signal.SIGUSR1)

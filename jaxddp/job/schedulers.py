@@ -24,15 +24,15 @@ def variable(name: str) -> Lookup:
 
 
 def nothing(environ: Environ) -> EnvValue | None:
-    """Return None, for a part that a scheduler does not set."""
+    """Return None. This is the lookup of a value that a scheduler does not set."""
     return None
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """How to find a process's place in its job.
+    """The lookups by which a process finds its place in a job of this scheduler.
 
-    The parts are functions, because few schedulers have one variable for each part.
+    They are functions, because few schedulers set one variable for each value.
     """
 
     process: Lookup
@@ -44,13 +44,13 @@ class Scheduler:
     local: str | None = None
     """The variable with this process's number on its host, if each process has its own accelerator."""
     locals: str | None = None
-    """The variable with the number of processes on the host; the first number of SLURM's `2(x3),1`."""
+    """The variable with the number of processes on the host. If it is like SLURM's `2(x3),1`, use the first number."""
     sign: str | None = None
-    """A variable that must be set for the others to count, because their names may have another meaning elsewhere."""
+    """If this variable is not set, the others are ignored, because other programs may use their names."""
 
 
 def port_of(job: str) -> int:
-    """Return a port that all processes of a job derive alike, below the range of ephemeral ports."""
+    """Return a port below the range of ephemeral ports. It is the same in all processes of a job."""
     return 10000 + int(hashlib.sha256(job.encode()).hexdigest(), 16) % 20000
 
 
@@ -62,7 +62,7 @@ def own_address() -> str:
         named = LOOPBACK
     if not is_loopback(named):
         return named
-    # Debian maps the name to a loopback address. To connect a datagram socket sends nothing, and selects the interface.
+    # Debian maps the name to a loopback address. Connecting a datagram socket selects the interface, and sends nothing.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as chooser:
         try:
             chooser.connect(("192.0.2.1", 1))
@@ -161,7 +161,7 @@ def _batch_address(environ: Environ) -> EnvValue | None:
 
 
 def _skypilot_address(environ: Environ) -> EnvValue | None:
-    """Return the first of the nodes' addresses, one on each line: that of the head node, which has rank 0."""
+    """Return the address of the head node, which has rank 0: the first line of a list of all nodes."""
     nodes = lookup(environ, "SKYPILOT_NODE_IPS")
     if nodes is None:
         return None
@@ -187,12 +187,12 @@ def _given_address(environ: Environ) -> EnvValue | None:
 
 
 EXPLICIT = Scheduler(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), _given_address)
-"""`jaxddp launch`, Kubeflow's JAX runtime, or a user. These variables come first."""
+"""The variables that `jaxddp launch`, Kubeflow's JAX runtime or a user sets. They are looked up first."""
 
 # The first entry that has this process's id is the one that started the process. A launcher passes on the variables of
-# the job in which it runs itself, so an inner launcher comes before the outer one: torchrun and MPI before SLURM
-# (mpirun starts its helpers with srun, and their variables reach the ranks), and all of these before the ones that
-# start one process on each node.
+# the job in which it runs itself, so an inner launcher comes before the outer one. torchrun and MPI come before SLURM,
+# because mpirun starts its helpers with srun, so that the ranks have SLURM's variables too. The schedulers that start
+# one process on each node come last.
 SCHEDULERS = (
     EXPLICIT,
     Scheduler(
