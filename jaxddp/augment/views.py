@@ -15,8 +15,9 @@ def mean_logits(classify: Callable[[jax.Array], jax.Array], images: jax.Array, v
     Args:
         classify: a function of images that returns logits.
         views: "one" is the image alone. "mirror" is the image and its mirror image, with equal weights.
-            "mirror_translate" (Jordan 2024, arXiv:2404.00498) adds both views of two copies that are translated by a
-            pixel with a reflected border, one up and left and one down and right; together these have half the weight.
+            "mirror_translate" (Jordan 2024, arXiv:2404.00498) adds two translated copies of the image, and their mirror
+            images. One copy is translated by a pixel up and left, the other by a pixel down and right; the border is
+            reflected. The four added views together have half of the weight.
     """
     if views == "one":
         return classify(images)

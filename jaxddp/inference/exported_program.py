@@ -37,8 +37,9 @@ _TOLERANCE = 1e-4
 def export_program(run: TrainedRun, out: str | Path, form: str | None = None) -> str:
     """Write a run's network, with its parameters and the normalization of pixels, as a program.
 
-    The program takes uint8 or uint16 [B, H, W, C] with any B, images cropped as for evaluation, and returns logits
-    float32[B, K]. Before it is written, its logits for a few random images are compared with the network's.
+    The program takes pixels [B, H, W, C], uint8 or uint16 with any B, and returns logits float32[B, K]. The images must
+    be cropped as for evaluation. Before the program is written, its logits for a few random images are compared with
+    the network's.
 
     Args:
         form: "stablehlo", which `jax.export.deserialize` reads, or "onnx", which onnxruntime reads. The default is the

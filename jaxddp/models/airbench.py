@@ -74,7 +74,9 @@ def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.floa
 
 
 class Airbench(nn.Module):
-    """Whitening, three groups of two 3x3 convolutions that each halve the image, a global maximum, and a head.
+    """A whitening convolution, three groups of layers, a global maximum, and a linear head.
+
+    Each group has two 3x3 convolutions, and halves the height and the width once.
 
     Attributes:
         width: the features of the first group; the other groups have four times as many.

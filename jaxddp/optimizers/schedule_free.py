@@ -1,4 +1,4 @@
-"""Schedule-free AdamW, which averages its steps instead of lowering the learning rate."""
+"""Schedule-free AdamW, which averages its iterates instead of lowering the learning rate."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,8 @@ from jaxddp.registry import OPTIMIZERS
 class ScheduleFreeSettings:
     """The keys of the config section `optimizer` that this optimizer reads.
 
-    `momentum` is beta 1, the weight of the average x in the point y; see `schedule_free`.
+    `momentum` is beta 1 of the paper. Gradients are computed at a point between the last iterate and the average of all
+    iterates, and `momentum` is the weight of the average; see `schedule_free`.
     """
 
     momentum: Decay = 0.9
@@ -30,8 +31,8 @@ class ScheduleFreeSettings:
 def schedule_free(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
     """Create schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), as `optax.contrib.schedule_free_adamw`.
 
-    Gradients are computed at y, between the steps z and their average x. Evaluation uses x; see
-    `jaxddp.engine.parts.iterate_average`.
+    The optimizer updates the iterates z, and x is their average. Gradients are computed at y, a point between z and x.
+    Evaluation uses x; see `jaxddp.engine.parts.iterate_average`.
 
     Raises:
         InputError: the schedule is not constant, or the momentum is 0.
