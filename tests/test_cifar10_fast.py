@@ -1,4 +1,4 @@
-"""The recipes of the CIFAR-10 speedruns: their optimizers compared with NumPy, the work of a run, and short runs."""
+"""The recipes of the CIFAR-10 speedruns: optimizers compared with NumPy, the operations of a run, and short runs."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ SMALL = [
     *("--log.to", "jsonl", "--parallel.devices", "1"),
 ]
 IMAGES = 50_000
-"""Images in the form of CIFAR-10."""
+"""The number of training images of CIFAR-10."""
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def muon_by_hand(kernel, grads, rates, momentum):
     velocity, parameters = 0.0, []
     for count, (grad, rate) in enumerate(zip(grads, rates, strict=True), start=1):
         velocity = momentum * velocity + (1 - momentum) * grad
-        # Optax corrects both terms for the zeros at the start of the average.
+        # The average starts at zero, and Optax corrects both terms for this bias.
         update = momentum * velocity / (1 - momentum ** (count + 1)) + (1 - momentum) * grad / (1 - momentum**count)
         u, s, v = np.linalg.svd(update.reshape(-1, update.shape[-1]), full_matrices=False)
         s = s / np.linalg.norm(s)
@@ -160,7 +160,7 @@ def test_the_bias_of_the_whitening_convolution_is_left_alone_after_three_epochs(
     assert moved == [(True, True)] * 3 + [(False, True)] * 2
 
 
-# --- The work of a run ---
+# --- The operations of a run ---
 
 
 def multiplications(width: int = 64) -> int:
@@ -177,7 +177,10 @@ def multiplications(width: int = 64) -> int:
     ("name", "petaflop", "padded"), [("cifar10_fast", 0.243, 0.284), ("cifar10_fast_sgd", 0.301, 0.351)]
 )
 def test_a_whole_run_is_a_fraction_of_a_petaflop(name, petaflop, padded):
-    """Count the forward and backward passes of every example, without and with products with padding."""
+    """Count the operations of the forward and backward passes of all examples.
+
+    `petaflop` does not count products with padding, and `padded` does.
+    """
     config = read_recipe(name).config
     model, images = for_platform(adapt(Airbench(10)), "gpu"), jax.ShapeDtypeStruct((10, 32, 32, 3), jnp.float32)
     params, state = jax.eval_shape(model.init, jax.random.key(0), images)
@@ -278,7 +281,7 @@ class Terminated:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-# `conformance/` shows that the network and all kinds of optimizers are the same on any devices.
+# The tests in `conformance/` show that the network and all kinds of optimizers give the same results on any devices.
 @pytest.mark.ci
 @pytest.mark.parametrize("name", few(("cifar10_fast",), "cifar10_fast_sgd"))
 def test_four_devices_with_sync_batch_norm_train_as_one(name, data):

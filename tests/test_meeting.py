@@ -131,7 +131,7 @@ def test_a_machine_that_comes_again_is_admitted_once_its_earlier_launcher_is_los
 def test_a_silent_machine_is_lost(server, monkeypatch):
     _, events, job = server
     monkeypatch.setattr(network, "SILENCE_SECONDS", 0.4)
-    # It sends its hello, and nothing more. There is no public way to make a launcher silent.
+    # The launcher joins, and sends nothing more, because `_block` blocks its thread. There is no public way to do this.
     joined, _ = client(job)
     assert isinstance(soon(events), Arrived)
     joined._thread.begin(_block())
@@ -203,7 +203,7 @@ def test_a_queue_keeps_the_order_and_its_time_limit():
 
 
 def test_a_late_process_of_an_earlier_start_is_refused():
-    """Another generation may have the same port by chance."""
+    """A process of generation 0 may reach the coordinator of generation 1, if both have the same port by chance."""
     job = Job(f"127.0.0.1:{free_port()}", 2, 0, run_id="name.1")
     late = Job(job.coordinator, 2, 1, run_id="name.0")
     with ThreadPoolExecutor(2) as pool:
