@@ -197,11 +197,10 @@ def prepare_training(
     topology = Topology.create(devices, join_job(find_job(), config.parallel))
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
     objects = {"model": model, "optimizer": optimizer, "initialize": initialize, "augmentation": augmentation}
-    objects |= {"metrics": metrics, "parts": parts}
+    # `train` may replace this loss.
+    objects |= {"metrics": metrics, "parts": parts, "loss": softmax_cross_entropy}
     if not isinstance(objective, str):
         objects["objective"] = objective
-    # `train` may replace this loss.
-    objects["loss"] = softmax_cross_entropy
     if labels_of(table).several:
         config, objects["loss"] = config.replace(eval={"metrics": ("map",)}), sigmoid_cross_entropy
     resources = Resources(topology, table, None, step_options(config, topology), check_unlabelled(unlabelled))
@@ -242,22 +241,18 @@ def train(
         schedule: a function of the step (0 first) that multiplies the optimizer's updates.
         epochs: length of the training from step 0. Default: the setup's. A trained state continues from its step.
         listeners: see `jaxddp.training.events.Listener`. Default: a live progress display; () shows nothing.
-        evaluators: functions of the state that return a dict of further metrics. If parameters are averaged, they are
-            also called with the averaged parameters.
-        workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there. A run that has ended is
-            returned, and validated if it was not. A run with another model, loss, optimizer or data is an error. With
-            a workdir, SIGTERM makes the run save a checkpoint and stop.
+        evaluators: functions that return a dict of further metrics of the state, also of one with averaged parameters.
+        workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there; one that has ended is
+            only returned. Another model, loss, optimizer or data is an error. SIGTERM makes the run save and stop.
         log_to: names of loggers beside metrics.jsonl, as in a config's `log.to`. They need a workdir.
         log_project, log_name, log_config: project, name and further values (a dict) for "wandb" and "mlflow".
         log_every, eval_every, save_every: how often to log, validate and save: "50 steps", "1 epoch" or "10%".
         check_every: how often to compare the states of all devices, besides each checkpoint; "0 steps" for never.
-        self_test: whether to compare the averaged gradient with the gradient of one device before the first step:
-            "auto", "always" or "never".
+        self_test: compare the averaged gradient with that of one device before step 1: "auto", "always" or "never".
         profile: length of a trace for TensorBoard's profiler, such as "10 steps", written to profile/ in the workdir.
 
     Returns:
-        The trained state, and the history of metrics, which a notebook shows as a figure. Both are the same on every
-        process.
+        The trained state, and the history of metrics, which a notebook draws. Both are the same on every process.
 
     Raises:
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.
@@ -278,9 +273,8 @@ def train(
     history, measures = History(), check_evaluators(evaluators, setup)
     watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
     directory = None if workdir is None else Path(check_path(workdir, "workdir")).absolute()
-    shared = shared_settings(setup.recipe, val)
-    shared |= {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
-    setup.topology.peers.agree({name: str(value) for name, value in shared.items()})
+    used = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
+    setup.topology.peers.agree(shared_settings(setup.recipe, val, **used))
     state = train_setup(setup, directory, watching, measures)
     history.share(setup.topology)
     return state, history

@@ -174,7 +174,7 @@ def test_an_image_that_is_not_read_is_named(root: Path, name: str):
 
 def test_two_images_of_one_id_are_named(root: Path):
     write(root, "train/cat/b.png")
-    assert fault(root).startswith(f"{root / 'train/cat/b.jpg'}: another image has the same name")
+    assert fault(root).startswith(f"{root / 'train/cat/b.jpg'}: the name of another image differs only in the suffix")
 
 
 def test_a_name_that_is_not_utf8_is_named(root: Path):

@@ -187,5 +187,5 @@ def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: p
     moved = str((tmp_path / "data").rename(tmp_path / "elsewhere"))
     longer = config.replace(train={"duration": "3 steps"}, data={"path": moved})
     assert int(train_config(longer, tmp_path / "run", resume="must").step) == 3
-    assert f"is now '{moved}': the same data by their fingerprints" in caplog.text
+    assert f"is now '{moved}': the fingerprints are equal" in caplog.text
     assert evaluate_config(longer, tmp_path / "run")["count"] == 5

@@ -70,14 +70,18 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     return digests
 
 
-def shared_settings(recipe: Recipe, val: Source | None) -> dict[str, Any]:
-    """Returns the settings that all processes of a job must share: they decide the results, and when processes wait."""
+def shared_settings(recipe: Recipe, val: Source | None, **others: Any) -> dict[str, str]:
+    """Returns the settings that all processes of a job must share, and other values, as text.
+
+    The settings decide the results, and when processes wait for each other.
+    """
     config = recipe.config
     settings = flatten({"data": plain(config.data), "train": plain(config.train)})
     settings |= {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
     settings |= flatten({"checkpoint": config.checkpoint.goal.plain()})
     settings |= {"check_every": config.parallel.check_replicas, "self_test": config.parallel.self_test}
-    return settings | {"val": None if val is None else val.fingerprint, "metrics": list(recipe.metrics)}
+    settings |= {"val": None if val is None else val.fingerprint, "metrics": list(recipe.metrics)}
+    return {name: str(value) for name, value in (settings | others).items()}
 
 
 def checksums(state: TrainState) -> dict[str, str]:
