@@ -24,7 +24,7 @@ class JsonLines(RowListener):
 
     A line is passed to the operating system before the next step. A resumed run continues the file: lines after the
     restored step and an incomplete last line are removed, the other bytes stay. A run from step 0 starts both files
-    anew. Raises: InputError; a file cannot be read or written, or `metrics.jsonl` is of another run.
+    anew. Raises: InputError if a file cannot be read or written, or `metrics.jsonl` is of another run.
     """
 
     def __init__(self, directory: Path):
