@@ -38,7 +38,7 @@ class ImagePredictor:
     most: int
 
     def __call__(self, state: TrainState) -> PredictedImages:
-        """Returns the predictions of a state. Raises: InputError; an image cannot be used."""
+        """Returns the predictions of a state. Raises: InputError if an image cannot be used."""
         count, shard = len(self.rows), Shard(self.topology.process_index, self.topology.process_count)
         placed = (self.topology.place(jax.tree.map(shard.of, batch)) for batch in self._batches)
         probabilities = np.concatenate([np.asarray(self.program(state, batch)[0]) for batch in placed])[:count]
