@@ -60,7 +60,7 @@ class Memory:
         return memory_errors(when, advice)
 
     def of_validation(self, step: int) -> AbstractContextManager[None]:
-        """Context for the validation after a step. A failed allocation becomes an `InputError`."""
+        """Context for the validation after a step. Turns a failed allocation into an `InputError`."""
 
         def advice() -> Words:
             return (f"{self._fit}; " if self._fit else "", "lower ", Option("eval.batch_size"))

@@ -170,8 +170,8 @@ class Listener:
     """
 
     wants_predictions = 0
-    """The number of validation images to predict for `EvaluationRecord.predictions`. If listeners want
-    different numbers, the largest one is used."""
+    """The number of validation images to predict for `EvaluationRecord.predictions`. If listeners want different
+    numbers, the largest one is used."""
     wants_metrics: tuple[str, ...] = ()
     """Names of built-in metrics over a whole set to evaluate in addition to those of the config."""
 

@@ -70,8 +70,8 @@ class Checks:
     """Checks that the steps are correct.
 
     Attributes:
-        self_test: tests the averaged gradient before the first step; None tests nothing.
-        replicas: compares the devices' states by the plan's cadence and before each save; None compares nothing.
+        self_test: tests the averaged gradient before the first step; None for no such test.
+        replicas: compares the devices' states by the plan's cadence and before each save; None for no comparison.
         suspects: returns which examples of a step's batch have a loss that is not finite, given the state and the step.
             All processes must call it together.
     """
@@ -86,7 +86,7 @@ class Validation:
     """How a run is validated, and when validation stops the run.
 
     Attributes:
-        evaluator: evaluates the validation set; None validates nothing.
+        evaluator: evaluates the validation set; None for a run without validation.
         predictor: predicts the validation images that listeners want to show; None if no listener wants any.
         early_stopping: the state of early stopping before the first validation.
     """
@@ -101,7 +101,7 @@ class Keeping:
     """Where a run saves, and what it was restored from.
 
     Attributes:
-        checkpoints: saves the states; None saves nothing.
+        checkpoints: saves the states; None for a run without checkpoints.
         should_stop: called after every chunk and between batches of validation; all processes must return the same.
         profile: the folder for the trace of the steps of `Plan.traced`; None if no step is traced.
         progress: the values that the loop saved beside the state, such as the sums of the current epoch.

@@ -35,11 +35,11 @@ _log = logging.getLogger("jaxddp.training")
 class Checkpoints:
     """The checkpoints of one work directory.
 
-    A checkpoint becomes visible only when all of it is on disk, because Orbax renames it then. So a killed run resumes
-    from a complete checkpoint. A manifest then stores the hashes of the checkpoint's files. Before the files
-    are read, they are compared with the manifest. A checkpoint is saved before it is validated; the metrics of all
-    checkpoints are in one file beside them. On several hosts the directory must be shared; process 0 writes and
-    compares the manifests.
+    A checkpoint becomes visible only when all of it is on disk, because Orbax then renames its directory. So a killed
+    run resumes from a complete checkpoint. A manifest then stores the hashes of the checkpoint's files. Before the
+    files are read, they are compared with the manifest. A checkpoint is saved before it is validated; the metrics of
+    all checkpoints are in one file in the same directory. On several hosts the directory must be shared; process 0
+    writes and compares the manifests.
 
     Args:
         peers: the processes that save and restore together.

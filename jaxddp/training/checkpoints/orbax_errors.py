@@ -70,7 +70,8 @@ def _keep_threads_brief() -> None:
     previous = sys.unraisablehook
 
     def unraisable(raised: "sys.UnraisableHookArgs") -> None:
-        # After an error has closed an event loop, TensorStore may still finish a write that the loop waited for.
+        # After an error has closed an event loop, TensorStore may still finish a write that the loop waited for. The
+        # second error is not reported.
         if not (isinstance(raised.exc_value, RuntimeError) and str(raised.exc_value) == "Event loop is closed"):
             previous(raised)
 

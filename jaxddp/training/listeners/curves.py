@@ -22,8 +22,8 @@ def curves(config: Config, workdir: Path) -> "Curves":
 class Curves(Listener):
     """Draws `curves.png` from `metrics.jsonl`, so the curves of a resumed run are complete.
 
-    In the list of listeners it must come after `JsonLines`. It draws at the end of the run, and after evaluations,
-    but so rarely that drawing takes at most a hundredth of the time. Raises: see `draw`.
+    In the list of listeners it must come after `JsonLines`. It draws at the end of the run, and after evaluations, but
+    so rarely that drawing takes at most a hundredth of the time. Raises: see `draw`.
     """
 
     def __init__(self, metrics: Path, picture: Path):

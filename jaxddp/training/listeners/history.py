@@ -25,7 +25,7 @@ class History(RowListener):
 
     `history.val_ema` holds the metrics of averaged parameters. Each of these is a dict of arrays, which is empty if
     there are no rows; see `jaxddp.training.listeners.metric_rows.Series`. A notebook shows a history as its curves. A
-    resumed run continues the history after the restored step; a run from step 0 begins it anew.
+    resumed run continues the history after the restored step; a run from step 0 starts an empty one.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ class TrackingLogger(RowListener, ABC):
     Args:
         directory: the work directory; `LIBRARY.json` in it holds the id of the run.
         images: how many validation images to show at each evaluation.
-        log: the project, the name, and what is recorded beside the run's own config.
+        log: the `log` section of the config, with the project, the name, and values to record beside the config.
     """
 
     library: ClassVar[str]
@@ -60,7 +60,7 @@ class TrackingLogger(RowListener, ABC):
 
     @abstractmethod
     def open(self, saved_id: str | None, recorded: Mapping[str, Any]) -> str:
-        """Open the service's run with a saved id, or create one where it is None, and return its id."""
+        """Open the service's run with a saved id, or create a run if the id is None. Returns the id of the run."""
 
     @abstractmethod
     def opened(self, recorded: Mapping[str, Any]) -> None:

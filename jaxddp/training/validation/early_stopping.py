@@ -16,7 +16,7 @@ class EarlyStopping:
     Attributes:
         goal: the metric by which validations are compared.
         stop_after: the run ends after this many validations in a row without gain; None never ends it.
-        min_gain: a validation is a gain if it is better than the best one by more than this.
+        min_gain: a validation is a gain if its value is better than `best` by more than `min_gain`.
         best, step: the value of the best validation, and its step; None and 0 before the first.
         without_gain: the number of validations since the last gain.
         mean: the smoothed value of the metric.

@@ -22,7 +22,7 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 class ImagePredictor:
     """Predicts a few images of a source. All processes call it together, and each gets all predictions.
 
-    The images are read once, at the first call, as for evaluation.
+    The images are read and cropped as for evaluation, once, at the first call.
 
     Attributes:
         program: see `jaxddp.engine.step.make_classify`.
