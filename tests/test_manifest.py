@@ -126,7 +126,7 @@ def test_what_is_damaged_is_not_restored(place):
     with Checkpoints(place) as checkpoints:
         for read in (lambda: checkpoints.restore(4, state_of()), lambda: checkpoints.restore_as_saved(4, None)):
             with pytest.raises(
-                InputError, match="step 4 is damaged: .* does not hold what was saved; steps 2 are whole"
+                InputError, match="step 4 is damaged: .* does not hold what was saved; undamaged steps: 2"
             ):
                 read()
 
@@ -410,7 +410,7 @@ def test_a_damaged_checkpoint_is_one_line(case, data, workdir, python, tmp_path,
     for which in ("latest", "4") if case == "zeros" else ("4",):
         line = line_of(["eval", *words(data, workdir)[1:6], "--step", which], capfd)
         assert line.startswith(f"jaxddp: {place / '4'}: step 4 is damaged: ") and expected in line
-        assert line.endswith("; steps 2 are whole")
+        assert line.endswith("; undamaged steps: 2")
     assert sorted(file.name for file in place.iterdir()) == before
     # There is no earlier checkpoint.
     shutil.rmtree(place / "2")
@@ -503,7 +503,7 @@ def test_damaged_metrics_of_validation_are_one_line(text, data, workdir, capfd):
     file = workdir / "checkpoints" / "validation.json"
     file.write_text(text)
     line = line_of(words(data, workdir, "--train.duration", "6 steps"), capfd)
-    assert line.startswith(f"jaxddp: {file}: is damaged (") and line.endswith("which will be unknown")
+    assert line.startswith(f"jaxddp: {file}: is damaged (") and line.endswith("so copy that checkpoint first")
     # The advice of the message helps, and the loss of the earlier metrics is logged.
     file.unlink()
     with Checkpoints(file.parent) as checkpoints:

@@ -245,7 +245,7 @@ def test_the_opening_says_what_is_traced():
         return lines.opening(RunStart(0, 40, 8, 50, 1, 1, traced=traced))[1]
 
     assert opening(range(4, 14)).endswith(" | tracing steps 4 to 13")
-    assert opening(range(2, 2)).endswith(" | no step left to trace (the first compiles)")
+    assert opening(range(2, 2)).endswith(" | no step left to trace (the first step compiles and is not traced)")
     assert opening(None) == "40 steps (6.4 epochs)"
 
 

@@ -18,7 +18,7 @@ from jaxddp.training.loop import fit
 from jaxddp.training.run import Keeping
 
 _WORSE = 4
-"""A loss above this multiple of its minimum diverges."""
+"""The loss has diverged if it exceeds this multiple of its minimum so far."""
 _SMOOTHED, _WINDOW = 1 / 20, 1 / 10
 """The shares of the test over which the loss is smoothed, and over which its decrease is measured."""
 
@@ -97,8 +97,9 @@ class RateTest:
     def suggestion(self) -> Suggestion:
         """Returns the rate at which the loss decreases fastest, but at most a tenth of the rate at which it diverges.
 
-        A window of a tenth of the test moves over the running minimum of the smoothed loss. The rate is the first one
-        of the window in which this minimum decreases most. So a decrease that only undoes an increase does not count.
+        A window of a tenth of the test moves over the running minimum of the smoothed loss. The result is the first
+        rate of the window in which this minimum decreases most. A decrease that only undoes an earlier increase of the
+        loss does not change the minimum, so it has no effect.
         """
         least, tried, window = np.minimum.accumulate(self.smoothed), self.tried, self.rates.part(_WINDOW)
         diverged = None
@@ -117,7 +118,9 @@ def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
     """Train a setup until its loss diverges; consumes its state and writes no files.
 
     The config of the setup must be from `of_a_test`, and its optimizer must use the schedule of `rates`. All processes
-    of a job must call it with the same rates; only the first one has the losses. Raises: InputError.
+    of a job must call it with the same rates; only the result of the first process has the losses.
+
+    Raises: InputError if the rates differ between processes; see also `fit`.
     """
     peers = setup.topology.peers
     peers.agree({"the rates to test": str(rates)})
@@ -141,7 +144,7 @@ def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
 def of_a_test(config: Config, rates: RateRange) -> Config:
     """Returns the config for a range test."""
     return config.replace(
-        # The images have one size, and without validation no schedule or early stopping can follow it.
+        # All images have one size. There is no validation, so no schedule and no early stopping that depend on it.
         data={"grow_from": None},
         optimizer={"schedule": "constant"},
         # The first loss that is not finite ends the test.

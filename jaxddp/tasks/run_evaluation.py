@@ -1,6 +1,6 @@
 """Evaluates a checkpoint of a run on the validation split, for `jaxddp eval` and `jaxddp.evaluate_run`.
 
-It makes nothing that only training needs: no optimizer, no schedule, no training batch.
+It does not create objects that only training needs: no optimizer, no schedule, no training batch.
 """
 
 from pathlib import Path
@@ -43,8 +43,8 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     The metrics of averaged parameters follow, as "val_ema loss" and so on.
 
     Raises:
-        InputError: the checkpoint or the data do not exist, the recipe has another network, classes or images than the
-            run, or does not name its network.
+        InputError: the checkpoint or the data do not exist, the recipe names no network, or the network, the classes or
+            the images are not those of the run.
     """
     file.check_copy()
     if not file.has_network:
@@ -65,9 +65,9 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     evaluator = _evaluator(config, give, model, data, val, topology)
     topology.peers.agree(settings())
     topology.connect()
-    # Looks the step up again: a training run may have saved another one.
+    # Choose the checkpoint again: a training run may have saved another one since.
     saved = restored(directory, which, topology)
-    # Parts without arrays in the checkpoint have nothing to evaluate.
+    # A part without arrays in the checkpoint has no parameters to evaluate.
     steps = steps_of(config, Plan.of(config, data.num_examples))
     parts = [part for part in parts_of(config, steps, give) if part.name in saved.parts]
     shape, place = data.image_shape, directory / CHECKPOINTS

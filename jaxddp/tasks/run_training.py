@@ -34,13 +34,14 @@ from jaxddp.workdir.signature import Signature
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """An experiment to train, with what differs between the command line and the Python API.
+    """An experiment to train, and the parts of training that differ between the command line and the Python API.
 
     Attributes:
         claimed: the content of config.json.
-        begin: makes the setup, with a `fresh` state or with one that a checkpoint replaces. The run consumes the state.
+        begin: returns the setup. Its state is initialized if `fresh`; otherwise a checkpoint replaces the state. The
+            run consumes the state.
         listeners: returns the listeners of the recipe file for a work directory.
-        again: whether a run that has ended is restored, to return its state.
+        again: whether `train` restores a run that has ended and returns its state; otherwise it returns None.
     """
 
     experiment: Experiment
@@ -73,7 +74,7 @@ def train_setup(
     setup: RunSetup, directory: Path | None, listeners: Sequence[Any] = (), evaluators: Sequence[Measure] = ()
 ) -> TrainState:
     """Train a setup, which is not changed; see `train`."""
-    # The objects are compared with those of a resumed run, and of other processes.
+    # The objects are compared with those of the run to resume and of the other processes.
     compared = directory is not None or not setup.topology.peers.is_alone
     claimed = _claim_of(setup, setup.identity() if compared else {})
 
@@ -98,10 +99,12 @@ def train(
     listeners: Sequence[Any] = (),
     evaluators: Sequence[Measure] = (),
 ) -> TrainState | None:
-    """Train, and return the last state. If the run had ended and nothing changed, print this, and return None.
+    """Train, and return the last state.
 
-    With a directory it resumes or starts a run there, and saves, validates and logs as configured; SIGTERM makes it
-    save and stop. Without a directory nothing is saved.
+    If `training.again` is False, and the run has already ended with the same settings, print this and return None.
+
+    With a directory, resumes or starts the run in it, and saves, validates and logs as configured; after SIGTERM, the
+    run saves and stops. Without a directory nothing is saved.
 
     Raises:
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.

@@ -1,1 +1,1 @@
-"""The training loop, and what it validates, saves and reports."""
+"""The training loop, validation, checkpoints, and the listeners that report progress."""

@@ -11,14 +11,14 @@ from jaxddp.core.phases import phase
 
 
 class Clock:
-    """Times the steps between two records, in an epoch, and in the whole run of this process.
+    """Measures the training time since the last record, in the current epoch, and in the whole run of this process.
 
     Args:
         batch_size: the global batch size.
-        epoch_seconds: the seconds that a resumed epoch had taken before.
+        epoch_seconds: the training seconds of the current epoch before the run was resumed; 0 for a new epoch.
 
     Attributes:
-        epoch_seconds: the seconds of the running epoch up to the last call of `rates`.
+        epoch_seconds: the training seconds of the current epoch up to the last call of `rates`.
     """
 
     def __init__(self, batch_size: int, epoch_seconds: float = 0.0):
@@ -48,7 +48,7 @@ class Clock:
         self._begin, self._waited, self._steps = time.perf_counter(), 0.0, 0
 
     def dispatched(self, steps: int, result: Any) -> None:
-        """Count steps that were dispatched together. The clock starts after the first dispatch, which is a warm-up."""
+        """Count steps that were dispatched together. The first dispatch is a warm-up and is timed apart."""
         if self._started:
             self._steps += steps
             return

@@ -17,7 +17,7 @@ from jaxddp.training.run import Run
 
 
 class Memory:
-    """Whether the step of a run fits the memory of its devices. This is known after `check`."""
+    """Checks whether the step of a run fits the memory of the devices, and explains allocations that fail later."""
 
     def __init__(self, run: Run):
         self._run = run
@@ -33,7 +33,8 @@ class Memory:
     def check(self, state: TrainState, feed: tuple[Any, ...], needed: tuple[Any, ...]) -> None:
         """Check that the last prepared program, together with the feed, fits the devices' memory on all processes.
 
-        All processes must call it together, before the first step. Raises: InputError; the same on all processes.
+        All processes must call it together, before the first step. Raises: InputError on all processes if it does
+        not fit on one of them.
 
         Args:
             needed: the feed, or its shapes, for which the program was prepared.
@@ -49,7 +50,7 @@ class Memory:
         """Context for the steps, which turns a failed allocation into an `InputError`."""
 
         def when() -> str:
-            # The devices run behind the host: an earlier step may have failed.
+            # The host dispatches steps ahead of the devices, so an earlier step may have failed.
             return f"by step {self.step}" if self.step else "before the first step"
 
         def advice() -> Words:
@@ -59,7 +60,7 @@ class Memory:
         return memory_errors(when, advice)
 
     def of_validation(self, step: int) -> AbstractContextManager[None]:
-        """Context for the validation after a step. The advice of its error is about the validation batch."""
+        """Context for the validation after a step. Turns a failed allocation into an `InputError`."""
 
         def advice() -> Words:
             return (f"{self._fit}; " if self._fit else "", "lower ", Option("eval.batch_size"))

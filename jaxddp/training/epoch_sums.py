@@ -22,10 +22,11 @@ _STEPS_IN_FLIGHT = 3
 class EpochSums:
     """Adds up the metric sums of an epoch.
 
-    Steps that were skipped because the loss was not finite are excluded from the means; their substituted images count.
+    Steps that were skipped because the loss was not finite are excluded from the means. Their substituted images are
+    counted.
 
     Args:
-        values: the sums of a resumed epoch when it was saved.
+        values: the sums of the current epoch in the checkpoint of a resumed run; 0 for a new epoch.
         max_substituted: the largest number of substituted images in an epoch; None sets no limit.
         skipped: counts the skipped steps.
     """
@@ -38,14 +39,15 @@ class EpochSums:
 
     @property
     def values(self) -> list[Any] | float:
-        """The sums of the running epoch up to the last call of `fetch`, as plain values."""
+        """The sums of the current epoch up to the last call of `fetch`, as plain values."""
         return self._values.tolist()
 
     def add(self, steps: range, sums: MetricSums) -> None:
         """Add the sums of steps that were just dispatched together; waits if too many steps are unfinished.
 
         Args:
-            steps: their numbers, from 1. Sums of several steps have a first axis of steps.
+            steps: the numbers of the steps, from 1.
+            sums: the metric sums; those of several steps are stacked along a first axis.
         """
         self._pending.append((steps, sums))
         in_flight = 0

@@ -115,9 +115,10 @@ class EvaluationRecord:
         metrics: means over the first `seen` examples.
         seen, total: examples evaluated so far, and in the set; padding is not counted.
         split: "val", or "val_ema" for averaged parameters, which are evaluated after the trained ones.
-        predictions: the predictions of a few images, which are the same each time. Only the record of the last split
-            has them, and only if a listener wants them.
-        sets: in a finished evaluation, the NumPy arrays that metrics over the whole set were computed from, by name.
+        predictions: the predictions of a few images; the images are the same at each evaluation. Only the record of the
+            last split has them, and only if a listener wants them.
+        sets: in a finished evaluation, the NumPy arrays from which each metric over the whole set was computed, by its
+            name.
     """
 
     step: int
@@ -158,7 +159,7 @@ class RunEnd:
 
 
 MOMENTS = {"start": "run", "step": "record", "evaluation": "record", "end": "run"}
-"""The methods of a listener, in the order of their calls, with the name of each one's argument."""
+"""The methods of a listener, in the order of their calls, and the name of each method's argument."""
 
 
 class Listener:
@@ -169,8 +170,8 @@ class Listener:
     """
 
     wants_predictions = 0
-    """The number of validation images to predict for `EvaluationRecord.predictions`. The largest number that a listener
-    wants counts."""
+    """The number of validation images to predict for `EvaluationRecord.predictions`. If listeners want different
+    numbers, the largest one is used."""
     wants_metrics: tuple[str, ...] = ()
     """Names of built-in metrics over a whole set to evaluate in addition to those of the config."""
 

@@ -32,27 +32,27 @@ def fit(run: Run) -> TrainState:
 
     For each chunk of steps (often a single step) it does the following, in this order:
 
-    1. Take the chunk's batches; the time spent here is `data_wait_fraction`. Before the first step, test the averaged
-       gradient of its batch.
+    1. Take the chunk's batches; `data_wait_fraction` is the share of time spent here. Before the first step, test the
+       averaged gradient of the first batch.
     2. Dispatch the steps; the host does not wait for them.
     3. If a record is due (by the log cadence, at the end of an epoch, or because 4 or 5 is due): fetch the sums of all
        steps since the last record, stop if a loss is not finite, and call the listeners. If only a stop is due, the
        listeners are not called, because an uninterrupted run has no record at this step.
-    4. If a checkpoint is due, or the run was asked to stop: save one. Before that, and where the plan says so, compare
-       the replicas.
+    4. If a checkpoint is due, or the run was asked to stop: save a checkpoint. Compare the replicas before each save,
+       and by the cadence of the plan.
     5. If validation is due: evaluate, predict the images that listeners want to show, call the listeners, and write the
-       metrics beside the checkpoint of 4. If validation fails, the checkpoint is there already. If the run is asked to
-       stop during validation, a checkpoint is saved; the resumed run begins with that validation.
+       metrics beside the checkpoint of 4. That checkpoint is saved first, so a failed validation does not lose it. If
+       the run is asked to stop during validation, a checkpoint is saved; the resumed run begins with that validation.
     6. Pass the metrics of the validation to the parts of the step, which may change the state, and to early stopping,
-       which may end the run. A checkpoint holds the state before its validation, so a resumed run does this again.
+       which may end the run. A checkpoint holds the state before these changes, so a resumed run makes them again.
 
     Raises:
-        NonFiniteError: a loss or the state is not finite, or the gradients of too many steps in a row are not. That
-            state is not saved.
+        NonFiniteError: a loss or the state is not finite, or too many steps in a row have no finite gradient. The state
+            after them is not saved.
         GradientError: the averaged gradient of the devices is wrong; no step was taken.
-        ReplicaError: the devices hold different states. They are not saved.
-        InputError: the step does not fit the devices (found before the first step), their memory runs out later, or
-            more images were substituted than the plan allows.
+        ReplicaError: the devices hold different states. These states are not saved.
+        InputError: the step does not fit the devices' memory (checked before the first step), the memory runs out
+            later, or more images were substituted than the plan allows.
         Preempted: `run.keeping.should_stop` returned True; the state was saved.
     """
     loop, state = _Loop(run), run.state
@@ -112,7 +112,7 @@ class _Loop:
         self.sums = EpochSums(saved.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped)
         self.memory = Memory(run)
         self.work, self._recent = MeanCost(), MeanCost()
-        # Otherwise every process would print and write the same.
+        # Only the first process has listeners: otherwise every process would print and write the same lines.
         self.notifier = Notifier(run.listeners if self.peers.is_first else ())
         self.early_stopping = run.validation.early_stopping.restored(saved.get("judgement"))
         self.measure = ReportedEvaluation(run, self.notifier.notify)
@@ -131,7 +131,7 @@ class _Loop:
         return f"{self.early_stopping.reason}{kept}; a larger stop_after or another duration continues it"
 
     def begin(self, step: int, state: TrainState) -> TrainState:
-        """Returns the state for the first step; in a resumed run the validation of its checkpoint is applied to it."""
+        """Returns the state for the first step. A resumed run first does points 5 and 6 of `fit` for its checkpoint."""
         measured, saved = self.run.keeping.validated, self.run.keeping.progress
         if measured is None:
             measured = self.validate(step, state, saved=True)
@@ -223,7 +223,7 @@ class _Loop:
         raise Preempted(f"asked to stop: saved step {step} of {self.plan.total_steps}; the same command resumes it")
 
     def fetch(self, state: TrainState) -> tuple[dict[str, float], float, float]:
-        """Returns the metrics of the last step and the clock's rates; the epoch's sums and seconds then include it."""
+        """Returns the last step's metrics and the clock's rates; adds the steps so far to the epoch's sums and time."""
         try:
             metrics = self.sums.fetch()
         except TooManySkipped as error:
@@ -244,7 +244,7 @@ class _Loop:
         used, self._recent = self.run.usage(images_per_second, self._recent.mean()), MeanCost()
         side = None if self.run.steps.growing is None else self.run.steps.growing.side(step - 1)
         record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, epoch_end, used, side)
-        # At the first record listeners open their files, some after an import that takes seconds.
+        # At the first record, listeners open files and import libraries, which takes seconds and is no training time.
         with nullcontext() if self._logged_once else self.clock.paused():
             self.notifier.notify("step", record)
         self._logged_once, self.logged = True, {"step": step, "loss": float(metrics["loss"])}
@@ -271,7 +271,7 @@ class _Loop:
         with self.memory.of_validation(step):
             records = self.measure(evaluator, step, state, leave_if_asked)
         measured = flat(self.measure.last)
-        # Functions of the user may return other values on other processes, and all must stop at the same step.
+        # The user's metrics may differ between processes, but all processes must stop at the same step.
         metrics = json.loads(
             self.peers.from_first("what validation measured", lambda: json.dumps(measured, default=float))
         )

@@ -22,7 +22,7 @@ TRAIN, VAL, VAL_EMA, INK, GRID = "#0072B2", "#D55E00", "#009E73", "#404040", "#E
 _COLOURS = {"train": TRAIN, "val": VAL, "val_ema": VAL_EMA}
 
 SMALL = [("learning_rate", "learning rate"), ("images_per_second", "images/s"), ("data_wait_fraction", "data wait")]
-"""The metrics of the small panels. Unknown ones are left out, such as the learning rate of a notebook's optimizer."""
+"""The metrics of the small panels. A metric without values is left out, such as an unknown learning rate."""
 
 LABEL_GAP = 0.06
 """The smallest distance between two labels, as a share of the panel's height."""
@@ -60,7 +60,7 @@ def drawn(draw: Callable[[], T]) -> T:
     since the start of the figure takes a hundredth of a second.
     """
     collects = gc.isenabled()
-    # Otherwise a collection while drawing could move the first parts to an older generation.
+    # A collection while drawing could move parts of the figure to an older generation, which gc.collect(0) ignores.
     gc.disable()
     try:
         return draw()
@@ -73,8 +73,8 @@ def drawn(draw: Callable[[], T]) -> T:
 def figure(series: Series) -> Picture:
     """Returns the curves of loss and top-1 in training (thin: logged steps, bold: epochs) and validation.
 
-    Below are two of SMALL. The axis of the loss is logarithmic if its epochs span more than a factor of 100. Without
-    `top1` its panel is left out.
+    Below each panel there is a small panel with one metric of SMALL. The axis of the loss is logarithmic if the losses
+    of epochs and validations span more than a factor of 100. If no row has `top1`, there is no panel for it.
     """
     measures = [name for name in ("loss", "top1") if name == "loss" or any(name in columns for columns in series)]
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, hspace=0.02)
@@ -121,7 +121,7 @@ def _small_panel(axes: Axes, train: Columns, name: str, title: str) -> None:
 
 
 def _spread(*parts: Columns) -> float:
-    """Returns the largest loss divided by the smallest; 1 if there is none, or one is not positive."""
+    """Returns the largest loss divided by the smallest; 1 if there is no loss, or the smallest is not positive."""
     losses = np.concatenate([columns.get("loss", np.zeros(0)) for columns in parts])
     losses = losses[np.isfinite(losses)]
     return float(losses.max() / losses.min()) if losses.size and losses.min() > 0 else 1.0
@@ -138,7 +138,7 @@ def _style(axes: Axes, title: str) -> None:
 
 
 def _line(axes: Axes, columns: Columns, name: str, colour: str, **style: Any) -> tuple[float, float] | None:
-    """Draws a metric over epochs, and returns its last point. Few points get markers: a single one has no line."""
+    """Draws a metric over epochs, and returns its last point. A line of few points has a marker at each point."""
     if name not in columns:
         return None
     x, y = columns["epoch"], columns[name]
@@ -152,7 +152,7 @@ def _line(axes: Axes, columns: Columns, name: str, colour: str, **style: Any) ->
 
 
 def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -> None:
-    """Writes the name and last value of each line at the right edge, in its colour, with a gap between labels."""
+    """Writes the name and last value of each line at the right edge, in the line's colour; labels do not overlap."""
     axes.get_ylim()  # makes matplotlib set the limits
     to_panel = axes.transScale + axes.transLimits
     height = -1.0
@@ -165,7 +165,7 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -
 def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray, chosen: float | None) -> Picture:
     """Returns the losses of a range test over the learning rate (thin: steps, bold: smoothed), with the chosen rate.
 
-    Losses above twice the first are outside of the picture.
+    Losses above twice the first loss lie outside the picture.
     """
     picture = Picture(figsize=(7, 4.5), layout="constrained", facecolor="white")
     axes = picture.add_subplot()
@@ -186,13 +186,13 @@ def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray
 
 
 def prediction_grid(predictions: PredictedImages) -> Picture:
-    """Returns images with predicted class and probability; wrong predictions are coloured, with the right class."""
+    """Returns images with predicted class and probability. A wrong one has a coloured caption with the true class."""
     colours = [VAL if wrong else INK for wrong in predictions.wrong]
     return _grid(predictions.images, predictions.captions, colours, columns=6, fontsize=9)
 
 
 def prediction_pixels(predictions: PredictedImages) -> np.ndarray:
-    """`prediction_grid` as uint8 [H, W, 4]."""
+    """Returns the picture of `prediction_grid` as pixels, uint8 [H, W, 4]."""
     return drawn(lambda: pixels(prediction_grid(predictions)))
 
 

@@ -32,11 +32,11 @@ class Plan:
     profile: int
     """The number of steps that are traced."""
     max_bad_steps: int
-    """The number of steps in a row without a finite gradient that ends the run; 0 ends it at the first one."""
+    """The run ends after this many steps in a row without a finite gradient; 0 ends it at the first such step."""
 
     @classmethod
     def of(cls, config: Config, num_examples: int) -> "Plan":
-        """Returns the plan of a config for a data set of N training examples.
+        """Returns the plan of a config for a data set of `num_examples` training examples.
 
         Raises:
             InputError: the run would have no step, or more steps than the step counter can hold.
@@ -87,10 +87,10 @@ class Plan:
     def chunks(self, done: int, length: int, cuts: Sequence[int] = ()) -> Iterator[range]:
         """Cuts the steps after the first `done` into chunks that can be dispatched together.
 
-        A chunk is a range of steps counted from 0, as in the order of examples: after the chunk, `chunk.stop` steps are
-        done. It has `length` steps or one. Nothing is due within it, and either all or none of its steps are traced.
-        Without a profile, a run that resumes after a chunk has the same later chunks as an uninterrupted run. A chunk
-        ends before each step of `cuts`, which needs another program.
+        A chunk is a range of steps counted from 0: after the chunk, `chunk.stop` steps are done. A chunk has either
+        `length` steps or a single step. Nothing is due within a chunk, and either all or none of its steps are traced.
+        Without a profile, a run that resumes after a chunk has the same later chunks as an uninterrupted run. A new
+        chunk begins at each step of `cuts`: from that step on another program is needed, for example for larger images.
         """
         traced = self.traced(done)
         while done < self.total_steps:
@@ -102,7 +102,7 @@ class Plan:
             done = due
 
     def chunk_length(self, longest: int) -> int:
-        """Returns the chunk length with the fewest dispatches within the shortest cadence, at most `longest`."""
+        """Returns the chunk length, at most `longest`, that needs the fewest dispatches for the shortest cadence."""
         between = [int(cadence.examples / self.batch_size) for cadence in self._cadences if cadence.examples]
         return full_length(max(1, min(between)), longest)
 
@@ -111,7 +111,7 @@ class Plan:
         return self.log, self.evaluate, self.checkpoint, self.epochs
 
     def traced(self, done: int) -> range:
-        """Returns the steps, from 1, that are traced in a run that starts after `done` steps; there may be none.
+        """Returns the steps, from 1, that are traced in a run that starts after `done` steps; the range may be empty.
 
         They come after the first step, which compiles, and after a few more if enough steps are left.
         """
@@ -126,22 +126,22 @@ class Plan:
         return self.log.due(step) or self.epochs.due(step) or self.last(step)
 
     def evaluates(self, step: int) -> bool:
-        """Whether validation is due after a step, as it is after the last one. `fit` also needs an evaluator."""
+        """Whether validation is due after a step; it is always due after the last. `fit` also needs an evaluator."""
         return self.evaluate.due(step) or self.last(step)
 
     def saves(self, step: int) -> bool:
         return self.checkpoint.due(step) or self.last(step)
 
     def compares(self, before: int, step: int) -> bool:
-        """Whether the replicas are compared after the chunk of the steps after `before` up to `step`.
+        """Whether the replicas are compared after the chunk that begins after step `before` and ends at `step`.
 
-        Unlike the other cadences this one cuts no chunk: the comparison takes place at the end of the chunk.
+        A chunk need not end at a step where a comparison is due: the comparison then takes place after the chunk.
         """
         return self.replicas.count(step) > self.replicas.count(before)
 
 
 def full_length(steps: int, longest: int) -> int:
-    """Returns the length of full chunks, at most `longest`, that cuts a number of steps into the fewest chunks."""
+    """Returns the chunk length, at most `longest`, for which `cut` makes the fewest chunks of a number of steps."""
     return min(range(min(steps, longest), 0, -1), key=lambda length: sum(divmod(steps, length)))
 
 

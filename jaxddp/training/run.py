@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
 
 
 Chunks = Callable[[int], Iterator[Chunk]]
-"""Maps the number of steps done to the chunks of all later steps. Nothing is due within a chunk (`Plan.chunks`)."""
+"""Maps the number of completed steps to the chunks of all later steps; see `Plan.chunks`."""
 
 
 class Growing(NamedTuple):
@@ -52,7 +52,7 @@ class Stepping:
         division: how each batch is divided among devices and microbatches.
         parts: the optional parts of the step.
         follow: passes the metrics of a validation to the parts.
-        learning_rate: the schedule, from step 0, for the log.
+        learning_rate: maps a step, from 0, to the learning rate, for the log; None if unknown.
         growing: the image sizes; None if all images have one size.
     """
 
@@ -70,8 +70,8 @@ class Checks:
     """Checks that the steps are correct.
 
     Attributes:
-        self_test: tests the averaged gradient before the first step; None tests nothing.
-        replicas: compares the devices' states by the plan's cadence and before each save; None compares nothing.
+        self_test: tests the averaged gradient before the first step; None for no such test.
+        replicas: compares the devices' states by the plan's cadence and before each save; None for no comparison.
         suspects: returns which examples of a step's batch have a loss that is not finite, given the state and the step.
             All processes must call it together.
     """
@@ -83,11 +83,11 @@ class Checks:
 
 @dataclass(frozen=True)
 class Validation:
-    """How a run is validated, and when that stops it.
+    """How a run is validated, and when validation stops the run.
 
     Attributes:
-        evaluator: evaluates the validation set; None validates nothing.
-        predictor: predicts the validation images that listeners want to show; None if they want none.
+        evaluator: evaluates the validation set; None for a run without validation.
+        predictor: predicts the validation images that listeners want to show; None if no listener wants any.
         early_stopping: the state of early stopping before the first validation.
     """
 
@@ -101,12 +101,12 @@ class Keeping:
     """Where a run saves, and what it was restored from.
 
     Attributes:
-        checkpoints: saves the states; None saves nothing.
+        checkpoints: saves the states; None for a run without checkpoints.
         should_stop: called after every chunk and between batches of validation; all processes must return the same.
-        profile: the folder for the trace of the steps that the plan names; None traces none.
-        progress: values of the running epoch that were saved beside the state.
-        validated: the `flat` metrics of the checkpoint that the state was restored from; None if it was not validated
-            yet, empty if the state was not restored.
+        profile: the folder for the trace of the steps of `Plan.traced`; None if no step is traced.
+        progress: the values that the loop saved beside the state, such as the sums of the current epoch.
+        validated: the `flat` metrics of the checkpoint that the state was restored from; None if that checkpoint
+            was not validated yet, empty if the state is not from a checkpoint.
     """
 
     checkpoints: Checkpoints | None = None

@@ -15,7 +15,7 @@ _log = logging.getLogger("jaxddp.training")
 
 
 class TooManySkipped(NonFiniteError):
-    """Too many steps in a row were skipped. `step` is the last one; the parameters are those before the first one."""
+    """Too many steps in a row were skipped. `step` is the last of them; none of them changed the parameters."""
 
     def __init__(self, *problem: Words, step: int):
         super().__init__(*problem)
@@ -23,11 +23,11 @@ class TooManySkipped(NonFiniteError):
 
 
 class SkippedSteps:
-    """Counts the steps in a row that were skipped for a reason that a smaller loss scale does not remove.
+    """Counts the steps in a row that were skipped, except those that a smaller loss scale would have prevented.
 
     Args:
-        limit: the number of steps in a row that ends the run; 0 ends it at the first one, None sets no limit.
-        in_a_row: the count of a resumed run when it was saved.
+        limit: the run ends after this many skipped steps in a row; 0 ends it at the first one, None sets no limit.
+        in_a_row: the number of skipped steps in a row before the first step, from the checkpoint of a resumed run.
         peers: the processes of the job; the first one logs each skipped step.
     """
 
@@ -35,12 +35,12 @@ class SkippedSteps:
         self._limit, self.in_a_row, self._peers = limit, in_a_row, peers
 
     def see(self, step: int, means: Mapping[str, float]) -> bool:
-        """Returns whether a step's metrics count; those of a skipped step count if its loss is finite.
+        """Returns whether the epoch includes a step's metrics: False for a skipped step whose loss is not finite.
 
-        Raises: TooManySkipped.
+        Raises: TooManySkipped if `limit` is reached.
         """
         finite = math.isfinite(means["loss"])
-        # A smaller loss scale prevents an overflow of float16, until the scale is below 1.
+        # If float16 overflows, the loss scale is lowered, and the next step may be good. Below 1 this no longer helps.
         mended = finite and means.get(LOSS_SCALE, 0.0) >= 1
         if not means.get(SKIPPED) or mended:
             self.in_a_row = 0

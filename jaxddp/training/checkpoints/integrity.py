@@ -2,10 +2,10 @@
 
 The manifest of a step, `STEP/manifest.json`, also holds the step and the run, and is removed with the step. The index
 beside the steps, `manifests.json`, holds the SHA-256 of every manifest and of `validation.json`, so a missing manifest
-is known to be damage. Both files hold a SHA-256 of themselves.
+is detected as damage. Both files hold a SHA-256 of themselves.
 
-Orbax's own metadata cannot hold these: `custom_metadata` is written before the files that would be hashed, and the
-metadata of a directory of checkpoints is written once and never changed.
+Orbax's own metadata cannot hold these hashes: `custom_metadata` is written before the files that would be hashed, and
+the metadata of a directory of checkpoints is written once and never changed.
 """
 
 import hashlib
@@ -35,25 +35,25 @@ _LEAST = (METADATA, "progress/metadata", "state/_METADATA", "state/manifest.ocdb
 """Orbax's files without which no checkpoint can be restored."""
 _THREADS = 4
 _LARGE = 1 << 20
-"""Bytes from which a file is hashed before the checkpoint is complete."""
+"""A file of at least this many bytes is hashed before the checkpoint is complete."""
 _LOOK_SECONDS = 0.02
 
 Written = tuple[int, int, int, int]
-"""Device, inode, size and modification time of a file: they stay when it is renamed and change when it is written."""
+"""Device, inode, size and modification time of a file. Renaming the file keeps them; writing to it changes them."""
 
 
 class Integrity:
     """Reads, writes and compares the manifests of a directory of checkpoints.
 
-    Only one process writes them. A file that cannot be read counts as damaged; a file that cannot be written raises
-    InputError.
+    Only one process writes. A file that cannot be read is treated as damaged. If a file cannot be written, InputError
+    is raised.
 
     Args:
         workdir: the folder of config.json, which names the run. The default is the parent of `directory`. If
             `directory` was resolved from a link, give the parent of the link.
 
     Attributes:
-        run: the run that the checkpoints must belong to, from config.json; None if that names none.
+        run: the run that the checkpoints must belong to, from config.json; None if config.json names no run.
         fault: what is wrong with the index, or None.
     """
 
@@ -70,7 +70,7 @@ class Integrity:
         self._read_index()
 
     def belong_to(self, run: RunIdentity | None) -> None:
-        """Write manifests for this run from now on. If its id differs from that of `run`, it also replaces `run`."""
+        """Write manifests for this run from now on. The attribute `run` is replaced if its id differs."""
         self._writer = run
         if self.run is not None and run is not None and self.run.id != run.id:
             self.run = run
@@ -134,12 +134,15 @@ class Integrity:
                 self._write_index()
 
     def has(self, step: int) -> bool:
-        """Whether a step must have a manifest. Older releases wrote none, nor does a run that is killed too early."""
+        """Whether a step must have a manifest.
+
+        A step has none if an older release saved it, or if the run was killed before the manifest was written.
+        """
         expected = self.fault is not None or str(step) in self._index.steps
         return expected or (self.directory / str(step) / MANIFEST).exists()
 
     def run_id(self, step: int) -> str | None:
-        """Returns the id of the run that the manifest of a step names; None if it names none or cannot be read."""
+        """Returns the id of the run that the manifest of a step names; None if it names no run or is unreadable."""
         with suppress(OSError, ValueError):
             run = StepManifest.parse(files.read(self.directory / str(step) / MANIFEST)).run
             return None if run is None else run.id
@@ -205,7 +208,7 @@ class Integrity:
         return bool(self._index.validations)
 
     def fault_of_validations(self, content: bytes) -> str | None:
-        """Returns the fault of this content of `validation.json`; None if it has none, or is not in the index."""
+        """Returns the fault of this content of `validation.json`; None if it has none or the index lists none."""
         digest, digests = sha256(content), self._index.validations
         if digest in self._another.validations:
             return f"{INDEX}, which lists it, {self._of_another}"
@@ -254,7 +257,7 @@ def steps_in(directory: Path) -> list[int]:
 
 
 def _names(folder: Path) -> set[str]:
-    """Returns the relative paths of all files below a folder, without the manifest and hidden files of file servers."""
+    """Returns the relative paths of all files below a folder, without the manifest and without hidden files."""
 
     def fail(error: OSError) -> None:
         raise error

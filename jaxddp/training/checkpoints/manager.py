@@ -35,10 +35,11 @@ _log = logging.getLogger("jaxddp.training")
 class Checkpoints:
     """The checkpoints of one work directory.
 
-    A checkpoint becomes visible only when all of it is on disk, because Orbax renames it then. So a killed run resumes
-    from a complete checkpoint. A manifest then stores the hashes of the checkpoint's files. The files are compared
-    with it before they are read. A checkpoint is saved before it is validated; the metrics of all checkpoints are in
-    one file beside them. On several hosts the directory must be shared; process 0 writes and compares the manifests.
+    A checkpoint becomes visible only when all of it is on disk, because Orbax then renames its directory. So a killed
+    run resumes from a complete checkpoint. A manifest then stores the hashes of the checkpoint's files. Before the
+    files are read, they are compared with the manifest. A checkpoint is saved before it is validated; the metrics of
+    all checkpoints are in one file in the same directory. On several hosts the directory must be shared; process 0
+    writes and compares the manifests.
 
     Args:
         peers: the processes that save and restore together.
@@ -73,7 +74,7 @@ class Checkpoints:
         kept = [keep_policy.LatestN(n=keep), _Best(self.validations)]
         to_write = {
             "preservation_policy": keep_policy.AnyPreservationPolicy(kept),
-            # Removes what a killed run left unfinished.
+            # Remove the unfinished checkpoint of a killed run.
             "cleanup_tmp_directories": True,
             # If a process does not write its part, the watchdog finds out before this timeout, and names the process.
             "async_options": ocp.AsyncOptions(
@@ -86,7 +87,7 @@ class Checkpoints:
             self._manager = _Manager(
                 self.directory,
                 options=ocp.CheckpointManagerOptions(**(to_read if read_only else to_write)),
-                # With these a manager that has not saved anything can read the checkpoints.
+                # A manager that has not saved anything needs these handlers to read the checkpoints.
                 item_handlers={"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()},
             )
 
@@ -99,20 +100,20 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def best(self) -> int | None:
-        """Returns the step with the best validation, the latest if several are equal; None if none was validated."""
+        """Returns the step with the best validation, the latest of equal ones; None if no step was validated."""
         return self.validations.best(self.steps())
 
     def step(self, which: str) -> int:
         """Returns the step that `which` names: "latest", "best" or a number.
 
-        Raises: InputError; there is no such step. The error lists the steps.
+        Raises: InputError if there is no such checkpoint. The error lists the steps that have one.
         """
         steps = self.steps()
         named = {"latest": self.latest(), "best": self.best()}
         step = named[which] if which in named else whole(which, _STEPS)
         if step not in steps:
             listed = f"there are steps {', '.join(map(str, steps))}" if steps else "there is none"
-            raise InputError(f"{self.directory}: no checkpoint {which!r}; {listed} (or say latest or best)")
+            raise InputError(f"{self.directory}: no checkpoint {which!r}; {listed} (or give latest or best)")
         return step
 
     @phase("save")
@@ -124,7 +125,7 @@ class Checkpoints:
 
         Raises:
             NonFiniteError: the state holds a NaN or an infinity; it is not saved.
-            InputError: this checkpoint, or the one before, cannot be written.
+            InputError: this checkpoint cannot be written, or the previous one could not be.
         """
         if not bool(is_sound(state)):
             latest = self.latest()
@@ -133,7 +134,7 @@ class Checkpoints:
         # If the last save failed, raise its error here, and not in Orbax's `save`. If that save failed in this process
         # alone, Orbax would first wait for the other processes, which do not save.
         self.wait()
-        # If an earlier checkpoint of this step was removed, its metrics and its digest may still be there.
+        # An earlier checkpoint of this step may have been removed without its metrics and its digest.
         self.validations.forget(step)
         if self.peers.is_first:
             self.integrity.forget(step)
@@ -168,12 +169,12 @@ class Checkpoints:
             ) from None
         if fault is not None:
             sound = [str(each) for each in self.steps() if each != step and self._is_sound(each)]
-            others = f"steps {', '.join(sound)} are whole" if sound else "no other step is whole"
+            others = f"undamaged steps: {', '.join(sound)}" if sound else "there is no other undamaged step"
             raise InputError(f"{place}: step {step} is damaged: {fault}; {others}")
         if not self.integrity.has(step):
             _warn_once(f"{place}: step {step} has no manifest, so its files cannot be verified")
         elif self.integrity.run is None or self.integrity.run_id(step) is None:
-            missing = f"no {CONFIG_FILE} beside it" if self.integrity.run is None else f"its {MANIFEST} does not"
+            missing = f"no {CONFIG_FILE} beside it" if self.integrity.run is None else f"no entry of its {MANIFEST}"
             _warn_once(f"{place}: {missing} names the run, so whether step {step} is this run's cannot be compared")
 
     @phase("restore")
@@ -216,7 +217,7 @@ class Checkpoints:
 
     @phase("save", "finishing what is saved")
     def wait(self) -> None:
-        """Wait until all checkpoints are on disk. Raises: InputError; a save in the background failed."""
+        """Wait until all checkpoints are on disk. Raises: InputError if a save in the background failed."""
         with writing(self.directory):
             self._manager.wait_until_finished()
         self._finish_manifest()
@@ -241,7 +242,7 @@ class Checkpoints:
         self.integrity.write(step)
 
     def _finish_manifest(self) -> None:
-        """Wait for the manifest of the last checkpoint. Raises: InputError; the manifest cannot be written."""
+        """Wait for the manifest of the last checkpoint. Raises: InputError if the manifest cannot be written."""
         pending, self._manifest = self._manifest, None
         if pending is not None:
             pending.result()
@@ -260,8 +261,8 @@ class Checkpoints:
             if error is None or isinstance(error, Preempted) or self.peers.is_alone:
                 self.close()
                 return
-            # Orbax would wait for the other processes, which may not save. So this process waits only a few seconds,
-            # and can then tell them why it ends.
+            # Orbax would wait for the other processes, which may not save. This process waits only a few seconds, so
+            # that it can then tell the other processes why it ends.
             with contextlib.suppress(TimeoutError):
                 ThreadPoolExecutor(1, "close").submit(self.close).result(_FAILING_SECONDS)
 

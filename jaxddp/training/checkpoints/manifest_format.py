@@ -29,7 +29,7 @@ class StepManifest:
 
     @classmethod
     def parse(cls, data: bytes) -> "StepManifest":
-        """Reads the content of the file. Raises: ValueError; the content is invalid."""
+        """Reads the content of the file. Raises: ValueError if the content is invalid."""
         content = unsealed(data)
         step, entries, run = content.get("step"), content.get("files"), content.get("run")
         if type(step) is not int or not isinstance(entries, dict):
@@ -44,7 +44,7 @@ class StepManifest:
         return sealed({"step": self.step, **run, "files": files})
 
     def differs(self, step: int, run: RunIdentity | None) -> str | None:
-        """Returns why this is not the manifest of this step and run; None if it is. An unknown run is not compared."""
+        """Returns why the manifest is not of this step and run; None if it is. An unknown run is not compared."""
         if self.run is not None and run is not None and (other := self.run.differs(run)) is not None:
             return other
         return f"its manifest is of step {self.step}" if self.step != step else None
@@ -66,7 +66,7 @@ class Index:
 
     @classmethod
     def parse(cls, data: bytes) -> "Index":
-        """Reads the content of the file. Raises: ValueError; the content is invalid."""
+        """Reads the content of the file. Raises: ValueError if the content is invalid."""
         content = unsealed(data)
         steps, validations, run_id = content.get("steps"), content.get("validations"), content.get(RUN_ID)
         if not isinstance(steps, dict) or not all(isinstance(digest, str) for digest in steps.values()):
@@ -89,11 +89,11 @@ def sha256(data: bytes) -> str:
 
 
 def _path(name: str) -> str:
-    """Returns the name if it is a path below a directory. Raises: ValueError; it is another path."""
+    """Returns the name. Raises: ValueError if it is not a relative path below the step's directory."""
     path = PurePosixPath(name)
     os.fsencode(name)  # raises for a lone surrogate
     if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
-        raise ValueError(f"{show(name)} is not a path below it")
+        raise ValueError(f"{show(name)} is not a path below the step's directory")
     return name
 
 
@@ -111,7 +111,7 @@ def sealed(content: dict[str, Any]) -> bytes:
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """Returns the content of `sealed` bytes. Raises: ValueError; they differ from what was written."""
+    """Returns the content of `sealed` bytes. Raises: ValueError if the SHA-256 in them does not match the content."""
     try:
         content = json.loads(data)
         del content[_SEAL]

@@ -1,4 +1,4 @@
-"""Turns the file errors of Orbax and TensorStore into one line that a user can act on."""
+"""Turns the file errors of Orbax and TensorStore into one-line errors that a user can act on."""
 
 import errno
 import functools
@@ -32,7 +32,7 @@ _RAISING_MODULES = ("future", "async_checkpointer", "checkpoint_manager")
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Context that turns an error of a file that cannot be written into one line, also in the threads of Orbax."""
+    """Context that turns an error in writing a file into an `InputError` of one line, and shortens Orbax's logs."""
     _keep_threads_brief()
     with files.readable_errors(directory):
         try:
@@ -70,7 +70,8 @@ def _keep_threads_brief() -> None:
     previous = sys.unraisablehook
 
     def unraisable(raised: "sys.UnraisableHookArgs") -> None:
-        # TensorStore finishes a write after an earlier error has closed the event loop that waited for it.
+        # After an error has closed an event loop, TensorStore may still finish a write that the loop waited for. The
+        # second error is not reported.
         if not (isinstance(raised.exc_value, RuntimeError) and str(raised.exc_value) == "Event loop is closed"):
             previous(raised)
 
@@ -78,7 +79,7 @@ def _keep_threads_brief() -> None:
 
 
 def _shortened(record: logging.LogRecord) -> bool:
-    """A log filter: shortens a record about a file error to one line, and drops those that are reported elsewhere."""
+    """A log filter: shortens a record about a file error to one line, and drops records that repeat another error."""
     error = _of_file(record.exc_info[1]) if record.exc_info else None
     if error is None:
         # Drops warnings about missing files of an unfinished step: the error that they cause is clearer.
@@ -91,13 +92,13 @@ def _shortened(record: logging.LogRecord) -> bool:
 
 
 class Wait(Protocol):
-    """Waits until all processes wait with the same key. Raises: any error if some do not within `timeout_ms`."""
+    """Waits until all processes wait with the same key. Raises: any error if a process does not within `timeout_ms`."""
 
     def __call__(self, *, key: str, timeout_ms: int) -> None: ...
 
 
 class Barrier:
-    """The barrier at which Orbax's threads wait for other processes, except a thread whose part of a save failed.
+    """The barrier at which Orbax's threads wait for other processes. A thread whose save failed does not wait.
 
     After a failed save Orbax would wait at another barrier than the other processes, so all would wait for
     `AsyncOptions.timeout_secs` and the cause would not be reported. This barrier raises the error of the save instead.
@@ -105,8 +106,8 @@ class Barrier:
 
     def __init__(self, wait: Wait):
         self._wait = wait
-        # In the thread that trains, the error that is being handled may be an old one: a user may train again in an
-        # `except` block.
+        # `__call__` ignores the error that this thread handles, because it need not come from the save: a user may call
+        # `train` in an `except` block.
         self._training = threading.get_ident()
 
     def __call__(self, *, key: str, timeout_ms: int) -> None:
@@ -118,7 +119,7 @@ class Barrier:
 
 @contextmanager
 def reading(directory: Path) -> Iterator[None]:
-    """Context that turns an error of a file that cannot be read into one line. Orbax logs no warnings meanwhile."""
+    """Context that turns an error in reading a file into an `InputError` of one line, and hides Orbax's warnings."""
     log = logging.getLogger("absl")
     before = log.level
     log.setLevel(logging.ERROR)

@@ -59,7 +59,7 @@ class RunIdentity:
 
     @classmethod
     def in_workdir(cls, directory: Path) -> "RunIdentity | None":
-        """Returns the identity of a work directory's run; None also if its config.json cannot be read."""
+        """Returns the identity of a work directory's run; None if config.json names no run or is unreadable."""
         with suppress(OSError, ValueError, RecursionError):
             content = json.loads(files.read(directory / CONFIG_FILE))
             return cls.of(content) if isinstance(content, dict) else None
@@ -67,7 +67,7 @@ class RunIdentity:
 
     @classmethod
     def parse(cls, entry: Any) -> "RunIdentity":
-        """The inverse of `plain`. Raises: ValueError; the entry is not a run's identity."""
+        """Returns the identity that `plain` wrote. Raises: ValueError if the entry is not a run's identity."""
         names = {field.name for field in fields(cls)}
         if not isinstance(entry, dict) or entry.keys() != names or not all(isinstance(v, str) for v in entry.values()):
             raise ValueError(f"its run is {show(entry)}")
@@ -91,7 +91,7 @@ def _digest(values: list[Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns equal numbers in one form: a config may hold 1 where it held 1.0."""
+    """Returns a value with integers for floats that are whole, so that 1 and 1.0 have the same digest."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,4 +1,4 @@
-"""`validation.json`: the metrics of each validation of a run, by which the best checkpoint is chosen."""
+"""`validation.json`: the metrics of each validation of a run. The best checkpoint is chosen by them."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from jaxddp.training.checkpoints.integrity import Integrity
 
 VALIDATION_FILE = "validation.json"
 _GOAL = "goal"
-_ADVICE = "remove it, and keep a copy of the best checkpoint, which will be unknown"
+_ADVICE = "remove it; the best checkpoint is then unknown, so copy that checkpoint first"
 _log = logging.getLogger("jaxddp.training")
 
 Metrics = dict[str, float | None]
@@ -51,19 +51,19 @@ class ValidationFile:
         return self._known.get(step, {})
 
     def put(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of a step, null for a value that is not finite. Raises: InputError."""
+        """Write the metrics of a step, null for a value that is not finite. Raises: InputError if this fails."""
         self._known[step] = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
         self._write()
 
     def forget(self, step: int) -> None:
-        """Remove the metrics of a step that is about to be saved again. Raises: InputError."""
+        """Remove the metrics of a step that is about to be saved again. Raises: InputError if this fails."""
         if self._known.pop(step, None) is not None:
             self._write()
 
     def resume(self, step: int) -> None:
         """Remove the metrics of the steps after `step`, where the run resumes (0 for a new run), and write the goal.
 
-        Raises: InputError.
+        Raises: InputError if the file cannot be written.
         """
         kept = {each: metrics for each, metrics in self._known.items() if each <= step}
         if len(kept) < len(self._known) or (kept and self.goal != self._written_goal):

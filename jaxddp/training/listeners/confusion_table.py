@@ -18,7 +18,7 @@ class ConfusionTable(Listener):
     """Writes `confusion.csv` after each validation: a row for each class, with the step in the first field of the file.
 
     A row holds the class, its accuracy (empty for a class without images), its number of images, and how many of them
-    were predicted as each class. Raises: InputError; the file cannot be written.
+    were predicted as each class. Raises: InputError if the file cannot be written.
     """
 
     wants_metrics = ("confusion",)

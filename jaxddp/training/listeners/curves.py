@@ -1,4 +1,4 @@
-"""`curves.png`: the curves of a run in its work directory, redrawn while the run continues."""
+"""`curves.png`: the curves of a run, in the work directory. It is redrawn while the run continues."""
 
 import time
 from pathlib import Path
@@ -22,8 +22,8 @@ def curves(config: Config, workdir: Path) -> "Curves":
 class Curves(Listener):
     """Draws `curves.png` from `metrics.jsonl`, so the curves of a resumed run are complete.
 
-    In the list of listeners it must come after `JsonLines`. It draws at the end of the run, and after evaluations if it
-    has used less than a hundredth of the time. Raises: see `draw`.
+    In the list of listeners it must come after `JsonLines`. It draws at the end of the run, and after evaluations, but
+    so rarely that drawing takes at most a hundredth of the time. Raises: see `draw`.
     """
 
     def __init__(self, metrics: Path, picture: Path):
@@ -43,7 +43,7 @@ class Curves(Listener):
 
 
 def draw(metrics: Path, picture: Path) -> None:
-    """Draw the curves of a `metrics.jsonl` into a PNG file. Raises: InputError; one cannot be read or written."""
+    """Draw the curves of a `metrics.jsonl` into a PNG file. Raises: InputError if a file cannot be read or written."""
     # Imported here, so that the first step does not wait for matplotlib.
     from jaxddp.training.pictures import drawn, figure, png
 

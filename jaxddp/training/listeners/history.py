@@ -23,9 +23,9 @@ Part = Literal["train", "epochs", "val", "val_ema"]
 class History(RowListener):
     """Collects the metrics of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
 
-    `history.val_ema` holds the metrics of averaged parameters. Each is a dict of arrays, empty if it has nothing; see
-    `jaxddp.training.listeners.metric_rows.Series`. A notebook shows a history as its curves. A resumed run
-    continues the history after the restored step; a run from step 0 begins it anew.
+    `history.val_ema` holds the metrics of averaged parameters. Each of these is a dict of arrays, which is empty if
+    there are no rows; see `jaxddp.training.listeners.metric_rows.Series`. A notebook shows a history as its curves. A
+    resumed run continues the history after the restored step; a run from step 0 starts an empty one.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class History(RowListener):
         `epochs`, `val` or `val_ema`. Numbers are float64, NaN where a row has none.
 
         Raises:
-            InputError: `part` is none of these, or pandas is not installed.
+            InputError: `part` is not one of these names, or pandas is not installed.
         """
         try:
             import pandas as pd
@@ -91,7 +91,7 @@ class History(RowListener):
         return pictures.figure(series(self._rows))
 
     def share(self, topology: Topology) -> None:
-        """Copy the history of process 0, the only one whose listeners are called, to all; all must call it together."""
+        """Copy the history of process 0, whose listeners are called, to all processes; all must call it together."""
         if topology.process_count > 1:
             self._rows = json.loads(topology.peers.from_first("history", lambda: json.dumps(self._rows)))
 

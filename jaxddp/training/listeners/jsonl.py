@@ -23,8 +23,8 @@ class JsonLines(RowListener):
     """Writes `metrics.jsonl`, a line for every logged step and finished evaluation, and `result.json`.
 
     A line is passed to the operating system before the next step. A resumed run continues the file: lines after the
-    restored step and an incomplete last line are removed, the other bytes stay. A run from step 0 starts both files
-    anew. Raises: InputError; a file cannot be read or written, or `metrics.jsonl` is of another run.
+    restored step and an incomplete last line are removed, and the rest stays as it is. A run from step 0 replaces both
+    files. Raises: InputError if a file cannot be read or written, or `metrics.jsonl` is of another run.
     """
 
     def __init__(self, directory: Path):
@@ -59,7 +59,7 @@ class JsonLines(RowListener):
         result: Row = {"status": run.status, "step": run.step}
         result |= {"devices": self._run.devices, "processes": self._run.processes, VAL: None}
         for split, validation in ((VAL, run.validation), (VAL_EMA, run.averaged)):
-            # A resumed run may end before its next evaluation: then the last one is in the lines that were kept.
+            # If a resumed run ends before its next validation, the last validation is in the kept lines of the file.
             if validation := validation or self._validations.get(split):
                 result[split] = _metrics(validation)
         result |= {name: value for name, value in asdict(run.used).items() if value is not None}

@@ -48,7 +48,7 @@ class RowListener(Listener):
 
 
 def step_row(record: StepRecord) -> Row:
-    """Returns the row of a logged step, without unknown values; at the end of an epoch with `epoch_loss`, …"""
+    """Returns the row of a logged step, without unknown values. At the end of an epoch it has also `epoch_loss`, …"""
     row: Row = {"step": int(record.step), "epoch": float(record.epoch), "split": "train"}
     row |= {name: float(value) for name, value in record.metrics.items()}
     if record.learning_rate is not None:
@@ -120,7 +120,7 @@ def _parse_line(path: Path, number: int, line: bytes) -> Row:
         pass
     excerpt = line[:60].decode(errors="replace").strip()
     raise InputError(
-        f"{path}:{number}: not a JSON object with a step and a split, and numbers: {excerpt!r}; mend or remove the line"
+        f"{path}:{number}: not a JSON object with a step and a split, and numbers: {excerpt!r}; fix or remove the line"
     )
 
 

@@ -22,7 +22,7 @@ _MOST_PARAMS, _MOST_METRICS = 100, 1000
 """The limits of one MLflow request."""
 _LONGEST_PARAM = 6000
 _SECONDS_BETWEEN = 1.0
-"""Seconds between two requests: one takes tens of milliseconds, in which the devices may wait."""
+"""Seconds between two requests: a request takes tens of milliseconds, during which the devices may be idle."""
 _UNLESS_SET = {
     # Training waits for each request. Without a server, a request fails after seconds with these values, and after 15
     # minutes with MLflow's defaults.
@@ -40,7 +40,7 @@ class MLflow(TrackingLogger):
     The environment names the server (`MLFLOW_TRACKING_URI`, …); the default is mlflow.db in the current directory. The
     config or the environment (`MLFLOW_EXPERIMENT_NAME`, …) names the experiment; the default is "jaxddp". The run is
     named by the config, or after its work directory. A step that a resumed run repeats has a second point. MLflow's
-    parameters cannot change, so a setting that a resumed run changes becomes a tag of that name.
+    parameters cannot change, so a setting that a resumed run changes is logged as a tag of the same name.
     """
 
     library = "mlflow"
@@ -100,7 +100,7 @@ class MLflow(TrackingLogger):
     def _log_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param, RunTag
 
-        # MLflow cuts longer values, which would then differ from ours.
+        # MLflow truncates longer values, and a truncated value would look changed when the run is resumed.
         params = {name: value[:_LONGEST_PARAM] for name, value in params.items()}
         logged = self._client.get_run(self._id).data.params
         new = [Param(name, value) for name, value in params.items() if name not in logged]

@@ -1,4 +1,4 @@
-"""Calls the listeners of a run in order; a logger that fails does not end the run, except that of metrics.jsonl."""
+"""Calls the listeners of a run in order. Only the failure of the metrics.jsonl logger ends the run."""
 
 import logging
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ def make_loggers(config: Config, workdir: Path) -> list[Listener]:
     """
     config.log.check()
     loggers = {name: LOGGERS.get(name)(config, workdir) for name in config.log.to}
-    # A resumed run reads metrics.jsonl.
+    # A resumed run needs metrics.jsonl, so a failure to write it ends the run.
     return [each if isinstance(each, JsonLines) else OptionalLogger(name, each) for name, each in loggers.items()]
 
 
 class Notifier:
-    """Calls listeners; after `start` only those whose `start` returned. See `jaxddp.training.events.Listener`."""
+    """Calls the methods of `jaxddp.training.events.Listener`; skips listeners whose `start` did not return."""
 
     def __init__(self, listeners: Sequence[Any]):
         self._listeners, self._started = listeners, list[Any]()
@@ -61,7 +61,7 @@ class Notifier:
 
 
 class OptionalLogger(Listener):
-    """A logger whose failure does not end the run: the first one is logged in one line, and the logger is left out."""
+    """A logger whose failure does not end the run: a warning is logged, and the logger is not used again."""
 
     def __init__(self, name: str, logger: Any):
         self.name, self._logger = name, logger
@@ -83,7 +83,7 @@ class OptionalLogger(Listener):
     def end(self, run: RunEnd) -> None:
         failed = self._failed
         self._try("end", run)
-        # Otherwise a service would show the run as still going on. A second failure is not logged.
+        # Without `end`, a tracking service would show the run as still running. A second failure is not logged.
         with suppress(Exception):
             _call(failed, "end", run)
 

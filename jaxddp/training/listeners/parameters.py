@@ -12,7 +12,7 @@ PARAMETERS = "parameters.txt"
 
 
 class ParameterOverview(Listener):
-    """Writes `parameters.txt` at the start of a run. Raises: InputError; the file cannot be written."""
+    """Writes `parameters.txt` at the start of a run. Raises: InputError if the file cannot be written."""
 
     def __init__(self, directory: Path):
         self._path = directory / PARAMETERS

@@ -57,7 +57,7 @@ class StepSeconds:
         """Returns the processes and phases that are slower than the median, the slowest first.
 
         A slow phase takes over 1.5 times the median, and the difference is over a tenth of a step. In the phase
-        "device" all processes wait for the slowest one, so this phase counts only if no other phase is slow.
+        "device" all processes wait for the slowest one, so this phase is returned only if no other phase is slow.
         """
         step = max(sum(columns.values()) for columns in self.seconds.values())
         slow_phases = list[SlowPhase]()
@@ -84,10 +84,10 @@ class StepSeconds:
 
     @classmethod
     def loads(cls, path: Path, content: bytes) -> "StepSeconds":
-        """Reads the content of the file. Raises: InputError; it holds something else."""
+        """Returns the content of the file. Raises: InputError if the content is invalid."""
         try:
             entries = json.loads(content)
             seconds = {int(p): {column: float(c[column]) for column in COLUMNS} for p, c in entries["seconds"].items()}
             return cls(int(entries["first"]), int(entries["last"]), seconds)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{path}: cannot be read ({error}); remove it, the next run writes it anew") from None
+            raise InputError(f"{path}: cannot be read ({error}); remove it; the next run writes it again") from None

@@ -12,13 +12,13 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 
 class TensorBoard(RowListener):
     """Writes scalars under `directory` (`train/loss`, `train/learning_rate`, `train/epoch_top1`, `val/top1`, …), and a
-    picture with the predictions of `images` validation images, or of as many as another listener wants.
+    picture with the predictions of `images` validation images. If another listener wants more images, all are shown.
 
     The files are opened at the first record, so the first step does not wait for the import of TensorFlow and Keras,
     which takes seconds. (A thread must not import them: other threads would see half of a module.)
 
     A resumed run adds a file beside the earlier ones; TensorBoard drops the points of repeated steps. A run from step 0
-    removes the event files in the directory. Raises: InputError; the directory cannot be written.
+    removes the event files in the directory. Raises: InputError if the directory cannot be written.
     """
 
     def __init__(self, directory: Path, images: int = 0):
@@ -51,7 +51,7 @@ class TensorBoard(RowListener):
 
 
 def _open(directory: Path) -> Any:
-    # Must come first: clu would import TensorFlow without our settings.
+    # This import must precede clu, which would import TensorFlow without our settings.
     from jaxddp.data.stream import tensorflow_cpu  # noqa: F401, I001
     from clu import metric_writers
 

@@ -1,4 +1,4 @@
-"""What the loggers of experiment-tracking services share: the id of the run, and its config, versions and commit."""
+"""The base class of loggers for tracking services; it records the run's id, config, versions and commit."""
 
 import importlib.util
 import json
@@ -29,12 +29,12 @@ _GIT_SECONDS = 5
 
 
 class TrackingLogger(RowListener, ABC):
-    """A logger of a service that keeps one run for all processes; a resumed run continues it.
+    """A logger for a service. All processes share one run of the service; a resumed run continues it.
 
     Args:
         directory: the work directory; `LIBRARY.json` in it holds the id of the run.
         images: how many validation images to show at each evaluation.
-        log: the project, the name, and what is recorded beside the run's own config.
+        log: the `log` section of the config, with the project, the name, and values to record beside the config.
     """
 
     library: ClassVar[str]
@@ -46,7 +46,7 @@ class TrackingLogger(RowListener, ABC):
 
     @classmethod
     def of(cls, config: Config, workdir: Path) -> Self:
-        """Returns the logger of a config. Raises: InputError; its library is not installed."""
+        """Returns the logger of a config. Raises: InputError if its library is not installed."""
         if importlib.util.find_spec(cls.library) is None:
             missing = not_installed(cls.library, cls.library)
             raise InputError(Key.plain("log.to", cls.library), f": the package {missing}")
@@ -60,7 +60,7 @@ class TrackingLogger(RowListener, ABC):
 
     @abstractmethod
     def open(self, saved_id: str | None, recorded: Mapping[str, Any]) -> str:
-        """Open the service's run with a saved id, or create one where it is None, and return its id."""
+        """Open the service's run with a saved id, or create a run if the id is None. Returns the id of the run."""
 
     @abstractmethod
     def opened(self, recorded: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ class TrackingLogger(RowListener, ABC):
 def saved_id(path: Path, run: RunStart) -> str | None:
     """Returns the id in the file at `path`; None for a run from step 0, or if there is no such file.
 
-    Raises: InputError; the file holds something else.
+    Raises: InputError if the file holds no id.
     """
     if run.start_step == 0 or not path.exists():
         return None
@@ -89,7 +89,7 @@ def saved_id(path: Path, run: RunStart) -> str | None:
 
 
 def save_id(path: Path, run_id: str) -> None:
-    """Save the id of a run for when it is resumed. Raises: InputError; the file cannot be written."""
+    """Save the id of a run for when it is resumed. Raises: InputError if the file cannot be written."""
     files.create(path.parent)
     files.replace(path, (json.dumps({"id": run_id}) + "\n").encode())
 
@@ -97,7 +97,7 @@ def save_id(path: Path, run_id: str) -> None:
 def provenance(run: RunStart, folder: Path | None = None) -> dict[str, Any]:
     """Returns the config by dotted names, together with the entries `run.…`, `versions.…` and `code.…`.
 
-    The code is that of the repository around `folder`, by default the current directory.
+    `code.…` describes the repository around `folder`, by default the current directory.
     """
     sections = {
         "run": {

@@ -27,8 +27,8 @@ class WandB(TrackingLogger):
     The config or the environment (`WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_MODE`, …) names the project and the run. The
     default project is "jaxddp"; the default name is that of the work directory, into which the library writes.
 
-    Rows hold the training step as `step`, the axis of all metrics. W&B's own count of rows can only grow: it would drop
-    what a resumed run logs for a step before the last one that was sent.
+    Rows hold the training step as `step`, which is the axis of all metrics. W&B's own step counter can only grow, so
+    W&B would drop the rows of a resumed run for steps that were already sent.
     """
 
     library = "wandb"
@@ -71,7 +71,7 @@ class WandB(TrackingLogger):
             "WANDB_CONSOLE": ("console", "off"),
             "WANDB_QUIET": ("quiet", True),
             "WANDB_INIT_TIMEOUT": ("init_timeout", _INIT_SECONDS),
-            # What is not sent by then is on the disk, for `wandb sync`.
+            # Data that are not sent by then stay on the disk; `wandb sync` sends them.
             "WANDB_FINISH_TIMEOUT": ("finish_timeout", _FINISH_SECONDS),
         }
         settings = {name: value for variable, (name, value) in defaults.items() if not os.environ.get(variable)}
@@ -85,9 +85,9 @@ class WandB(TrackingLogger):
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Context in which the library starts without its banner and its prompt for a key, which needs a terminal.
+    """Context in which the library starts without a banner and without a prompt for a key, which needs a terminal.
 
-    Afterwards its hooks at Python's exit are removed: they print a traceback above the one line of an error.
+    Afterwards the library's hooks for Python's exit are removed: they would print a traceback above a one-line error.
     """
     before = sys.excepthook, sys.exit
     try:

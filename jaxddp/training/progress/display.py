@@ -27,7 +27,7 @@ def progress(stream: TextIO | None = None) -> Listener:
 class PlainLines(lines.RunLines):
     """Prints a line for each logged step, epoch and evaluation; an epoch and the evaluation at its end share a line.
 
-    If the reader of the output ends (`jaxddp train … | head`), training goes on without lines.
+    If the program that reads the output ends (`jaxddp train … | head`), training goes on and prints no more lines.
     """
 
     def __init__(self, stream: TextIO):
@@ -44,5 +44,5 @@ class PlainLines(lines.RunLines):
         try:
             print(line, file=self._stream, flush=True)
         except BrokenPipeError:
-            # Otherwise every later print of the program, also at its exit, would raise again.
+            # Discard all later output: otherwise each later print, also at the exit of the program, would raise again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

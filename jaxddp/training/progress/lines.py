@@ -1,4 +1,4 @@
-"""The lines of text about a run's progress, which all displays share; without control characters."""
+"""The lines of text about a run's progress. All displays share them; they contain no control characters."""
 
 import math
 import re
@@ -24,7 +24,7 @@ def opening(run: RunStart) -> list[str]:
     length += [f"resuming at step {run.start_step:,}"] if run.start_step else []
     length += [f"writing to {run.workdir}"] if run.workdir else []
     if run.traced is not None:
-        none = "no step left to trace (the first compiles)"
+        none = "no step left to trace (the first step compiles and is not traced)"
         length += [f"tracing steps {run.traced[0]:,} to {run.traced[-1]:,}" if run.traced else none]
     return [" | ".join(scale), " | ".join(length)]
 
@@ -56,7 +56,7 @@ def epoch(end: EpochMetrics, evaluation: EvaluationRecord | None) -> str:
 
 
 def evaluation(record: EvaluationRecord) -> str:
-    """Returns the line of an evaluation that does not share the line of an epoch."""
+    """Returns the line of an evaluation that is not shown in the line of an epoch."""
     metrics = f"{record.split} {shown(record.metrics)}"
     return f"step {record.step}  epoch {record.epoch:.2f}  {metrics}  {record.seen:,} in {duration(record.seconds)}"
 
@@ -80,9 +80,10 @@ def shown(metrics: Mapping[str, float]) -> str:
 
 
 def total_epochs(run: RunStart) -> float:
-    """Returns the length of the run in epochs, which is the config's duration if that is in epochs.
+    """Returns the length of the run in epochs. If the config gives the duration in epochs, this number is returned.
 
-    Six epochs of 1,497 examples are 281 steps of 32, which would make 6.01 epochs.
+    A number computed from the steps may be larger, because the last step is a whole batch: six epochs of 1,497 examples
+    are 281 steps of 32 examples, which are 6.01 epochs.
     """
     duration_of_config = run.config.get("train", {}).get("duration")
     if duration_of_config is not None and (length := Duration.parse(duration_of_config)).unit == "epochs":
@@ -96,9 +97,9 @@ def count_parameters(params: Any) -> int:
 
 
 class RunLines(Listener):
-    """Shows the lines that every display keeps: the start and the end of a run, its epochs and its evaluations.
+    """Shows the lines that stay on every display: the start and the end of a run, its epochs and its evaluations.
 
-    The line of an epoch waits for the evaluation at its last step, which shares it.
+    The line of an epoch also shows the evaluation at the epoch's last step, so it is shown after that evaluation.
 
     Args:
         keep: shows a line, which stays on the screen.
@@ -147,7 +148,7 @@ class RunLines(Listener):
     def remaining(self, record: StepRecord) -> float | None:
         """Estimates the seconds left, with evaluation and saving, from the time since the first logged step.
 
-        The first estimate uses the speed of that step, so compiling does not count.
+        At the first logged step, the estimate uses the speed of the steps so far, without compiling.
         """
         now = time.monotonic()
         first_step, first_time = self._first = self._first or (record.step, now)

@@ -22,7 +22,7 @@ TRAIN, VAL, VAL_EMA = "#0072B2", "#D55E00", "#009E73"
 
 
 class TerminalScreen:
-    """A terminal. A picture is redrawn below the lines that stay and the output of the program."""
+    """A terminal. The picture is redrawn at the bottom, below the kept lines and the output of the program."""
 
     def __init__(self, stream: TextIO):
         # The caller has checked that this is a terminal; variables such as FORCE_COLOR must not change that.
@@ -32,7 +32,7 @@ class TerminalScreen:
     def draw(self, picture: Table) -> None:
         if self._live is None:
             ours = self._console.file is sys.stdout
-            # Records trigger the frames, so no refresh thread is needed, and none is left at an abrupt exit.
+            # Each record redraws the picture, so rich needs no refresh thread, which could outlive an abrupt exit.
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,
@@ -53,7 +53,7 @@ class TerminalScreen:
 
 
 class NotebookScreen:
-    """A notebook's cell: the picture is one display above the lines. It needs IPython, but not ipywidgets."""
+    """A notebook's cell. The picture is one display above the lines. Drawing needs IPython, but not ipywidgets."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -74,7 +74,7 @@ class NotebookScreen:
 
 
 class LiveDisplay(lines.RunLines):
-    """Shows a progress bar with the time left, and below it the last metrics, or the activity if it is not training.
+    """Shows a progress bar with the time left, and below the bar the last metrics, or the activity between steps.
 
     During an evaluation there is a second bar. The line of each epoch, and of each evaluation between epochs, stays.
     """

@@ -1,1 +1,1 @@
-"""What a run measures of its validation set, and when that ends it."""
+"""Validation of a run: metrics, predictions to show, and early stopping."""

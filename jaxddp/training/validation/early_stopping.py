@@ -15,8 +15,8 @@ class EarlyStopping:
 
     Attributes:
         goal: the metric by which validations are compared.
-        stop_after: the number of validations in a row without gain that ends the run; None never ends it.
-        min_gain: a validation is a gain if it is better than the best one by more than this.
+        stop_after: the run ends after this many validations in a row without gain; None never ends it.
+        min_gain: a validation is a gain if its value is better than `best` by more than `min_gain`.
         best, step: the value of the best validation, and its step; None and 0 before the first.
         without_gain: the number of validations since the last gain.
         mean: the smoothed value of the metric.
@@ -45,8 +45,8 @@ class EarlyStopping:
     def check(self, names: Iterable[str]) -> None:
         """Check that the goal's metric is one of these `flat` metrics.
 
-        The default goal is checked only if `stop_after` is set. Raises: InputError; the metric is missing. It lists the
-        metrics.
+        The default goal is checked only if `stop_after` is set. Raises: InputError if the metric is missing. The error
+        lists the metrics.
         """
         if self.goal != Goal() or self.stop_after is not None:
             self.goal.check(names)
@@ -67,7 +67,7 @@ class EarlyStopping:
         return f"no gain in {smoothed}{self.goal.name} in {count} since step {self.step}, where it was {best}"
 
     def patient(self) -> "EarlyStopping":
-        """Returns the same state with no validations counted without gain."""
+        """Returns the same state with `without_gain` 0, so that `stop_after` further validations may follow."""
         return replace(self, without_gain=0)
 
     def saved(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class EarlyStopping:
         return {"goal": self.goal.plain(), **values}
 
     def restored(self, saved: Mapping[str, Any] | None) -> "EarlyStopping":
-        """Returns the state that `saved` holds; this one if it holds none, or was saved with another goal."""
+        """Returns the state from the values of `saved()`; this state if they are None or of another goal."""
         if saved is None or saved["goal"] != self.goal.plain():
             return self
         values = {name: saved[name] for name in ("best", "step", "without_gain")}

@@ -21,15 +21,17 @@ _BATCHES_IN_FLIGHT = 4
 Measure = Callable[[TrainState], Mapping[str, float]]
 """A function of the user that computes further metrics of a state."""
 Report = Callable[[Mapping[str, float], int], None]
-"""Takes the means so far and the number of examples so far."""
+"""A function that is called during an evaluation with the means and the number of examples so far."""
 
 
 class Measured(NamedTuple):
     """The metrics of a state over a split.
 
     Attributes:
-        metrics: means and metrics over the set by name, with `count`, the number of examples.
-        sets: the arrays that metrics over the set were computed from, by name; see `jaxddp.engine.set_metrics`.
+        metrics: all metrics by name (means over the examples, and metrics over the whole set), and `count`, the number
+            of examples.
+        sets: the arrays from which each metric over the whole set was computed, by its name; see
+            `jaxddp.engine.set_metrics`.
     """
 
     metrics: dict[str, float]
@@ -45,7 +47,7 @@ class Evaluator:
         batches: returns a new iterator at each call. It yields the step's arguments after the state, placed on the
             devices.
         extra: further functions of the state, whose metrics are added.
-        metrics: by name; those over the whole set are computed at the end.
+        metrics: the metrics by name; those over the whole set are computed after the last batch.
     """
 
     step: Callable[..., MetricSums]
@@ -67,11 +69,11 @@ class Evaluator:
         """Returns the metrics of a state over the split.
 
         Args:
-            report: called now and then with the means so far.
+            report: called from time to time with the means and the number of examples so far.
             between: called between two dispatches, equally often by all processes; an error ends the evaluation.
 
         Raises:
-            RuntimeError: the batches did not hold each example once.
+            RuntimeError: the batches did not hold `num_examples` examples.
         """
         totals: MetricSums | None = None
         of_set = SetSums()
@@ -81,7 +83,7 @@ class Evaluator:
             moved()
             if number:
                 between()
-            # The first one compiles.
+            # The first call of `step` compiles.
             with doing("validating" if number else "compiling validation"):
                 sums = self.step(state, *feed)
             totals = sums.replace(values=_added(None if totals is None else totals.values, sums.values), sets={})

@@ -22,7 +22,7 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 class ImagePredictor:
     """Predicts a few images of a source. All processes call it together, and each gets all predictions.
 
-    The images are read once, at the first call, as for evaluation.
+    The images are read and cropped as for evaluation, once, at the first call.
 
     Attributes:
         program: see `jaxddp.engine.step.make_classify`.
@@ -38,7 +38,7 @@ class ImagePredictor:
     most: int
 
     def __call__(self, state: TrainState) -> PredictedImages:
-        """Returns the predictions of a state. Raises: InputError; an image cannot be used."""
+        """Returns the predictions of a state. Raises: InputError if an image cannot be used."""
         count, shard = len(self.rows), Shard(self.topology.process_index, self.topology.process_count)
         placed = (self.topology.place(jax.tree.map(shard.of, batch)) for batch in self._batches)
         probabilities = np.concatenate([np.asarray(self.program(state, batch)[0]) for batch in placed])[:count]

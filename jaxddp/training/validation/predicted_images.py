@@ -41,7 +41,7 @@ class PredictedImages:
     def of(
         cls, images: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]
     ) -> "PredictedImages":
-        """Makes it from the probabilities of all classes, float[N, K]."""
+        """Returns the object for the probabilities of all classes, float[N, K]."""
         return cls(images, labels, probabilities.argmax(-1), probabilities.max(-1), class_names)
 
     def __repr__(self) -> str:
@@ -64,7 +64,7 @@ class PredictedImages:
 
 
 def drawable(image: np.ndarray) -> np.ndarray:
-    """Returns an image as gray, RGB or RGBA of 8 bits: of 2 channels the first, of 5 or more the first three."""
+    """Returns an image as 8-bit gray, RGB or RGBA. 2 channels become the first, 5 or more become the first three."""
     if image.dtype == np.uint16:
         image = (image >> 8).astype(np.uint8)
     channels = image.shape[-1]

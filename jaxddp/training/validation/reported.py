@@ -52,7 +52,7 @@ class ReportedEvaluation:
             return EvaluationRecord(step, epoch, metrics, seen, total, time.perf_counter() - begin, split)
 
         def report(means: Mapping[str, float], seen: int) -> None:
-            # After the last batch all examples are seen, but the evaluation is not finished.
+            # `seen == total` would mark the record as final, but after the last batch metrics are still computed.
             self._notify("evaluation", record(means, min(seen, total - 1)))
 
         means, sets = evaluator.measure(state, report, between)

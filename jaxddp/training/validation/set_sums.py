@@ -1,4 +1,4 @@
-"""Collects on the host what each batch contributes to metrics over a whole set."""
+"""Collects the contributions of each batch to metrics over a whole set, on the host."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _ON_DEVICES = 4
 
 
 class SetSums:
-    """The contributions of the batches so far, which `jaxddp.engine.set_metrics.over_devices` returns."""
+    """The contributions of the batches so far; `jaxddp.engine.set_metrics.over_devices` returns them for a batch."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
@@ -48,7 +48,7 @@ class SetSums:
 
 
 def _examples(kept: Kept) -> Any:
-    """Returns the examples without padding: [n, …] of arrays [batches, B, …]."""
+    """Returns arrays [n, …] of the examples without padding, from arrays [batches, B, …]."""
     real = kept.mask.reshape(-1) > 0
     return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[real], kept.arrays)
 
