@@ -93,11 +93,14 @@ class Worker:
 
     @property
     def has_quit(self) -> bool:
-        """Whether the user's code ended it, and would end it again."""
+        """Whether the user's code ended the process, and would do so again after a restart."""
         return self._ended_at_work or self.status.has_quit
 
     def poll(self) -> int | None:
-        """Return the code, or None while it runs. It stays a zombie, so that the id of its group is not reused."""
+        """Return the exit code; None while the process runs.
+
+        An ended process remains a zombie, so that the kernel does not reuse the id of its process group.
+        """
         if self.code is None:
             self.status.read()
             end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
