@@ -1,4 +1,4 @@
-"""config.json: a run claims its work directory by writing it, and a resumed run is compared with it."""
+"""config.json: a new run claims its work directory by writing this file, and a resumed run is compared with it."""
 
 import json
 import logging
@@ -66,11 +66,11 @@ class Claim:
 def claim(
     directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bool, run_id: str | None = None
 ) -> tuple[dict[str, Any], bool]:
-    """Write config.json and a copy of the recipe's files. On resume, first compare with those in the directory.
+    """Write config.json and a copy of the recipe's files. On resume, first compare both with the saved ones.
 
     A new run gets an id, which it keeps. If a run of an older release has no id, it gets the id in its checkpoint,
-    `run_id`, or a new one. Data may have moved. This is logged, because their fingerprint covers file names and labels
-    but no images.
+    `run_id`, or a new one. The paths of the data may change. A change is logged, because the fingerprints of the data
+    cover the names and labels of image files but not the images.
 
     Returns:
         The content of config.json, and whether it is unchanged.
@@ -103,8 +103,11 @@ def claim(
 def check_measured(directory: Path, config: Config) -> None:
     """Check that a config has the network, the images and the classes of a run that is to be evaluated.
 
-    A run from Python is not checked: its config.json does not hold them. Raises: InputError; a key differs. The error
-    names it and both values.
+    A run from Python is not checked: its config.json does not hold them. The error names the first key that
+    differs, and both values.
+
+    Raises:
+        InputError: a key differs.
     """
     path = directory / CONFIG_FILE
     saved = _read(path) if path.exists() else {}
@@ -125,10 +128,10 @@ def _settings(saved: dict[str, Any], hooks: Collection[str] = ()) -> dict[str, A
 
 
 def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of config.json, in which the keys that choices read keep the saved values.
+    """Returns the content for config.json. Keys that depend on the values of other keys keep their saved values.
 
-    An older release may have written a value that a config now leaves to a choice, and checkpoints hold a digest of the
-    values.
+    An older release may have written a value where a config now has the default. The values must not change, because
+    checkpoints hold a digest of them.
     """
     flat, keys = flatten(saved), (keys_of_choices() | NEEDS.keys()) - FREE
 

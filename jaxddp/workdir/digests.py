@@ -71,7 +71,7 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
 
 
 def shared_settings(recipe: Recipe, val: Source | None) -> dict[str, Any]:
-    """Returns the settings that all processes of a job must share: they decide the results, and when processes wait."""
+    """Returns the settings that must be equal in all processes. They affect the results or when processes wait."""
     config = recipe.config
     settings = flatten({"data": plain(config.data), "train": plain(config.train)})
     settings |= {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
@@ -120,7 +120,7 @@ def _part(part: Part, state: TrainState) -> str:
         grads = part.gradients(own, state.params)
         following, after = part.update(own, state, state, grads)
         judged = part.judge(following, state, after, jnp.array(True)) if part.judges else ()
-        # Without these methods the digest is that of older releases.
+        # If a part lacks these methods, its digest equals the digest of older releases.
         validated = part.validated(own, {"val loss": jnp.float32(0)}) if part.follows else ()
         report = part.report(own, grads)
         return part.loss_scale(own), grads, following, after, judged, report, part.rate_factor(own), validated
@@ -129,7 +129,7 @@ def _part(part: Part, state: TrainState) -> str:
 
 
 def described(function: Callable[..., Any], *arguments: Any, name: str | None = None) -> str:
-    """Returns the name of a function and the digest of its program for these arguments, arrays or their shapes."""
+    """Returns the name of a function and the digest of its program for these arguments: arrays or their shapes."""
     return f"{name or getattr(function, '__qualname__', type(function).__name__)} {_digest(function, *arguments)}"
 
 
