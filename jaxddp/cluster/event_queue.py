@@ -65,7 +65,7 @@ def catch_signals() -> Iterator[EventQueue]:
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores SIGHUP.
         names.append(signal.SIGHUP)
     before = {name: signal.signal(name, lambda number, _: events.put(signal.Signals(number))) for name in names}
-    # If a parent ignores SIGCHLD, the kernel reaps ended processes, and their exit codes are lost.
+    # If this process inherits that SIGCHLD is ignored, the kernel discards the exit codes of its children.
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield events

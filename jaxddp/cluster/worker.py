@@ -62,7 +62,7 @@ class Worker:
         Raises:
             InputError: the log cannot be written.
         """
-        # Isolated: the user's PYTHON* variables and site packages apply to the command, not to the starter.
+        # With -I and -S, the user's PYTHON* variables and site packages do not affect the starter, only the command.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
         with WorkStatus.open() as (status, into):
             process = subprocess.Popen(

@@ -120,7 +120,7 @@ class WorkerGroup:
 
     def _note_ends(self, observer: Observer) -> None:
         ended = [worker for worker in self._running() if worker.poll() is not None]
-        # If several ended at the same time, one that was killed is the more likely cause.
+        # If several processes ended at the same time, a process that a signal killed is the most likely cause.
         for worker in sorted(ended, key=lambda worker: ((worker.code or 0) >= 0, worker.rank)):
             worker.output.drain(_DRAIN_SECONDS)
             if worker.code != 0:

@@ -39,7 +39,7 @@ class ControlPlane:
         assert side.watchdog is not None
         self.job, self.watchdog, self.timeouts, self.jax_address = job, side.watchdog, timeouts, side.jax_address
         if job.process_id:
-            # The proxy lives as long as this object.
+            # The reference keeps the proxy running as long as this object exists.
             self._proxy, self.jax_address = _start_proxy(side.jax_address)
         self._side, self._network = side, network
         self._numbers = itertools.count()

@@ -176,7 +176,7 @@ class Watchdog:
         process = phases.stuck(processes, self._timeouts.stall)
         if process is not None:
             stuck = processes[process]
-            # If several processes do not wait for others, any of them may be the cause.
+            # If several processes are not waiting for others, any of these may be the cause.
             is_alone = not stuck.waits and all(one.waits for other, one in processes.items() if other != process)
             stacks, logs = ("own", "its log has") if is_alone else ("all", "the log of each process has")
             reason = f"{stuck}{self._on(process)}; {logs} the stacks of its threads; {_ADVICE}"

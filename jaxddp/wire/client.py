@@ -37,7 +37,7 @@ class Client:
     async def connect(self, host: str, port: int, give_up: float, greet: Callable[[Connection], Awaitable[T]]) -> T:
         """Connect to a server, and return what `greet` returns for the connection.
 
-        If connecting or `greet` raises an OSError, this tries again. Any error of `greet` closes the connection.
+        If connecting or `greet` raises an OSError, this method tries again. Any error of `greet` closes the connection.
 
         Args:
             give_up: a time of the monotonic clock.

@@ -123,14 +123,15 @@ def check_measured(directory: Path, config: Config) -> None:
 
 
 def _settings(saved: dict[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the settings of a config.json by dotted keys; keys that are newer than the file have their defaults."""
+    """Returns the settings of a config.json by dotted keys. Keys that the file does not have get their defaults."""
     return saved_places(compared(flatten(Config().to_dict()) | saved, hooks))
 
 
 def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content for config.json. Keys that depend on the values of other keys keep their saved values.
+    """Returns the content for config.json, with the saved values of the keys that only some choices read.
 
-    An older release may have written a value where a config now has the default. The values must not change, because
+    A choice is, for example, an optimizer, and `optimizer.beta2` is such a key. An older release may have written a
+    value for it where a config now holds None, and the choice has its own default. The values must not change, because
     checkpoints hold a digest of them.
     """
     flat, keys = flatten(saved), (keys_of_choices() | NEEDS.keys()) - FREE
@@ -173,7 +174,7 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
         for key in sorted(saved_keys.keys() | now.keys())
         if before.get(key) != now.get(key)
     }
-    # Some keys decide the meaning of others, which change with them. Name a deciding key first.
+    # Some keys determine the values of other keys. The error names such a key rather than a key that changes with it.
     for key in sorted(changed, key=lambda key: (key not in NAMES, key not in DECIDING)):
         if key not in FREE:
             own = f"; jaxddp train {path.parent} goes on with its own settings" if "model" in saved else ""

@@ -80,7 +80,7 @@ def _absolute(flat: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _named(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entry of datasets.toml for a name, as keys of `data`. Settings in `data` take precedence."""
+    """Returns the entry of datasets.toml for a name, as keys of `data`. Values in `data` take precedence."""
     entry = dataclasses.asdict(catalog.resolve(data["name"]))
     settings = {key: data.get(key) or entry[key] for key in ("train", "val", "classes")}
     return {**settings, "path": entry["path"], "name": None}

@@ -25,7 +25,7 @@ _FAILING_SECONDS = 10.0
 """How long the training thread may take to end by itself. It may be waiting for a process that has ended."""
 _REMOVING_SECONDS = 1.0
 _CLEARINGS, _CLEARING_SECONDS = 5, 0.05
-"""Other threads may make a removed directory again: the number of removals, and the seconds between them."""
+"""How often a directory is removed, and the seconds between removals. Other threads may make it again."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
 
 
