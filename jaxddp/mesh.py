@@ -26,10 +26,10 @@ AXIS = "data"
 
 _log = logging.getLogger("jaxddp.mesh")
 _THREADS = 8
-"""The largest number of devices in a reproducible run."""
+"""The number of XLA threads in a reproducible run, which has at most as many devices."""
 
 Device: TypeAlias = Any
-"""A `jax.Device`. JAX declares that name in a way that type checkers reject as a type."""
+"""A `jax.Device`. Type checkers do not accept the name `jax.Device` as a type."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,9 @@ class Topology:
             peers: the processes that train on them.
 
         Raises:
-            InputError: `devices` is something else, or has too many devices, a duplicate, or an unequal number for the
-                processes; or this process is alone and some devices belong to others.
+            InputError: `devices` has another type, no devices, more devices than exist, a device twice, or unequal
+                numbers of devices for the processes; or this process is alone, and some devices belong to other
+                processes.
         """
         if devices is None or (isinstance(devices, numbers.Integral) and not isinstance(devices, bool)):
             devices = _first(devices if devices is None else int(devices))
@@ -67,7 +68,7 @@ class Topology:
             raise InputError(Key("devices"), f": {twice[0]} is given twice", advice="give each device once")
         ordered = sorted(several, key=lambda d: (d.process_index, d.id))
         counts = Counter(device.process_index for device in ordered)
-        # A program that is only compiled may be for devices of other processes.
+        # A program with a single process may compile for the devices of several, without running there.
         if len(counts) > 1 and peers.is_alone and jax.process_count() > 1:
             raise InputError(
                 f"devices: they belong to {len(counts)} processes, and this one is alone; give Topology.create the "
@@ -225,9 +226,9 @@ def simulate_cpu_devices(count: int) -> None:
 def fix_cpu_threads() -> None:
     """Make XLA use the same number of threads on any CPU. Call it before JAX starts.
 
-    Threads share some sums, such as the gradient of a convolution's kernel, so the last bits depend on their number.
-    XLA uses as many threads as there are cores or devices, whichever are more, unless NPROC is set in the environment.
-    If JAX has already started with another number, this logs a warning.
+    Threads share some sums, such as the gradient of a convolution's kernel, so the last bits depend on the thread
+    count. XLA uses as many threads as there are cores or devices, whichever are more, unless NPROC is set in the
+    environment. If JAX has already started with another number, this logs a warning.
     """
     before = os.environ.get("NPROC")
     os.environ["NPROC"] = str(_THREADS)
@@ -239,7 +240,7 @@ def fix_cpu_threads() -> None:
 
 
 def _has_started() -> bool:
-    """Return whether JAX has started: then it rejects another number of devices, but accepts the same number."""
+    """Return whether JAX has started. If it has, JAX rejects a change of the number of devices."""
     configured = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     try:
         jax.config.update("jax_num_cpu_devices", 2 if configured == 1 else 1)

@@ -51,7 +51,7 @@ def unshared(config: Config, processes: int, devices: int) -> str | None:
     total = processes * devices
     used = config.parallel.devices or total
     if used > total or used % processes:
-        return f"parallel.devices={used} of {processes} processes with {devices} each"
+        return f"parallel.devices={used} cannot be divided among {processes} processes that have {devices} each"
     shares = used
     if config.parallel.reproducible:
         # This imports JAX, so it is done only if needed.

@@ -26,7 +26,7 @@ class EventQueue:
     def put(self, event: object) -> None:
         """Add an event."""
         self._events.append(event)
-        # A full pipe wakes the reader as well, and a closed one has no reader.
+        # If the pipe is full, the reader wakes up anyway. If the pipe is closed, there is no reader.
         with contextlib.suppress(OSError):
             os.write(self._writing, b"\0")
 
@@ -46,7 +46,7 @@ class EventQueue:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            # A signal's handler has run by the time that this returns.
+            # If a signal interrupts `select`, the handler of the signal runs before `select` returns.
             select.select([self._reading], [], [], left)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._reading, 4096)
@@ -62,10 +62,10 @@ def catch_signals() -> Iterator[EventQueue]:
     """In the block, put SIGINT, SIGTERM and SIGHUP into a queue instead of handling them. Main thread only."""
     events = EventQueue()
     names = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores SIGHUP.
         names.append(signal.SIGHUP)
     before = {name: signal.signal(name, lambda number, _: events.put(signal.Signals(number))) for name in names}
-    # If a parent ignores SIGCHLD, the kernel reaps ended processes, and their exit codes are lost.
+    # If this process inherits that SIGCHLD is ignored, the kernel discards the exit codes of its children.
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield events

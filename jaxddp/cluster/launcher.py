@@ -31,7 +31,7 @@ from jaxddp.wire.codec import MOST_PROCESSES
 GENERATION = "JAXDDP_GENERATION"
 """The environment variable that holds the number of a generation, which is one start of the whole job, from 0."""
 _COMMANDS = ("train", "eval", "find-lr", "predict", "doctor", "data")
-"""A command that begins with one of these runs as `python -m jaxddp`."""
+"""If a command begins with one of these words, the launcher runs it with `python -m jaxddp`."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
             batch.
 
     Returns:
-        The exit code of the job; see `jaxddp.cluster.worker_group.WorkerGroup.watch`. After restarts it is that of the
-        last start.
+        The exit code of the job; see `jaxddp.cluster.worker_group.WorkerGroup.watch`. After restarts, this is the exit
+        code of the last start.
 
     Raises:
-        InputError: options that contradict each other or this machine, or a command that does not exist.
+        InputError: the options contradict each other or do not fit this machine, or the command does not exist.
         Unreachable: the other machines do not come in time.
     """
     program = _program(command)
@@ -101,7 +101,11 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
 
 
 def _program(command: Sequence[str]) -> list[str]:
-    """Return the program and its arguments. `python` is this interpreter. Raises: InputError; it does not exist."""
+    """Return the program and its arguments. `python` means this interpreter.
+
+    Raises:
+        InputError: the program does not exist.
+    """
     word = command[0]
     if word in _COMMANDS:
         return [sys.executable, "-m", "jaxddp", *command]
@@ -149,7 +153,9 @@ def _shares(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
     visible = local_gpus()
     gpus = visible if options.gpus is None else visible[: options.gpus]
     if options.gpus is not None and options.gpus > len(visible):
-        raise InputError(f"--gpus {options.gpus}: this machine has {len(visible)} visible; --processes P needs none")
+        raise InputError(
+            f"--gpus {options.gpus}: this machine has {len(visible)} visible; --processes P works without GPUs"
+        )
     processes = len(gpus) if options.processes is None else options.processes
     if processes == 0:
         raise InputError(
@@ -185,7 +191,7 @@ def _job_environment(options: Launch) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if name not in ours}
     # Huge pages for malloc make a training step on a CPU 9 to 20% faster (measured).
     environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    # Otherwise a killed process would lose the last lines, which are in its buffer.
+    # With buffering, a killed process would lose its last lines.
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if options.machines.most == 1:
         # On several machines, each launcher needs the same key, which the user sets.

@@ -50,7 +50,7 @@ class Launch:
     settle: Annotated[float, Range(0, 1_000_000)] = 10.0
     """With --nodes MIN:MAX, fewer than MAX machines start once none has joined or left for this many seconds."""
     join_after: Annotated[float, Range(0, 1_000_000)] = 300.0
-    """With --nodes MIN:MAX, seconds that a start runs at least, before all save and start again with more machines."""
+    """With --nodes MIN:MAX, minimum seconds from a start to a restart with more machines; all save first."""
     run_id: str | None = None
     """A name that distinguishes this job from others at the same address. It is the same on every machine."""
     logs: Path | None = None
@@ -64,7 +64,7 @@ class Launch:
 
     @property
     def machines(self) -> Machines:
-        """The numbers in `nodes`. Raises: InputError."""
+        """The numbers of machines in `nodes`. Raises InputError if `nodes` is invalid."""
         counts = [whole(word, _ANY) for word in self.nodes.split(":")]
         if len(counts) > 2 or None in counts:
             expected = "a number of machines such as 2, or MIN:MAX such as 1:4, of at most 100,000"
@@ -80,7 +80,7 @@ class Launch:
         return self.machines.most > 1 and (self.machines.elastic or self.restarts > 0)
 
     def check(self) -> None:
-        """Check the options, apart from those that depend on this machine. Raises: InputError."""
+        """Raise InputError if an option is invalid. Options that depend on this machine are not checked here."""
         check_values(self, "--")
         most = self.machines.most
         if most > 1 and self.coordinator is None:

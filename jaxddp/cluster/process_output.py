@@ -1,4 +1,7 @@
-"""The output of a process: whole lines go to the screen, every byte to its log file, the last lines to a report."""
+"""The output of a process. Its lines are shown on the screen and its bytes are written to a log file.
+
+The last lines are kept for a report of a failure.
+"""
 
 import contextlib
 import os
@@ -21,8 +24,8 @@ _OF_JAX, _STATUS = "JAX distributed service detected fatal errors", "absl::Statu
 class Lines:
     """Divides a stream of bytes into lines, as a terminal shows them.
 
-    A carriage return restarts its line, as the updates of a progress bar do. Only the last update is returned, as a
-    terminal would show it. A line that does not end is returned in pieces of 64 KiB.
+    A carriage return starts its line again. A progress bar updates its line in this way. Only the last update is
+    returned, because a terminal would show only this one. A line that does not end is returned in pieces of 64 KiB.
     """
 
     def __init__(self) -> None:
@@ -74,7 +77,7 @@ class Output:
         return self._pipe.fileno()
 
     def read(self) -> bool:
-        """Copy the available output, at most 64 KiB. Return False if there is none, for now or for good (`ended`)."""
+        """Copy up to 64 KiB of available output. Return False if there is none yet, or if the output has `ended`."""
         try:
             data = os.read(self._pipe.fileno(), _CHUNK)
         except BlockingIOError:
@@ -116,7 +119,7 @@ class Output:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line to stderr or another stream, with any encoding, and even if its reader is gone."""
+    """Print a line to stderr or another stream, in any encoding, even if nobody reads the stream any more."""
     target = stream or sys.stderr
     encoding = target.encoding or "utf-8"
     try:

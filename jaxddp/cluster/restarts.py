@@ -23,7 +23,7 @@ class End:
             and saved.
         cause: which process failed, and how; or which signal the launcher received.
         asked: whether the launcher received a signal.
-        quits: whether the user's code ended a process, and would end it again.
+        quits: whether the user's code ended a process, and would do so again after a restart.
     """
 
     code: int
@@ -37,8 +37,8 @@ class Budget:
     """The restarts of a job.
 
     Attributes:
-        most: how many there may be.
-        used: how many there were.
+        most: how many restarts are allowed.
+        used: how many restarts there were.
         in_a_row: how many failures have followed each other closely.
     """
 
@@ -61,7 +61,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Again:
-    """Another start: the budget left, the seconds until then, and a line for the user."""
+    """The job starts again after `delay` seconds, with the budget that is left; `line` tells the user why."""
 
     budget: Budget
     delay: float
@@ -84,7 +84,7 @@ def decide(
         failure: the first failure on any machine; None if nothing failed.
         seconds: how long the processes ran.
         elastic: whether the job continues without a machine that was asked to stop, unless it is machine 0.
-        growing: whether all processes were asked to save and stop because a machine came.
+        growing: whether all processes were asked to save and stop, so that the next start has more machines.
     """
     if all(end.code == 0 for end in ends.values()):
         return 0

@@ -1,7 +1,7 @@
 """Prepares a worker process and runs its program: `python starter.py LAUNCHER_PID CORES PROGRAM ARGUMENTS...`.
 
-CORES is a list such as `0,1`, or empty for all. Some settings must be made inside of the new process. Python code
-between fork and exec could deadlock, because the launcher may have threads (of JAX or TensorFlow). This file imports
+CORES is a list such as `0,1`, or empty for all. Some settings must be made inside of the new process. A function that
+runs between fork and exec could deadlock, because the launcher may have threads of JAX or TensorFlow. This file imports
 nothing of the package, and starts in 20 ms.
 """
 

@@ -62,7 +62,7 @@ class Worker:
         Raises:
             InputError: the log cannot be written.
         """
-        # Isolated: the user's PYTHON* variables and site packages apply to the command, not to the starter.
+        # With -I and -S, the user's PYTHON* variables and site packages do not affect the starter, only the command.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
         with WorkStatus.open() as (status, into):
             process = subprocess.Popen(
@@ -93,11 +93,14 @@ class Worker:
 
     @property
     def has_quit(self) -> bool:
-        """Whether the user's code ended it, and would end it again."""
+        """Whether the user's code ended the process, and would do so again after a restart."""
         return self._ended_at_work or self.status.has_quit
 
     def poll(self) -> int | None:
-        """Return the code, or None while it runs. It stays a zombie, so that the id of its group is not reused."""
+        """Return the exit code; None while the process runs.
+
+        An ended process remains a zombie, so that the kernel does not reuse the id of its process group.
+        """
         if self.code is None:
             self.status.read()
             end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -14,7 +14,7 @@ from jaxddp.cluster.worker import Worker
 
 _POLL_SECONDS = 0.02
 _MOMENT_SECONDS = 2.0
-"""How long the others may take to end by themselves after a failure. Their own last lines are more informative."""
+"""After a failure, the other processes have this time to end by themselves: their own errors are more informative."""
 _DRAIN_SECONDS = 1.0
 _DEATH_SECONDS = 30.0
 """How long SIGKILL may take. A process that waits in the kernel for a broken disk or GPU may never end."""
@@ -32,7 +32,7 @@ class Observer(Protocol):
         ...
 
     def failed(self, end: End) -> None:
-        """The first process failed; the others still run."""
+        """A process has failed, as the first one. The others still run."""
         ...
 
 
@@ -52,15 +52,16 @@ class WorkerGroup:
     """The time after which a process that still runs counts as unkillable; set when SIGKILL is sent."""
 
     def watch(self, events: EventQueue, observer: Observer) -> End:
-        """Wait until all processes have ended. Print how each process ended whose exit code is not 0.
+        """Wait until all processes have ended. Print a line about each process that ends with a nonzero exit code.
 
         Args:
             events: the events of this process, such as the signals that it receives.
 
         Returns:
             How the group ended. Its code is 0 if all processes ended with 0; the exit code of the first failure, or 128
-            plus its signal; 75 if all others saved after a preemption; 128 plus the received signal if this signal
-            ended them; 2 if a process reported a mistake of the user after the signal; 1 if a process cannot be killed.
+            plus its signal; 75 if processes were preempted and saved, and the others succeeded; 128 plus the received
+            signal if this signal ended them; 2 if a process reported a mistake of the user after the signal; 1 if a
+            process cannot be killed.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(events, selectors.EVENT_READ)
@@ -85,12 +86,12 @@ class WorkerGroup:
         return self._conclude()
 
     def save(self) -> None:
-        """Ask all to save and stop."""
+        """Ask all processes to save and stop."""
         if not self._plan:
             self._schedule(0, self.save_grace)
 
     def stop_with_others(self, *, saved: bool) -> None:
-        """Stop because another machine has ended: soon if its processes failed, after time to save if they `saved`."""
+        """End the processes, because those of another machine ended. If those `saved`, give these time to save, too."""
         if not self._plan:
             self._schedule(self.save_grace if saved else _MOMENT_SECONDS, self.grace)
 
@@ -119,7 +120,7 @@ class WorkerGroup:
 
     def _note_ends(self, observer: Observer) -> None:
         ended = [worker for worker in self._running() if worker.poll() is not None]
-        # If several ended at the same time, one that was killed is the more likely cause.
+        # If several processes ended at the same time, a process that a signal killed is the most likely cause.
         for worker in sorted(ended, key=lambda worker: ((worker.code or 0) >= 0, worker.rank)):
             worker.output.drain(_DRAIN_SECONDS)
             if worker.code != 0:
@@ -138,7 +139,7 @@ class WorkerGroup:
             self._schedule(_MOMENT_SECONDS, self.grace)
             observer.failed(self._end_of(worker))
         elif not self._plan:
-            # It has saved and ended. The others were asked to stop, too, and may still be writing.
+            # This process has saved and ended. The others were asked to stop, too, and may still be saving.
             self._schedule(self.save_grace, self.grace)
 
     def _stop_on(self, number: signal.Signals) -> None:
@@ -176,7 +177,7 @@ class WorkerGroup:
         return End(_exit_code(-self._asked), self._asked.name, asked)
 
     def _end_of(self, worker: Worker) -> End:
-        # The exit codes of the others are consequences.
+        # The other processes ended because of this one, so their exit codes do not matter.
         quits = any(each.has_quit for each in self.workers)
         return End(_exit_code(worker.code or 0), str(worker), self._asked is not None, quits)
 

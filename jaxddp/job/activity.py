@@ -17,7 +17,7 @@ class Screen(Protocol):
     """Displays the current activity."""
 
     def show(self, description: str, seconds: float, /) -> None:
-        """Display an activity, and the seconds since it began. This is called repeatedly while it lasts."""
+        """Display an activity, and the seconds since it began. This is called repeatedly while the activity lasts."""
         ...
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""A process's connection to its job. A single thread keeps it, however many processes the job has."""
+"""A process's connection to its job. A single thread serves the connections to all other processes."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ class ControlPlane:
         assert side.watchdog is not None
         self.job, self.watchdog, self.timeouts, self.jax_address = job, side.watchdog, timeouts, side.jax_address
         if job.process_id:
-            # The proxy lives as long as this object.
+            # The reference keeps the proxy running as long as this object exists.
             self._proxy, self.jax_address = _start_proxy(side.jax_address)
         self._side, self._network = side, network
         self._numbers = itertools.count()
@@ -59,7 +59,7 @@ class ControlPlane:
         Args:
             facts: values by name that must be equal in all processes (versions).
             timeout: seconds.
-            timeouts: how long this process waits for the others from then on.
+            timeouts: how long this process waits for the others after it has joined.
             end: called with the first loss, after a message about it was sent to the others. By default it ends this
                 process.
 
@@ -83,20 +83,20 @@ class ControlPlane:
             raise
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str], timeout: float) -> str:
-        """Return on all processes what `decide` returns in process 0 for the texts of all, in the order of their ids.
+        """Gather a text from each process, call `decide` with them in process 0, and return its result everywhere.
 
-        All processes must make the same calls in the same order.
+        The texts are in the order of the processes' ids. All processes must make the same calls in the same order.
 
         Raises:
-            InputError: `decide` raised it in process 0, and every process raises it; or a process is at another
-                exchange.
-            Unreachable: `decide` raised it in process 0, and every process raises it; or a process sends no text in
-                time.
+            InputError: `decide` raised this error in process 0, and every process raises it; or a process makes a call
+                with another name.
+            Unreachable: `decide` raised this error in process 0, and every process raises it; or a process sends no
+                text in time.
         """
         value = Value(next(self._numbers), name, text)
         if isinstance(self._side, Follower):
             self._network.call(self._side.send, value)
-            # Process 0 can name the process that it waits for, so its timeout comes first.
+            # Process 0 can name the process that it waits for. So this process waits longer than process 0.
             return _text(self._network.result(self._side.answer(value.number, name, timeout + _FLUSH_SECONDS)))
         return _text(self._decide(self._side, value, decide, timeout))
 
@@ -110,7 +110,7 @@ class ControlPlane:
         return _text(answer)
 
     def heartbeats(self) -> dict[int, Alive]:
-        """Return the last heartbeat of each process. Only process 0 has those of all."""
+        """Return the last heartbeats by process id. Only process 0 receives the heartbeats of all processes."""
 
         async def last() -> dict[int, Alive]:
             return self.watchdog.heartbeats()
@@ -122,21 +122,21 @@ class ControlPlane:
         self._send_last(Lost(self.job.process_id, reason[:_LONGEST_REASON], code))
 
     def finish(self) -> bool:
-        """Tell the others that this process is done. Return whether all are done within `timeouts.shutdown` seconds."""
+        """Tell the others that this process is done. Return whether all finish within `timeouts.shutdown` seconds."""
         return self._run(self._side.finish(), self.timeouts.shutdown)
 
     def leave(self) -> None:
-        """Close the connections in order.
+        """Close the connections cleanly, so that the other processes do not report a loss.
 
-        Until then, the loss of a process is reported in one line. If JAX notices the loss first, it ends the process by
-        SIGABRT.
+        Until this call, the loss of a process is reported in one line. After it, JAX may notice a loss first, and end
+        this process by SIGABRT.
         """
         self._send_last(Left())
         self._network.close()
 
     def _send_last(self, message: Message) -> None:
         async def send() -> None:
-            # From here on the end of another process is no loss, because this process ends, too.
+            # From here on the end of another process does not count as a loss, because this process ends, too.
             self.watchdog.close()
             for connection in self._side.send(message):
                 with contextlib.suppress(OSError):
@@ -170,8 +170,10 @@ class ControlPlane:
 def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
     """Start `jaxddp.job.coordinator_proxy`, and return it and its address.
 
-    If the proxy does not start, the address is that of JAX's coordinator itself. Raises: InputError; `coordinator` is
-    not an address.
+    If the proxy does not start, the address is that of JAX's coordinator itself.
+
+    Raises:
+        InputError: `coordinator` is not an address.
     """
     host, port = split_address(coordinator)
     proxy = subprocess.Popen(

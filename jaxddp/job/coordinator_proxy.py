@@ -1,13 +1,13 @@
 """A proxy between JAX's client and its coordinator, run as `python coordinator_proxy.py HOST PORT`.
 
 JAX ends a process by SIGABRT as soon as the connection to its coordinator breaks. It does so in C++, before Python can
-report that process 0 was lost. So JAX's client connects to this proxy, which keeps that connection open when process 0
-is gone. The proxy prints the loopback port where it listens, and forwards the bytes both ways. It ends when its
-standard input does, that is, with the process that started it. It ignores the signals that a terminal or a scheduler
-sends to all processes. It imports nothing of the package, and starts in 20 ms.
+report that process 0 was lost. So JAX's client connects to this proxy, which keeps the connection to the client open
+when process 0 is gone. The proxy prints the loopback port where it listens, and forwards the bytes both ways. It ends
+when its standard input is closed, which happens when the process that started it ends. It ignores the signals that a
+terminal or a scheduler sends to all processes. It imports nothing of the package, and starts in 20 ms.
 
-A thread would not do, because JAX waits for its coordinator while it holds Python's lock, as when all processes stop at
-one step.
+A thread could not do this. JAX may hold Python's global lock while it waits for its coordinator, for example when all
+processes stop at the same step after a SIGTERM.
 """
 
 import contextlib

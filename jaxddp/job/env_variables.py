@@ -11,9 +11,9 @@ from jaxddp.wire.codec import MOST_PROCESSES
 
 Environ = Mapping[str, str]
 COUNT, INDEX = Range(1, MOST_PROCESSES), Range(0, MOST_PROCESSES - 1)
-"""The bounds of a number of processes, and of the id of one."""
+"""The bounds of a number of processes, and of the id of a process."""
 HANDLES = Range(0, 2**20)
-"""The bounds of the number of an open file that one process passes on to another."""
+"""The bounds of a file descriptor that one process passes on to another."""
 _LONGEST_TEXT = 1000
 
 
@@ -25,14 +25,14 @@ class EnvValue(NamedTuple):
 
 
 def lookup(environ: Environ, variable: str | None) -> EnvValue | None:
-    """Return the value of a variable; None if it is not set or empty."""
+    """Return the value of a variable; None if the variable is empty or not set."""
     # Other programs do not strip a no-break space either.
     value = environ.get(variable, "").strip(string.whitespace) if variable else ""
     return EnvValue(value, variable) if value and variable else None
 
 
 def number(found: EnvValue, bounds: Range) -> int:
-    """Return a value as a whole number. Raises: InputError; it is not one, or is out of bounds."""
+    """Return a value as a whole number. Raises InputError if it is not a whole number or is out of bounds."""
     value = whole(found.value, bounds)
     if value is None:
         # Digits of other scripts may look the same.
@@ -42,7 +42,11 @@ def number(found: EnvValue, bounds: Range) -> int:
 
 
 def text(environ: Environ, variable: str) -> str:
-    """Return the text of a variable that other processes receive; empty if it is not set. Raises: InputError."""
+    """Return a variable's text, which other processes receive; empty if it is not set.
+
+    Raises:
+        InputError: the text is too long, or has unprintable characters.
+    """
     value = environ.get(variable, "")
     if len(value) > _LONGEST_TEXT or not value.isprintable():
         # The error does not quote it, because it may be a secret.

@@ -58,9 +58,9 @@ class Job:
 def find_job(environ: Environ = os.environ) -> Job | None:
     """Return the job that the environment (by default that of this process) describes; None for a single process.
 
-    The address, the number of processes and the id of this one are looked up separately: in JAX's variables, then in
-    those of the scheduler that started this process, then in those of all others. `JAX_NUM_PROCESSES=1` makes a single
-    process anywhere.
+    The coordinator's address, the number of processes and the id of this process are looked up separately: in JAX's
+    variables, then in those of the scheduler that started this process, then in those of all other schedulers. With
+    `JAX_NUM_PROCESSES=1`, this is a single process, even if a scheduler started several.
 
     Raises:
         InputError: the variables describe several processes, but not the coordinator's address or the id of this
@@ -104,7 +104,7 @@ def _is_set_to_be_alone(environ: Environ) -> bool:
 
 
 def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValue | None:
-    """Return the accelerators that this process uses: JAX_LOCAL_DEVICE_IDS, or one for each process of the host."""
+    """Return the accelerators that this process uses: JAX_LOCAL_DEVICE_IDS, or the one with its number on the host."""
     if devices := lookup(environ, "JAX_LOCAL_DEVICE_IDS"):
         return devices
     for scheduler in schedulers:

@@ -1,4 +1,4 @@
-"""The side of every process but process 0: it joins the job, and is connected to process 0 alone."""
+"""The side of every process but process 0: it joins the job, and is connected only to process 0."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ class Follower:
         self.watchdog: Watchdog | None = None
 
     async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Loss], None]) -> None:
-        """Join, and wait for the others.
+        """Join the job, and wait until all other processes have joined.
 
         Raises:
             InputError, Unreachable: see `jaxddp.job.control_plane.ControlPlane.join`.
@@ -54,7 +54,7 @@ class Follower:
 
         Raises:
             Unreachable: there is no answer in time.
-            InputError: process 0 is at another exchange.
+            InputError: process 0 makes an exchange with another name.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -70,7 +70,7 @@ class Follower:
         return answer
 
     async def finish(self) -> None:
-        """Tell process 0 that this process is done, and wait until all are."""
+        """Tell process 0 that this process is done, and wait until all processes are done."""
         assert self.watchdog is not None
         self._connection.send(Done())
         await self.watchdog.all_done.wait()
@@ -97,7 +97,7 @@ class Follower:
             ) from None
 
     async def _join(self, connection: Connection, challenge: Challenge, give_up: float, timeout: float) -> str:
-        """Join, and return the address of JAX's coordinator. Raises: as `meet`."""
+        """Join the job, and return the address of JAX's coordinator. Raises the same errors as `meet`."""
         try:
             async with asyncio.timeout(max(give_up - time.monotonic(), 0) + _ANSWER_SECONDS):
                 return await self._client.join(connection, challenge)

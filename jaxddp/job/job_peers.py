@@ -45,7 +45,7 @@ class JobPeers(Peers):
 
 
 class DevicePeers(Peers):
-    """The processes of a program that called `jax.distributed.initialize` itself. Each process watches only itself.
+    """The processes of a program that called `jax.distributed.initialize` itself. Such a process watches only itself.
 
     The processes exchange values through their devices.
     """

@@ -18,7 +18,7 @@ from jaxddp.wire.connection import Connection
 from jaxddp.wire.handshake import Hello, Refusal, welcome
 
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
-"""The environment variable with which a launcher passes on a listening socket. No other program can take its port."""
+"""The environment variable that passes on a launcher's listening socket, so that no other program takes the port."""
 
 
 class Leader:
@@ -82,8 +82,8 @@ class Leader:
         """Return the values of all processes, in the order of their ids.
 
         Raises:
-            Unreachable: a process sends none in time.
-            InputError: a process is at another exchange.
+            Unreachable: a process sends no value in time.
+            InputError: a process makes an exchange with another name.
         """
         values = self._values.setdefault(number, {})
         others = set(range(1, self._job.num_processes))
@@ -104,7 +104,7 @@ class Leader:
         return [own, *(values[process].text for process in sorted(others))]
 
     async def finish(self) -> None:
-        """Wait until all others are done, and tell them that this process is, too."""
+        """Wait until all others are done, and tell them that this process is done, too."""
         assert self.watchdog is not None
         await self.watchdog.all_done.wait()
         self.send(Done())
@@ -130,7 +130,7 @@ class Leader:
             await self._listen(hello.process, connection)
 
     def _admit(self, hello: Hello, connection: Connection) -> Refusal | None:
-        """Return why a process cannot join; None if it has joined. The first one in conflict ends the meeting."""
+        """Return why a process cannot join; None if it has joined. After the first conflict, no process can join."""
         if self._decided.is_set():
             if self.watchdog is not None and self.watchdog.is_over:
                 reason = f"process {hello.process} joined again while the job is ending; start it again"
@@ -165,7 +165,7 @@ class Leader:
 
 
 def _raise_file_limit(processes: int) -> None:
-    """Allow enough open files: each process has a connection here, and one to JAX's coordinator."""
+    """Allow enough open files: each process has one connection to this server and one to JAX's coordinator."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * processes + 1024
     if soft != resource.RLIM_INFINITY and soft < wanted:

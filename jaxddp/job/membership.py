@@ -1,4 +1,4 @@
-"""Joins a job, which gives a process its peers, and leaves it, in order or after a failure.
+"""Joins a job and leaves it, either cleanly or after a failure. A process that has joined knows its peers.
 
 If a program called `jax.distributed.initialize` itself, the devices carry the values that its processes compare, and
 each process watches only itself.
@@ -49,7 +49,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
 
     Raises:
         Unreachable: the processes do not reach each other in time.
-        InputError: their versions or ids conflict; see `ControlPlane.join`.
+        InputError: the versions or ids of the processes conflict; see `ControlPlane.join`.
     """
     global _plane
     show_stacks_on_signal()
@@ -89,7 +89,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
 
 
 def peers() -> Peers:
-    """Return the processes of the job that this process has joined, or that JAX knows; `ALONE` without a job.
+    """Return the processes of the job that this process or the program has joined; `ALONE` without a job.
 
     Code that can get the peers as an argument should not call this.
     """
@@ -101,9 +101,9 @@ def peers() -> Peers:
 def abandon(reason: str, code: int) -> None:
     """In a job, tell the others why this process ends, and end it at once. Outside a job, return.
 
-    If another process was lost first, this one ends with that reason and exit code. If both have the same reason, all
-    processes found the same fault, and each one reports it as its own. After a preemption this returns, too: all
-    processes stop at the same step, and a process that is done must not end a process that still writes.
+    If another process was lost first, this one ends with that reason and exit code. If both reasons are the same, all
+    processes have found the same fault, and each process reports it as its own. After a preemption this returns, too:
+    all processes stop at the same step, and a process that is done must not end a process that still writes.
     """
     if _plane is None or code == Preempted.exit_code:
         return
@@ -128,7 +128,7 @@ def _leave(plane: ControlPlane) -> None:
     still compute. If JAX notices a loss first, it ends the process by SIGABRT.
     """
     if not plane.finish():
-        # JAX's barrier would wait for them again, and then abort.
+        # JAX's barrier would wait for the other processes again, and then abort this process.
         plane.fail(f"ended its program, and waited {plane.timeouts.shutdown:g} s for the others", 1)
         advice = "let all processes end in the same way, or raise parallel.shutdown_timeout"
         end_now(f"the other processes were not done {plane.timeouts.shutdown:g} s after this one; {advice}", 1)
@@ -155,7 +155,7 @@ def _on_exception(kind: type[BaseException], error: BaseException, trace: Traceb
         abandon(describe_error(error), error.exit_code)
     loss = _plane.watchdog.loss() if _plane is not None else None
     if loss is None:
-        # `abandon` writes the description in the last line.
+        # The description is removed here, because `abandon` writes it as the last line.
         remove_description(error)
         sys.__excepthook__(kind, error, trace)
     abandon(describe_error(error), 130 if is_ctrl_c(error) else 1)

@@ -1,6 +1,6 @@
 """The coordinator's address, HOST:PORT, and the socket that listens there.
 
-A port is bound before its number is passed on, because a port that is only known to be free may be taken by then. The
+A port is bound before its number is passed on. Otherwise another program could take the port in the meantime. The
 exception is the port of JAX's coordinator, which takes an address and no socket (`free_address`).
 """
 
@@ -19,7 +19,7 @@ _PORTS = Range(1, 65535)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return ("host0", 1234) for `host0:1234`. An IPv6 address is in brackets. Raises: InputError."""
+    """Return ("host0", 1234) for `host0:1234`. IPv6 is in brackets. Raises InputError if the address is invalid."""
     host, colon, port = address.rpartition(":")
     number = whole(port, _PORTS)
     if not (colon and host.strip() and host.isprintable()) or number is None:
@@ -43,7 +43,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def inherited(found: EnvValue) -> socket.socket:
-    """Return the listening socket that a launcher has passed on by its number. Raises: InputError; there is none."""
+    """Return the listening socket with the file descriptor that a launcher has passed on.
+
+    Raises:
+        InputError: the file descriptor is not that of a socket.
+    """
     handle = number(found, HANDLES)
     try:
         return socket.socket(fileno=handle)

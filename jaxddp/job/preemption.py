@@ -11,9 +11,9 @@ from jax.experimental import multihost_utils
 
 import jaxddp.core.private_names as private_names
 
-# JAX identifies the point at which all processes stop by a number that each of them increments. One dispatch may have
-# several steps, and validation has batches, so this counts the calls, over all runs of the process. Nothing else may
-# call JAX's function.
+# JAX identifies the point at which all processes stop by a number that each process increments. The number of the step
+# cannot serve for this, because one dispatch may have several steps, and validation has none. So `_calls` counts the
+# calls, over all runs of the process. No other code may call JAX's function.
 _calls = itertools.count(1)
 
 
@@ -25,7 +25,7 @@ def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
     process received it. So all processes must call the function at the same places.
     """
     if jax.process_count() > 1:
-        # It is in an experimental module, and may disappear.
+        # This function is in an experimental module, and a later JAX may not have it.
         reached = getattr(multihost_utils, "reached_preemption_sync_point", None)
         if reached is None:
             private_names.say_lost("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")

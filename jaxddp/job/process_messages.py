@@ -22,12 +22,12 @@ class Alive:
 
 @dataclass(frozen=True)
 class Done:
-    """A process is done, and ends when all are."""
+    """A process is done. It ends when all processes are done."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """A process closes its connection in order."""
+    """A process closes its connection cleanly, so this is not a loss."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Reply:
-    """Process 0's result for the values of all processes; or its error, as JSON, and the exit code of that error."""
+    """Process 0's result of an exchange, or the error that it raised, as JSON, with the exit code of the error."""
 
     number: Number
     name: str

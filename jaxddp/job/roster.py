@@ -54,7 +54,7 @@ class Roster:
 
         Args:
             timeout: seconds.
-            listening: where process 0 listens.
+            listening: the address where process 0 listens.
             num_strangers: how many clients were refused because of another run id or key.
         """
         num_absent = self._count - len(self.hosts)

@@ -32,7 +32,7 @@ def nothing(environ: Environ) -> EnvValue | None:
 class Scheduler:
     """The lookups by which a process finds its place in a job of this scheduler.
 
-    They are functions, because few schedulers set one variable for each value.
+    The lookups are functions, because most schedulers have no variable for some of the values.
     """
 
     process: Lookup
@@ -46,7 +46,7 @@ class Scheduler:
     locals: str | None = None
     """The variable with the number of processes on the host. If it is like SLURM's `2(x3),1`, use the first number."""
     sign: str | None = None
-    """If this variable is not set, the others are ignored, because other programs may use their names."""
+    """If this variable is not set, the scheduler is ignored. Other programs may use the names of its variables."""
 
 
 def port_of(job: str) -> int:
@@ -55,7 +55,7 @@ def port_of(job: str) -> int:
 
 
 def own_address() -> str:
-    """Return the IPv4 address by which other machines reach this one. Raises: InputError; it has none."""
+    """Return the IPv4 address by which other machines reach this one. Raises InputError if it has none."""
     try:
         named = socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -179,7 +179,7 @@ def _beside(host: str, port: str) -> Lookup:
 
 
 def _given_address(environ: Environ) -> EnvValue | None:
-    """Return the address in JAX's own variable. xpk sets the port in another one."""
+    """Return the address in JAX's own variable. xpk sets the port in another variable."""
     address = lookup(environ, "JAX_COORDINATOR_ADDRESS")
     if address is None or ":" in address.value:
         return address
@@ -189,10 +189,10 @@ def _given_address(environ: Environ) -> EnvValue | None:
 EXPLICIT = Scheduler(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), _given_address)
 """The variables that `jaxddp launch`, Kubeflow's JAX runtime or a user sets. They are looked up first."""
 
-# The first entry that has this process's id is the one that started the process. A launcher passes on the variables of
-# the job in which it runs itself, so an inner launcher comes before the outer one. torchrun and MPI come before SLURM,
-# because mpirun starts its helpers with srun, so that the ranks have SLURM's variables too. The schedulers that start
-# one process on each node come last.
+# The first entry that finds an id for this process is the scheduler that started it. A launcher passes on the variables
+# of the job in which it runs itself, so an inner launcher comes before the outer one. torchrun and MPI come before
+# SLURM, because mpirun starts its helpers with srun, so that the ranks have SLURM's variables too. The schedulers that
+# start one process on each node come last.
 SCHEDULERS = (
     EXPLICIT,
     Scheduler(

@@ -1,10 +1,10 @@
 """The watchdog ends a job when a process is lost or stuck, so that no process waits for it forever.
 
 Process 0 is connected to all others. A killed process closes its connection, a stopped process or machine sends no more
-heartbeats, and a process that fails sends the reason before it ends. Process 0 passes this on. JAX detects some of
-this, through a failing collective or its own heartbeat, but it does not name the process, and does not always raise in
-Python. A process that is alive but makes no progress reports that in its heartbeats, and process 0 finds the one that
-the others wait for. A process that is not in a job has a separate watchdog (`watch_alone`).
+heartbeats, and a process that fails sends the reason before it ends. Process 0 passes these losses on. JAX detects
+some losses, through a failing collective or its own heartbeat, but it does not name the process, and does not always
+raise a Python exception. A process that is alive but makes no progress reports that in its heartbeats, and process 0
+finds the one that the others wait for. A process that is not in a job has a separate watchdog (`watch_alone`).
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from jaxddp.wire.connection import Connection
 _ADVICE = "if it takes that long, raise parallel.stall_timeout"
 _BEAT_SECONDS = 1.0
 
-# A broken connection reveals a loss at once. A process whose collective fails because of the loss waits this long for
-# the reason; a process that still computes is given as long to fail by itself.
+# If a collective fails because of a loss, its process waits up to so many seconds for the reason of the loss. A process
+# that still computes after a loss gets the same time to fail by itself.
 GRACE_SECONDS = 2.0
 
 
@@ -33,10 +33,10 @@ class Timeouts(NamedTuple):
     """How long a process waits for the others, in seconds.
 
     Attributes:
-        silence: without a heartbeat, until a process counts as lost.
-        stall: without progress, until a process counts as stuck; some phases have a multiple, see
+        silence: the time without a heartbeat after which a process counts as lost.
+        stall: the time without progress after which a process counts as stuck. Some phases have a multiple of it; see
             `jaxddp.core.phases`.
-        shutdown: at the end, until all are done.
+        shutdown: the time to wait at the end until all processes are done.
     """
 
     silence: float = 10.0
@@ -45,7 +45,7 @@ class Timeouts(NamedTuple):
 
     @property
     def longest(self) -> float:
-        """How long to wait until another process has done its part. A stuck one ends the job sooner."""
+        """How long to wait until another process has done its part. The watchdog ends a stuck process sooner."""
         return phases.longest(self.stall) + 2 * self.silence
 
 
@@ -96,7 +96,7 @@ class Watchdog:
         self._closed = False
 
     def loss(self, timeout: float = GRACE_SECONDS) -> Loss | None:
-        """Return the first loss, if there is one in time. Threads other than that of the event loop call it."""
+        """Wait for a loss, and return the first one, if any. Do not call this in the event loop."""
         self._is_lost.wait(timeout)
         return self._loss
 
@@ -106,7 +106,7 @@ class Watchdog:
         return self._closed or self._loss is not None
 
     def close(self) -> None:
-        """Report no loss from here on, because this process ends."""
+        """Stop reporting losses, because this process ends."""
         self._closed = True
 
     def receive(self, process: int, message: Any) -> None:
@@ -129,7 +129,7 @@ class Watchdog:
             self.report(Loss(process, f"was lost{self._on(process)}: its connection broke", 1))
 
     def report(self, loss: Loss) -> None:
-        """Tell the others of the first loss, and end."""
+        """Tell the other processes about a loss, and end this process. Later losses are ignored."""
         if self.is_over:
             return
         self._loss = loss
@@ -160,7 +160,7 @@ class Watchdog:
                 self._find_stuck()
 
     def _tell(self, loss: Loss) -> None:
-        """Process 0 tells all others, also one that is alive but stuck; every other process tells process 0."""
+        """In process 0, tell all others about a loss, even a stuck one. In other processes, tell process 0."""
         for connection in self._connections.values():
             connection.send(Lost(loss.process, loss.reason, loss.code, loss.stacks))
 
@@ -176,7 +176,7 @@ class Watchdog:
         process = phases.stuck(processes, self._timeouts.stall)
         if process is not None:
             stuck = processes[process]
-            # If several processes do not wait for others, any of them may be the cause.
+            # If several processes are not waiting for others, any of these may be the cause.
             is_alone = not stuck.waits and all(one.waits for other, one in processes.items() if other != process)
             stacks, logs = ("own", "its log has") if is_alone else ("all", "the log of each process has")
             reason = f"{stuck}{self._on(process)}; {logs} the stacks of its threads; {_ADVICE}"
@@ -205,7 +205,7 @@ _alone: "_WatchdogThread | None" = None
 def watch_alone(stall: float) -> None:
     """Watch a process that is in no job: end it when it makes no progress for `stall` seconds.
 
-    If this is called several times, the last call counts.
+    If this is called several times, the last value of `stall` applies.
     """
     global _alone
     with _lock:
@@ -216,7 +216,7 @@ def watch_alone(stall: float) -> None:
 
 
 def stop_watching_alone() -> None:
-    """Undo `watch_alone`, because the job has a watchdog from here on."""
+    """Undo `watch_alone`, because the watchdog of a job replaces it."""
     with _lock:
         if _alone is not None:
             _alone.stall = math.inf

@@ -1,7 +1,7 @@
 """A process tells the launcher that started it when its work begins and ends.
 
 A process that ends during its work with exit code 0, as by `os._exit(0)` in a user's code or a library, has failed. The
-launcher cannot see that by the exit code.
+launcher cannot recognize this failure by the exit code.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from jaxddp.job.env_variables import HANDLES, lookup, number
 STATUS_PIPE = "JAXDDP_STATUS_FD"
 """The environment variable that holds the number of the pipe's end to write to."""
 _BEGIN, _END, _QUIT = b"+", b"-", b"!"
-"""The last one means that the user's code ended the process. It would end it again after a restart."""
+"""`_QUIT` means that the user's code ended the process, so a restarted process would end in the same way."""
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ class WorkStatus:
     @classmethod
     @contextlib.contextmanager
     def open(cls) -> "Iterator[tuple[WorkStatus, int]]":
-        """Yield the status of a process that is started in the block, and the pipe's end for that process."""
+        """Yield a status, and the end of its pipe that a process started in the block inherits."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         status = cls(reading)

@@ -26,7 +26,8 @@ async def start_server(
         try:
             await serve(connection)
         except (OSError, asyncio.CancelledError):
-            # The peer is gone, or the server closes. Python 3.11 would print a traceback of a cancelled task.
+            # The peer is gone, or the server closes. Without this, Python 3.11 would print the
+            # traceback of a cancelled task.
             pass
         finally:
             await connection.close()
@@ -40,7 +41,7 @@ class Admission:
     Each client has 5 s to send its hello. If there are too many connections, the oldest is closed.
 
     Args:
-        identity: that of the server. A client must have the same run id and know the same key.
+        identity: the server's place in the job. A client must have the same run id and know the same key.
         facts: values by name, which must be equal on both sides.
         advice: what to do if the facts differ.
         noun: what joins: "process" or "machine".

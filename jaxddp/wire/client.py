@@ -27,7 +27,7 @@ class Client:
     Args:
         facts: values by name, which must be equal on both sides.
         noun: what joins: "process" or "machine".
-        server: what should listen at the server's address, and what to do if something else does.
+        server: the program that should listen at the server's address, with advice if another program does.
     """
 
     def __init__(self, identity: Identity, facts: Mapping[str, str], codec: Codec, *, noun: str, server: str):
@@ -37,13 +37,13 @@ class Client:
     async def connect(self, host: str, port: int, give_up: float, greet: Callable[[Connection], Awaitable[T]]) -> T:
         """Connect to a server, and return what `greet` returns for the connection.
 
-        If connecting or `greet` raises an OSError, this tries again. Any error of `greet` closes the connection.
+        If connecting or `greet` raises an OSError, this method tries again. Any error of `greet` closes the connection.
 
         Args:
             give_up: a time of the monotonic clock.
 
         Raises:
-            NotReached: no server was reached until then.
+            NotReached: no server was reached before `give_up`.
             InputError: the host's name is invalid.
         """
         last = "no answer"
@@ -68,7 +68,7 @@ class Client:
 
         Raises:
             ConnectionResetError: the server closed the connection.
-            InputError: it is no server of this protocol.
+            InputError: the server does not speak this protocol.
         """
         challenge = await self._receive(connection)
         if not isinstance(challenge, Challenge) or challenge.protocol != PROTOCOL:
@@ -80,8 +80,8 @@ class Client:
 
         Raises:
             ConnectionResetError: the server closed the connection.
-            InputError, Unreachable: the server refused this client, for the reason in the message; or it does not know
-                the key.
+            InputError, Unreachable: the server refused this client, for the reason in the message.
+            InputError: the server does not know the key.
         """
         sent = hello(self._identity, challenge, self._facts)
         connection.send(sent)

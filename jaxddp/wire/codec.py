@@ -30,7 +30,7 @@ class Malformed(ValueError):
 
 
 def encode(message: Any) -> bytes:
-    """Return a message, a dataclass, with its length before it."""
+    """Return the bytes of a message, which is a dataclass. The first four bytes are the length of the rest."""
     content = json.dumps({"kind": type(message).__name__, **dataclasses.asdict(message)}).encode()
     return len(content).to_bytes(LENGTH, "big") + content
 
@@ -46,7 +46,7 @@ class Codec:
         self._kinds = {kind.__name__: kind for kind in kinds}
 
     def decode(self, content: bytes) -> Any:
-        """Return the message that some bytes, without their length, hold. Raises: Malformed."""
+        """Return the message in `content`, which does not include the length. Raises Malformed if it is invalid."""
         try:
             plain = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -80,12 +80,12 @@ def _is_valid(value: Any, hint: Any) -> bool:
         _, inner = typing.get_args(hint)
         return isinstance(value, dict) and all(_is_text(key) and _is_valid(item, inner) for key, item in value.items())
     number, bounds = typing.get_args(hint)
-    # True is an int, too.
+    # `isinstance` would accept True as an int.
     return type(value) is number and value in bounds
 
 
 def _is_text(value: Any) -> bool:
-    """Return whether a value is text that can be encoded: half of a surrogate pair cannot."""
+    """Return whether a value is text that UTF-8 can encode. It cannot encode half of a surrogate pair."""
     if not isinstance(value, str):
         return False
     try:

@@ -18,12 +18,12 @@ class Connection:
         self.reader, self.writer, self._codec = reader, writer, codec
 
     def send(self, message: Any) -> None:
-        """Send without waiting. If the peer is gone, this does nothing: the receiving side notices it."""
+        """Send without waiting. If the peer is gone, the message is dropped, and `receive` returns None."""
         if not self.writer.is_closing():
             self.writer.write(encode(message))
 
     async def receive(self, longest: int = LONGEST) -> Any | None:
-        """Return the next message, or None if the connection has ended. Raises: Malformed."""
+        """Return the next message, or None if the connection has ended. Raises Malformed if it is invalid."""
         try:
             length = int.from_bytes(await self.reader.readexactly(LENGTH), "big")
             if length > longest:
@@ -33,7 +33,7 @@ class Connection:
             return None
 
     async def messages(self) -> AsyncIterator[Any]:
-        """Yield all messages until the connection ends. A malformed message ends it, too."""
+        """Yield all messages until the connection ends. A malformed message also ends the iteration."""
         with contextlib.suppress(Malformed):
             while (message := await self.receive()) is not None:
                 yield message

@@ -122,7 +122,7 @@ def _hmac(key: str, *parts: str | int) -> str:
 
 
 def _equal(one: str, other: str) -> bool:
-    """Compare two proofs in a time that does not depend on them."""
+    """Compare two proofs in constant time, so that the time reveals nothing about them."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 

@@ -20,7 +20,7 @@ class NetworkThread:
         self._thread.start()
 
     def result(self, coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """Run a coroutine, and return its result. Raises: TimeoutError; it takes longer."""
+        """Run a coroutine, and return its result. Raises TimeoutError if it takes longer than `seconds`."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(seconds)
 
     def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:

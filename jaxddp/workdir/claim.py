@@ -1,4 +1,4 @@
-"""config.json: a run claims its work directory by writing it, and a resumed run is compared with it."""
+"""config.json: a new run claims its work directory by writing this file, and a resumed run is compared with it."""
 
 import json
 import logging
@@ -66,11 +66,11 @@ class Claim:
 def claim(
     directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bool, run_id: str | None = None
 ) -> tuple[dict[str, Any], bool]:
-    """Write config.json and a copy of the recipe's files. On resume, first compare with those in the directory.
+    """Write config.json and a copy of the recipe's files. On resume, first compare both with the saved ones.
 
     A new run gets an id, which it keeps. If a run of an older release has no id, it gets the id in its checkpoint,
-    `run_id`, or a new one. Data may have moved. This is logged, because their fingerprint covers file names and labels
-    but no images.
+    `run_id`, or a new one. The paths of the data may change. A change is logged, because the fingerprints of the data
+    cover the names and labels of image files but not the images.
 
     Returns:
         The content of config.json, and whether it is unchanged.
@@ -103,8 +103,11 @@ def claim(
 def check_measured(directory: Path, config: Config) -> None:
     """Check that a config has the network, the images and the classes of a run that is to be evaluated.
 
-    A run from Python is not checked: its config.json does not hold them. Raises: InputError; a key differs. The error
-    names it and both values.
+    A run from Python is not checked: its config.json does not hold them. The error names the first key that
+    differs, and both values.
+
+    Raises:
+        InputError: a key differs.
     """
     path = directory / CONFIG_FILE
     saved = _read(path) if path.exists() else {}
@@ -120,15 +123,16 @@ def check_measured(directory: Path, config: Config) -> None:
 
 
 def _settings(saved: dict[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the settings of a config.json by dotted keys; keys that are newer than the file have their defaults."""
+    """Returns the settings of a config.json by dotted keys. Keys that the file does not have get their defaults."""
     return saved_places(compared(flatten(Config().to_dict()) | saved, hooks))
 
 
 def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of config.json, in which the keys that choices read keep the saved values.
+    """Returns the content for config.json, with the saved values of the keys that only some choices read.
 
-    An older release may have written a value that a config now leaves to a choice, and checkpoints hold a digest of the
-    values.
+    A choice is, for example, an optimizer, and `optimizer.beta2` is such a key. An older release may have written a
+    value for it where a config now holds None, and the choice has its own default. The values must not change, because
+    checkpoints hold a digest of them.
     """
     flat, keys = flatten(saved), (keys_of_choices() | NEEDS.keys()) - FREE
 
@@ -170,7 +174,7 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
         for key in sorted(saved_keys.keys() | now.keys())
         if before.get(key) != now.get(key)
     }
-    # Some keys decide the meaning of others, which change with them. Name a deciding key first.
+    # Some keys determine the values of other keys. The error names such a key rather than a key that changes with it.
     for key in sorted(changed, key=lambda key: (key not in NAMES, key not in DECIDING)):
         if key not in FREE:
             own = f"; jaxddp train {path.parent} goes on with its own settings" if "model" in saved else ""

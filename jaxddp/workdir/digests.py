@@ -124,7 +124,7 @@ def _part(part: Part, state: TrainState) -> str:
         grads = part.gradients(own, state.params)
         following, after = part.update(own, state, state, grads)
         judged = part.judge(following, state, after, jnp.array(True)) if part.judges else ()
-        # Without these methods the digest is that of older releases.
+        # If a part lacks these methods, its digest equals the digest of older releases.
         validated = part.validated(own, {"val loss": jnp.float32(0)}) if part.follows else ()
         report = part.report(own, grads)
         return part.loss_scale(own), grads, following, after, judged, report, part.rate_factor(own), validated
@@ -133,7 +133,7 @@ def _part(part: Part, state: TrainState) -> str:
 
 
 def described(function: Callable[..., Any], *arguments: Any, name: str | None = None) -> str:
-    """Returns the name of a function and the digest of its program for these arguments, arrays or their shapes."""
+    """Returns the name of a function and the digest of its program for these arguments: arrays or their shapes."""
     return f"{name or getattr(function, '__qualname__', type(function).__name__)} {_digest(function, *arguments)}"
 
 

@@ -1,4 +1,4 @@
-"""Finds out whether a run has ended, so the same command has nothing left to train."""
+"""Finds out whether a run has ended. If it has, the same command has nothing left to train."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ _ENDS = ("done", "stopped")
 
 
 def how_it_ended(directory: Path, step: int | None, total_steps: int, peers: Peers, *, is_same: bool) -> str:
-    """Returns how a run ended, from its result.json; empty if it did not end at the step of its latest checkpoint.
+    """Returns how a run ended, from its result.json; empty unless it ended at its latest checkpoint.
 
     All processes must call it together.
 
@@ -28,7 +28,7 @@ def how_it_ended(directory: Path, step: int | None, total_steps: int, peers: Pee
         try:
             result = json.loads(files.read(directory / RESULT))
             status, ended, validation = result["status"], result["step"], result[VAL] or {}
-        # The file may be of another program; a new run replaces it.
+        # Another program may have written the file. A new run replaces it.
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
         if status not in _ENDS or ended != step:

@@ -1,4 +1,4 @@
-"""Settings that a run takes over from the run whose weights it starts with: its network and its images."""
+"""A run that starts with the weights of an earlier run takes over settings: those of the network and the images."""
 
 import dataclasses
 import os
@@ -18,11 +18,12 @@ from jaxddp.workdir.signature import Signature
 
 
 def with_settings_of_run(file: RecipeFile, weights: str, workdir: Path | None) -> RecipeFile:
-    """Returns a recipe file with the settings of the run of its weights; unchanged if they are not from a run.
+    """Returns a recipe file with the settings of the run that trained `weights`; unchanged if no run did.
 
-    If `workdir` has a run that began with these weights, the settings are read from it: the other run may be gone.
+    If `workdir` has a run that began with these weights, its settings are read, because the earlier run may be gone.
 
-    Raises: InputError; the config.json of the run cannot be read.
+    Raises:
+        InputError: the config.json of the run cannot be read.
     """
     place = Path(os.path.expanduser(weights))
     if workdir is not None and _began_with(workdir, weights):
@@ -55,7 +56,7 @@ def _began_with(workdir: Path, weights: str) -> bool:
 def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
     """Returns the settings of a run as changes of a config.
 
-    Those of the network are left out if only one of the two recipes defines the network in code.
+    The network's settings are left out if only one of the two recipes defines the network in code.
     """
     config, content = read_config(place / CONFIG_FILE)
     images = _images(place, config.data)
@@ -67,14 +68,14 @@ def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
 
 
 def _images(place: Path, data: DataConfig) -> DataConfig:
-    """Returns the config for images like those of the run; if it trained on arrays, files are resized to their size."""
+    """Returns the config that reads images like the run's. If the run trained on arrays, files are resized to match."""
     signature = Signature.read(place)
     if signature is None or not signature.in_memory:
         return data
     try:
         return signature.data(data)
     except InputError:
-        return data  # Files cannot have such images.
+        return data  # Image files cannot have the shape of the arrays.
 
 
 def _brings_network(place: Path) -> bool:

@@ -19,10 +19,12 @@ _LOOK_SECONDS = 0.1
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a work directory: a second run would first delete what this one is writing.
+    """Lock a work directory during the block. Without a lock, a second run would delete files that this one writes.
 
-    The lock ends with the process. A file system without locks does not lock anything. Raises: InputError; another run
-    holds the lock.
+    The lock ends with the process. On a file system without locks, nothing is locked.
+
+    Raises:
+        InputError: another run holds the lock.
     """
     # A lock of the directory itself would not reach the server of a network file system.
     with files.readable_errors(directory / LOCK_FILE):

@@ -35,8 +35,11 @@ def absolute(place: str) -> str:
 def with_places(config: Config, peers: Peers = ALONE) -> Config:
     """Returns a config with absolute paths. `data.name` becomes a path, and the manifest for `data.verify` is added.
 
-    `data.name` stays if the hosts of a job have different paths for it. All processes of a job must call it together.
-    Raises: InputError; no data set has this name, or there is no manifest.
+    `data.name` stays if the hosts of a job have different paths for it. All processes of a job must call this
+    function together.
+
+    Raises:
+        InputError: no data set has this name, or there is no manifest.
     """
     changes: dict[str, dict[str, Any]] = {"data": {}}
     for key, place in _absolute(flatten(config.to_dict())).items():
@@ -54,7 +57,7 @@ def with_places(config: Config, peers: Peers = ALONE) -> Config:
 
 
 def saved_places(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Like `with_places`, for the settings of a config.json by dotted keys.
+    """Returns the settings of a config.json, given by dotted keys, with absolute paths, as `with_places` does.
 
     Older releases wrote relative paths, which are resolved in the current directory.
     """
@@ -69,7 +72,7 @@ def saved_places(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _absolute(flat: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the settings that are paths, by dotted keys, as `absolute` paths."""
+    """Returns, by dotted key, the absolute path for each setting that holds a path."""
     paths = {key: place for key in _PLACES if isinstance(place := flat.get(key), str)}
     if paths.get("data.unlabelled") == TRAIN:
         del paths["data.unlabelled"]
@@ -77,7 +80,7 @@ def _absolute(flat: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _named(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entry of datasets.toml for a name, as keys of `data`. Settings in `data` take precedence."""
+    """Returns the entry of datasets.toml for a name, as keys of `data`. Values in `data` take precedence."""
     entry = dataclasses.asdict(catalog.resolve(data["name"]))
     settings = {key: data.get(key) or entry[key] for key in ("train", "val", "classes")}
     return {**settings, "path": entry["path"], "name": None}

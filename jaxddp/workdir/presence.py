@@ -1,4 +1,4 @@
-"""Ends a run whose work directory is removed, moved or replaced, which otherwise would save into another one."""
+"""Ends a run if its work directory is removed, moved or replaced, so that it does not save into a wrong directory."""
 
 import contextlib
 import errno
@@ -22,10 +22,10 @@ from jaxddp.training.listeners.jsonl import RESULT
 
 _LOOK_SECONDS = 1.0
 _FAILING_SECONDS = 10.0
-"""Seconds for the thread that trains to end by itself; it may wait for a process that has ended."""
+"""How long the training thread may take to end by itself. It may be waiting for a process that has ended."""
 _REMOVING_SECONDS = 1.0
 _CLEARINGS, _CLEARING_SECONDS = 5, 0.05
-"""How often directories are removed that other threads make again, and the seconds between two removals."""
+"""How often a directory is removed, and the seconds between removals. Other threads may make it again."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
 
 
@@ -42,8 +42,8 @@ class Presence:
     def check(self) -> None:
         """Raises `InputError` if the directory was removed, moved or replaced.
 
-        It is called after each step, so it checks only the directory if its modification time, which changes with its
-        entries, is as at the last full check. On file systems without modification times of directories, the thread of
+        It is called after each step, so it must be fast. It does nothing if the directory's inode and modification time
+        are those of the last full check. On file systems without modification times of directories, the thread of
         `staying` finds a change.
         """
         state = None
@@ -98,7 +98,7 @@ class Presence:
         return fault
 
     def clear_away(self) -> None:
-        """Remove the directories that a save made again, which the next run would take for a work directory.
+        """Remove directories that a save made again. The next run would take them for a work directory.
 
         Orbax and TensorStore make the parent folders of each file that they write.
         """
@@ -110,7 +110,7 @@ class Presence:
                     shutil.rmtree(checkpoints, ignore_errors=True)
             with contextlib.suppress(OSError):
                 if _identity(directory) != self._known[directory]:
-                    # result.json is of no use without the rest of the run.
+                    # result.json is useless without the rest of the run.
                     if os.listdir(directory) == [RESULT]:
                         (directory / RESULT).unlink()
                     directory.rmdir()
@@ -127,8 +127,8 @@ def _identity(place: Path) -> tuple[int, int]:
 def staying(directory: Path, peers: Peers = ALONE) -> Iterator[Callable[[], None]]:
     """Watch a work directory during the block. Yields `Presence.check`, which the thread that trains calls.
 
-    If the directory was removed, an error in the block is reported as this removal. If this process may wait for a
-    process that has ended, it exits some seconds later.
+    If the directory was removed, any error in the block becomes an InputError about the removal. The
+    process exits if the block does not end within 10 seconds, because it may wait for another process.
 
     Raises:
         InputError: the directory was removed, moved or replaced.
@@ -154,7 +154,7 @@ def _look(presence: Presence, over: threading.Event, peers: Peers) -> None:
             continue
         # A single process waits for no other process. But the threads of Orbax wait for each other, for up to an hour.
         may_wait = not peers.is_alone or progress().phase in ("save", COMMIT)
-        # A file server may have shown an older state.
+        # The check is repeated, because a file server may have shown an older state.
         if may_wait and (fault := presence.fault()) is not None:
             abandon(fault, InputError.exit_code)
             end_now(fault, InputError.exit_code)

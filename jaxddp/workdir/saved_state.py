@@ -49,7 +49,10 @@ def restored(directory: Path, which: str, topology: Topology, advice: str = _A_R
 def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:
     """Returns the step of a run's checkpoint ("latest", "best" or a number), and the arrays for evaluation by path.
 
-    "best" is the latest if nothing was validated. Raises: InputError; there is no such checkpoint, or it is damaged.
+    "best" means the latest checkpoint if the run was never validated.
+
+    Raises:
+        InputError: there is no such checkpoint, or it is damaged.
     """
     state = restored(directory, which, topology, f"give {FORMS}")
     return int(state.step), {
@@ -58,9 +61,12 @@ def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict
 
 
 def agreed_step(checkpoints: Checkpoints, which: str) -> int:
-    """Returns the step of an undamaged checkpoint ("latest", "best" or a number), which process 0 looks up for all.
+    """Returns the step of a checkpoint ("latest", "best" or a number). Process 0 verifies it for all processes.
 
-    "best" is the latest if nothing was validated. Raises: InputError; there is no such checkpoint, or it is damaged.
+    "best" means the latest checkpoint if the run was never validated.
+
+    Raises:
+        InputError: there is no such checkpoint, or it is damaged.
     """
 
     def verified() -> str:

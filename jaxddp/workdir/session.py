@@ -61,13 +61,14 @@ class Session:
         return None if self.resume_step is None else self.checkpoints.integrity.run_id(self.resume_step)
 
     def belongs_to(self, record: Mapping[str, Any]) -> None:
-        """Write the manifests of later checkpoints for the run of `record`, the content of config.json."""
+        """Write the id of the run into the manifests of later checkpoints. `record` is the content of config.json."""
         self.checkpoints.integrity.belong_to(RunIdentity.of(record))
 
     def joined(self, run: Run) -> Run:
         """Returns the run with the state of its checkpoint, and with this directory to save to.
 
-        Raises: InputError; the checkpoint is of another run or step, or the directory was removed.
+        Raises:
+            InputError: the checkpoint is of another run or step, or the directory was removed.
         """
         self.check()
         restored: dict[str, Any] = {}
@@ -78,7 +79,7 @@ class Session:
                     f"{self.checkpoints.directory / str(self.resume_step)}: holds the state of step {step}; move it "
                     "away to use the step before"
                 )
-            # Process 0 reads them, because other hosts may not see yet what it wrote last.
+            # Process 0 reads the metrics, because other hosts may not see its last writes yet.
             metrics = self.checkpoints.validations.of(self.resume_step)
             measured = json.loads(run.topology.peers.from_first("validated", lambda: json.dumps(metrics)))
             run, restored = replace(run, state=state), {"progress": progress, "validated": measured or None}
@@ -91,21 +92,24 @@ class Session:
 def session(
     directory: Path, peers: Peers = ALONE, *, keep: int = 2, goal: Goal | None = None, resume: Resume = "auto"
 ) -> Iterator[Session]:
-    """Open a work directory for one run, and catch SIGTERM; at the end the checkpoint being written is finished.
+    """Open a work directory for one run, and catch SIGTERM. At the end, wait until the last checkpoint is written.
 
-    For `keep` and `goal` see `Checkpoints`. Raises: InputError; the directory cannot be used; see also `staying`.
+    For `keep` and `goal` see `Checkpoints`.
+
+    Raises:
+        InputError: the directory cannot be used; see also `staying`.
     """
     before = {*os.listdir(directory)} if directory.is_dir() else None
     check_shared(files.create(directory), peers)
     place = directory / CHECKPOINTS
     with held(directory, peers), withdrawn(directory, before, peers), staying(directory, peers) as check:
         if resume != "never":
-            # This comes first, because Orbax would count damaged checkpoints among the latest ones to keep.
+            # Damaged checkpoints are renamed first, because Orbax would count them among the latest ones to keep.
             peers.from_first("whole checkpoints", lambda: set_damaged_aside(place))
         with Checkpoints(place, peers, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
 
             def should_stop(step: int) -> bool:
-                # Orbax would make a removed directory again, to save there.
+                # If the directory was removed, Orbax would make it again and save there.
                 check()
                 return stop(step)
 
@@ -149,7 +153,11 @@ def set_damaged_aside(place: Path) -> str:
 
 
 def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
-    """Returns the step of the latest checkpoint; None for a new run. Raises: InputError; `resume` does not allow it."""
+    """Returns the step of the latest checkpoint; None for a new run.
+
+    Raises:
+        InputError: `resume` is "must", but there is no checkpoint; or it is "never", but there is one.
+    """
     # Process 0 decides, because a network file system may show an older checkpoint to the others.
     first = checkpoints.peers.exchange("latest checkpoint", str(checkpoints.latest()))[0]
     latest = None if first == str(None) else int(first)
@@ -167,7 +175,7 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
 
 
 def check_shared(directory: Path, peers: Peers) -> None:
-    """Raises `InputError` if a process does not see what process 0 writes: Orbax would wait for it forever."""
+    """Raises `InputError` if a process does not see process 0's files, for which Orbax would wait forever."""
     name = peers.exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
     if peers.is_first:
         with files.readable_errors(directory):
@@ -210,7 +218,7 @@ def withdrawn(directory: Path, before: set[str] | None, peers: Peers) -> Iterato
 
 @contextmanager
 def held(directory: Path, peers: Peers = ALONE) -> Iterator[None]:
-    """Lock a work directory for a job: its first process holds the lock; see `locked`."""
+    """Lock a work directory for a job. Process 0 holds the lock; see `locked`."""
     if not peers.is_first:
         yield
         return

@@ -48,7 +48,7 @@ class Signature:
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "Signature":
-        """Returns the signature of a run that trains on a source; the images are those for evaluation."""
+        """Returns the signature of a run that trains on a source. It describes the images as they are evaluated."""
         data = data.of_evaluation
         dtype, arrays = image_dtype(source, data).name, source.pixel_shape is not None
         labels = labels_of(source)
@@ -61,9 +61,10 @@ class Signature:
 
     @classmethod
     def read(cls, directory: Path) -> "Signature | None":
-        """Reads the signature of a work directory; None if it has none, as in older releases.
+        """Reads the signature of a work directory; None if the run is of an older release without one.
 
-        Raises: InputError; the file is damaged, or is of another run than config.json.
+        Raises:
+            InputError: the file is damaged, or belongs to another run than config.json.
         """
         path = directory / SIGNATURE_FILE
         if not path.exists():
@@ -88,14 +89,15 @@ class Signature:
             raise InputError(f"{path}: is damaged ({error}); remove it to use the run's data instead") from None
 
     def write(self, directory: Path, run_id: str | None) -> None:
-        """Write the file into the work directory of a run. Raises: InputError."""
+        """Write the file into the work directory of a run. Raises InputError if this fails."""
         content = {RUN_ID: run_id, **dataclasses.asdict(self)}
         files.replace(directory / SIGNATURE_FILE, (json.dumps(content, indent=2) + "\n").encode())
 
     def pixels(self, images: np.ndarray) -> np.ndarray:
         """Converts arrays [N, H, W, C] to pixels of this dtype.
 
-        Raises: InputError; the arrays have another shape or dtype; see also `as_pixels`.
+        Raises:
+            InputError: the arrays have another shape or dtype; see also `as_pixels`.
         """
         dtype, images = images.dtype, as_pixels(images)
         if dtype != images.dtype and images.dtype == np.uint8 and self.dtype == "uint16":
@@ -115,7 +117,8 @@ class Signature:
     def data(self, data: DataConfig) -> DataConfig:
         """Returns the config that reads images of this format from files.
 
-        Raises: InputError; files cannot have images of this shape.
+        Raises:
+            InputError: image files cannot have this shape.
         """
         height, width, channels = self.image_shape
         if channels not in _DECODED or height != width:

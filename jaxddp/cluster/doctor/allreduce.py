@@ -24,7 +24,7 @@ def make_all_reduce(topology: Topology) -> Callable[[jax.Array], jax.Array]:
 
 
 def contributions(topology: Topology, size: int) -> jax.Array:
-    """Return float32[devices * size]. Element j of device i is (i + j) mod 5, so sums are exact in any order."""
+    """Return float32[devices * size]: element j on device i is (i + j) mod 5, so sums are exact in any order."""
 
     def own() -> jax.Array:
         return (lax.axis_index(AXIS) + jnp.arange(size)).astype(jnp.float32) % _CYCLE
@@ -33,7 +33,11 @@ def contributions(topology: Topology, size: int) -> jax.Array:
 
 
 def check_sum(topology: Topology, total: jax.Array) -> None:
-    """Compare the sum of `contributions` on each device of this process with the expected sum. Raises: InputError."""
+    """Compare the sum of `contributions` on each device of this process with the expected sum.
+
+    Raises:
+        InputError: a sum is wrong.
+    """
     cycle = [sum((i + j) % _CYCLE for i in range(topology.num_devices)) for j in range(_CYCLE)]
     expected = np.resize(np.array(cycle, np.float32), total.shape)
     for shard in total.addressable_shards:
@@ -50,8 +54,8 @@ def check_sum(topology: Topology, total: jax.Array) -> None:
 def time_all_reduce(topology: Topology, num_bytes: int, repeats: int = REPEATS) -> tuple[float, jax.Array]:
     """Return the median seconds of an all-reduce of `num_bytes` on each device, and the last sum, for `check_sum`.
 
-    All processes must call it alike. It does not check the sum, because a process that raises would leave the others
-    waiting.
+    All processes must call this function with the same arguments. It does not check the sum. If one process raised
+    an error, the others would wait for it.
     """
     reduce, parts = make_all_reduce(topology), contributions(topology, num_bytes // 4)
     total, seconds = jax.block_until_ready(reduce(parts)), []

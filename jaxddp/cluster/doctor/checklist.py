@@ -1,8 +1,9 @@
 """Checks a machine, a job and a config before a run, and reports a row for each check.
 
-The checks are independent: a failure is a row, and the others continue. In a job, every process makes every check, and
-the rows are exchanged at the end, so all processes see a failure of any. A collective check starts only if all
-processes are ready for it, because otherwise one would wait for another.
+The checks are independent: a failed check becomes a row of the report, and the other checks still run. In a job, every
+process makes every check. At the end the processes exchange their rows, so each process reports the failures of all
+processes. A collective check starts only if all processes are ready for it. Otherwise the processes that start the
+check would wait for those that do not.
 """
 
 import json
@@ -57,7 +58,7 @@ class Checklist:
 def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     """Check this machine, and return the rows of the report.
 
-    In a job, all processes must call it, and all get the same rows.
+    In a job, all processes must call this function, and all get the same rows.
 
     Args:
         file: a recipe, whose data, step and checkpoints are checked, too.
@@ -113,7 +114,7 @@ def _check_directory(
 
 
 def _all_are_ready(topology: Topology | None, ready: bool) -> bool:
-    """Return whether every process is ready for a check that all make together."""
+    """Return whether every process is ready for a collective check."""
     if topology is None:
         return False
     return all(word == str(True) for word in topology.peers.exchange("doctor: ready", str(ready)))
@@ -137,7 +138,7 @@ def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
 
 
 def speaks() -> bool:
-    """Return whether this process prints the rows: process 0 does, and so does one without devices."""
+    """Return whether this process prints the rows. Process 0 prints them, and so does a process without devices."""
     try:
         return peers().is_first
     except Exception:

@@ -1,4 +1,4 @@
-"""The checks of a machine before a run. Each returns a `Finding`, or raises if it fails."""
+"""The checks of a machine before a run. Each check returns a `Finding`, or raises an error if it fails."""
 
 import os
 import platform
@@ -42,7 +42,7 @@ class Finding:
 
 
 def environment() -> Finding:
-    """Find the job of this process. The value is a list that holds it, empty for a single process."""
+    """Find the job of this process. The value is a list that holds the job, or an empty list for a single process."""
     job, cores = find_job(), len(local_cores())
     machine = f"{platform.node()}, {cores} core{'s' * (cores > 1)}"
     if job is not None:
@@ -63,7 +63,7 @@ def coordinator(job: Job | None, parallel: ParallelConfig, known: bool) -> Findi
     begin = time.monotonic()
     peers = join_job(job, parallel)
     if not known:
-        return Finding("not joined: the environment does not say which job", peers, "fail")
+        return Finding("not joined: the environment variables do not describe the job", peers, "fail")
     if job is None:
         return Finding("not in a job", peers)
     seconds = time.monotonic() - begin
@@ -121,7 +121,7 @@ def all_reduce(topology: Topology) -> Finding:
 
 
 def settings(file: RecipeFile | None, directory: Path | None, peers: Peers) -> Finding:
-    """Check that all processes have the same arguments, which the collective checks after this one need."""
+    """Check that all processes have the same arguments, because the later collective checks depend on them."""
     values = {} if file is None else {key: str(value) for key, value in flatten(file.config.to_dict()).items()}
     values |= {"the recipe file's digest": str(file.digest()) if file else ""}
     arguments = {"CONFIG": file, "--workdir": directory}
@@ -130,7 +130,7 @@ def settings(file: RecipeFile | None, directory: Path | None, peers: Peers) -> F
 
 
 def work_directory(directory: Path, needed: int | None) -> Finding:
-    """Create a directory, write into it, and compare its free space with the bytes needed. Value: the directory."""
+    """Create a directory, write into it, and check that `needed` bytes are free. The value is the directory."""
     files.create(directory)
     with files.readable_errors(directory), tempfile.TemporaryFile(dir=directory) as file:
         file.write(b"\0" * 4096)

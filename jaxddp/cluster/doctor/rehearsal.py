@@ -63,10 +63,10 @@ def recipe(file: RecipeFile) -> Finding:
 
 
 def step(setup: RunSetup) -> Finding:
-    """Compile the training step, and report its FLOPs and its memory, including images that stay on the devices.
+    """Compile the training step. Report its FLOPs and its memory, which includes images that stay on the devices.
 
     Raises:
-        InputError: it does not fit the devices of this process.
+        InputError: the step does not fit into the memory of the devices of this process.
     """
     program = setup.programs.train(setup.objective, setup.experiment, resident=False)
     begin = time.perf_counter()
@@ -81,7 +81,7 @@ def step(setup: RunSetup) -> Finding:
 
 
 def abstract_batch(setup: RunSetup) -> Batch:
-    """Return the shapes and dtypes of a placed training batch, without memory for it."""
+    """Return the shapes and dtypes of a placed training batch, without allocating memory for the batch."""
     batch, sharded = setup.feed.abstract_batch(), setup.topology.sharded
     return jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype, sharding=sharded), batch)
 

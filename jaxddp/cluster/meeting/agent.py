@@ -1,4 +1,4 @@
-"""The state of the launcher of another machine than 0, which does what the launcher of machine 0 decides."""
+"""The state of a launcher on any machine but machine 0. It does what the launcher of machine 0 decides."""
 
 from dataclasses import dataclass, replace
 
@@ -35,12 +35,12 @@ from jaxddp.cluster.restarts import End
 from jaxddp.core.errors import JaxddpError, Unreachable
 
 _ADMISSION_SECONDS = 60.0
-"""How long machine 0 may take at most, once it is reached, to admit this one."""
+"""How many seconds machine 0 may take to admit this machine after the two are connected."""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """See `jaxddp.cluster.meeting.transitions.State`.
+    """Implements the protocol `jaxddp.cluster.meeting.transitions.State`.
 
     Attributes:
         is_connected: whether this launcher is connected to machine 0.
@@ -48,8 +48,8 @@ class Agent:
         give_up: when to stop trying to reach machine 0; None while this launcher does not try.
         is_running: whether processes run on this machine.
         generation: the number of the generation to which these processes belong.
-        end: how the processes of that generation ended; None while they run, and before the first ones.
-        asked: whether a signal ends this launcher.
+        end: how the processes of that generation ended; None while they run, and before the first generation.
+        asked: whether a signal asked this launcher to end.
         job_code: the exit code of the job, once machine 0 has sent it.
     """
 

@@ -1,6 +1,6 @@
 """The state of the launcher that decides: when a generation starts, on which machines, and what follows its end.
 
-Machine 0 has this state, and so does every machine whose launcher connects to no other.
+The launcher of machine 0 has this state. So does every launcher that does not connect to others.
 """
 
 import socket
@@ -46,23 +46,23 @@ Stage = Literal["gathering", "running", "delay", "over"]
 
 @dataclass(frozen=True)
 class Coordinator:
-    """See `jaxddp.cluster.meeting.transitions.State`.
+    """Implements the protocol `jaxddp.cluster.meeting.transitions.State`.
 
     Attributes:
         processes: the number of processes on each machine.
         sizes: the numbers of machines that the job may have, in ascending order.
         name: the run id of the job.
         own: the number of this machine.
-        present: the hosts of the connected machines and of this one.
+        present: the host name of this machine and of each connected machine, by the machine's number.
         budget: how many restarts are left.
         since: when the stage began.
-        changed: when a machine last came or went.
+        changed: when a machine last connected or disconnected.
         generation: the number of the last generation, from 0; -1 before the first one.
-        members: the machines of that generation.
+        members: the machines of the last generation.
         ends: how the processes of each member ended, once they have.
         failure: the first failure of any member.
-        growing: whether all save and stop because a machine came.
-        grow_at: when to look whether the machines that came can take part; None for never.
+        growing: whether all processes save and stop, so that the next generation has more machines.
+        grow_at: when to check whether newly connected machines can take part; None if no check is due.
         delay: seconds between a failure and the next start.
     """
 
@@ -166,7 +166,7 @@ class Coordinator:
         return replace(self, grow_at=None)._grown(effects)
 
     def _started(self, now: float, effects: list[Effect]) -> "Coordinator":
-        """Start the next generation on as many machines as can share the batch, those with the lowest numbers."""
+        """Start the next generation on as many machines as can share the batch, beginning with the lowest number."""
         members = tuple(sorted(self.present)[: self._size])
         state = replace(self, stage="running", since=now, generation=self.generation + 1, members=members)
         state = replace(state, ends={}, failure=None, growing=False, grow_at=None)
@@ -192,7 +192,7 @@ class Coordinator:
         }
 
     def _ended(self, machine: int, end: End, effects: list[Effect]) -> "Coordinator":
-        """Note that the processes of a machine have ended. Unless they succeeded, stop those of the other machines."""
+        """Record that the processes of a machine have ended. If they failed, stop the other machines' processes."""
         if machine not in self._pending:
             return self
         state = replace(self, ends={**self.ends, machine: end})
@@ -224,13 +224,13 @@ class Coordinator:
             effects.append(Say(f"machine {machine}: {message.cause}"))
             return replace(state, stage="over", code=message.code)
         if message.asked and machine in self.ends:
-            # Its processes had ended before. Its request to stop counts after the processes of the other machines have
-            # ended.
+            # The processes of this machine have already ended. The request to stop takes effect when the processes of
+            # the other machines have ended.
             return replace(state, ends={**self.ends, machine: replace(self.ends[machine], asked=True)})
         return state
 
     def _grown(self, effects: list[Effect]) -> "Coordinator":
-        """Let all processes save and stop, if more machines can take part than take part now."""
+        """Let all processes save and stop, if the next generation can have more machines than this one."""
         size = self._size
         all_run = self._pending == set(self.members)
         if self.growing or self.failure or not all_run or size is None or size <= len(self.members):
@@ -246,7 +246,7 @@ class Coordinator:
         if isinstance(verdict, int):
             return replace(self, stage="over", code=verdict)
         self._tell_all(verdict.line, effects)
-        # If too few machines come back, this is the exit code.
+        # If too few machines come back, the launcher ends with this exit code.
         code = PREEMPTED if self.failure is None else self.failure.code
         return replace(self, stage="delay", since=now, delay=verdict.delay, budget=verdict.budget, code=code)
 

@@ -40,7 +40,7 @@ from jaxddp.job.environment import KEY, Job
 from jaxddp.job.ports import LOOPBACK, address_of, is_loopback, listen, split_address
 
 Listen = Callable[[], tuple[socket.socket | None, str]]
-"""Opens the socket of a generation's coordinator, if it is on this machine, and returns it with its address."""
+"""A function that returns the coordinator's socket and address; no socket if process 0 is on another machine."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Generation:
 
 
 class Driver:
-    """Takes one event after the other, in the main thread.
+    """Handles one event after the other, in the main thread.
 
     Args:
         network: the connections to other launchers; None if this launcher has none.
@@ -73,7 +73,7 @@ class Driver:
 
         Raises:
             Unreachable: the other machines do not come in time.
-            InputError: their options do not match, or an address is invalid.
+            InputError: the options of the machines do not match, or an address is invalid.
         """
         self._take(TimePassed())
         while self._generation is None and not self._state.is_over:
@@ -85,24 +85,24 @@ class Driver:
         return generation
 
     def take(self, event: Event, group: WorkerGroup) -> None:
-        """Take an event while the processes of this machine run."""
+        """Handle an event while the processes of this machine run."""
         self._take(event, group)
 
     def poll(self, group: WorkerGroup) -> None:
-        """Take `TimePassed` if the time of `State.wake` has come, while the processes of this machine run."""
+        """Handle `TimePassed` if the time `State.wake` has come, while the processes of this machine run."""
         if self._state.wake is not None and time.monotonic() >= self._state.wake:
             self._take(TimePassed(), group)
 
     def failed(self, end: End) -> None:
-        """Note that a process of this machine failed first. The other processes of the machine are about to end."""
+        """Record the first failure of a process on this machine. Its other processes are about to end."""
         self._take(LocalFailed(end))
 
     def ended(self, end: End) -> None:
-        """Note that the processes of this machine have ended."""
+        """Record that the processes of this machine have ended."""
         self._take(LocalEnded(end))
 
     def close(self, error: JaxddpError | None = None) -> None:
-        """Leave the other launchers; `error` is why this one fails."""
+        """Disconnect from the other launchers. `error` is the error that ends this launcher, if any."""
         if self._network is not None:
             self._network.close(*self._state.last_messages(error))
 
@@ -152,7 +152,7 @@ def driver(options: Launch, processes: int, sizes: Sequence[int], events: EventQ
         sizes: the numbers of machines that the job may have.
 
     Raises:
-        InputError: the coordinator's address is taken or wrong.
+        InputError: the coordinator's address is invalid, or its port is taken.
     """
     name, now = _run_id(options), time.monotonic()
     if not options.launchers_meet:
@@ -163,7 +163,8 @@ def driver(options: Launch, processes: int, sizes: Sequence[int], events: EventQ
         return Driver(Agent(options), events, LauncherClient(job, facts, events.put), lambda: (None, ""))
     listener = _listen_at(options)
     host = listener.getsockname()[0]
-    # A launcher that was started again counts its generations from 0, too.
+    # A launcher that the user starts again counts its generations from 0 again. The random suffix keeps the run ids
+    # different.
     state = Coordinator.initial(options, processes, sizes, f"{name}.{secrets.token_hex(4)}", now)
     return Driver(state, events, LauncherServer(listener, job, facts, events.put), lambda: _listen_on(host))
 
@@ -180,19 +181,19 @@ def _listen_on(host: str) -> tuple[socket.socket, str]:
 
 
 def _listen_at(options: Launch) -> socket.socket:
-    """Listen at the coordinator's address, or at a free port of the loopback. Raises: InputError."""
+    """Listen at the coordinator's address, or at a free port of the loopback. Raises InputError if this fails."""
     host, port = split_address(options.coordinator) if options.coordinator else (LOOPBACK, 0)
     with about(f"--coordinator {options.coordinator or LOOPBACK}"):
         listener = listen(host, port)
     if options.machines.most > 1 and is_loopback(listener.getsockname()[0]) and not is_loopback(host):
-        # Debian's /etc/hosts maps a machine's own name to such an address.
+        # Debian's /etc/hosts maps a machine's own name to a loopback address.
         address = listener.getsockname()[0]
         say(f"jaxddp launch: {host} resolves to {address} here, which no other machine can reach; give its IP address")
     return listener
 
 
 def _run_id(options: Launch) -> str:
-    """Return the name of the job, which all its machines derive alike."""
+    """Return the name of the job. All machines of the job compute the same name."""
     if options.run_id or options.machines.most == 1:
         return options.run_id or secrets.token_hex(8)
     return hashlib.sha256(str(options.coordinator).encode()).hexdigest()[:16]

@@ -16,8 +16,8 @@ class Assignment:
     Attributes:
         first_rank: the rank of this machine's first process.
         processes: the number of processes on all machines.
-        coordinator: the `host:port` of the processes, a new one in each generation.
-        run_id: a new one in each generation, so that a late process of an earlier one cannot join.
+        coordinator: the `host:port` where the processes meet. Each generation has a new one.
+        run_id: the id of the generation. A late process of an earlier generation has another id, and cannot join.
     """
 
     generation: Number
@@ -29,7 +29,10 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Stop:
-    """A generation ends on another machine: end its processes here, soon or, if `saved`, after time to save."""
+    """Asks a machine to end its processes, because those of another machine ended.
+
+    If `saved`, the processes get time to save first.
+    """
 
     generation: Number
     saved: bool
@@ -37,7 +40,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class MachineFailed:
-    """The first process of this machine failed; its other processes may still run."""
+    """A process of this machine has failed, as the first one. The other processes may still run."""
 
     generation: Number
     code: ExitCode
@@ -57,7 +60,7 @@ class MachineEnded:
 
 @dataclass(frozen=True)
 class Notice:
-    """A line for the users of every machine."""
+    """A line that every launcher shows to its user."""
 
     line: Shown
 

@@ -33,7 +33,7 @@ class Network(Protocol):
     """The connections of a launcher. It reports `Arrived`, `Unreached`, `Received` and `Disconnected`."""
 
     def send(self, machine: int, message: LauncherMessage) -> None:
-        """Send a message. If that machine is gone, nothing happens: the loss is reported."""
+        """Send a message. If the machine is gone, the message is lost, and `Disconnected` is reported."""
         ...
 
     def reach(self, seconds: float) -> None:
@@ -49,7 +49,7 @@ class LauncherServer(Network):
     """Admits the launchers of the other machines.
 
     Args:
-        listener: a socket at the coordinator's address, which this closes at the end.
+        listener: a socket that listens at the coordinator's address. `close` closes it.
         job: the job of the launchers, in which each process is the launcher of a machine.
         facts: values by name that must be equal for all launchers.
     """
@@ -70,7 +70,7 @@ class LauncherServer(Network):
         self._thread.call(self._send, machine, message)
 
     def reach(self, seconds: float) -> None:
-        raise NotImplementedError("machine 0 reaches for no other")
+        raise NotImplementedError("machine 0 does not connect to other launchers")
 
     def close(self, *last: LauncherMessage) -> None:
         self._thread.result(self._close(last))
@@ -170,7 +170,12 @@ class LauncherClient(Network):
         self._report(Disconnected(0, reason))
 
     async def _connect(self, seconds: float) -> Connection:
-        """Join. Raises: Unreachable; no server is reached in time. InputError; the server refuses this launcher."""
+        """Connect to machine 0, and join.
+
+        Raises:
+            Unreachable: no server is reached in time.
+            InputError: the server refuses this launcher.
+        """
         try:
             return await self._client.connect(self._job.host, self._job.port, time.monotonic() + seconds, self._join)
         except NotReached as error:
@@ -199,7 +204,7 @@ async def _listen(connection: Connection, own: int, machine: int, host: str, rep
         losses.append(loss)
         connection.writer.transport.abort()
 
-    # A launcher sends heartbeats, but makes no progress that could stall.
+    # Only the heartbeats of launchers are watched. Launchers make no training progress, so they cannot stall.
     watchdog = Watchdog(own, {machine: connection}, {machine: host}, Timeouts(SILENCE_SECONDS), end)
     beating = asyncio.ensure_future(watchdog.beat())
     try:
@@ -217,7 +222,7 @@ async def _listen(connection: Connection, own: int, machine: int, host: str, rep
 
 
 async def _leave(connection: Connection, *last: LauncherMessage) -> None:
-    """Send the last messages, and close the connection in order, in bounded time."""
+    """Send the last messages, and close the connection cleanly, in bounded time."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(_FLUSH_SECONDS):
             for message in (*last, Left()):

@@ -47,7 +47,7 @@ class Received:
 
 @dataclass(frozen=True)
 class LocalFailed:
-    """The first process of this machine failed; its other processes are about to end."""
+    """A process of this machine has failed, as the first one. The other processes are about to end."""
 
     end: End
 
@@ -68,7 +68,7 @@ class Signalled:
 
 @dataclass(frozen=True)
 class TimePassed:
-    """It is later than the state's `wake`; or the launcher starts."""
+    """The time `State.wake` has come, or the launcher starts."""
 
 
 Event = Arrived | Disconnected | Unreached | Received | LocalFailed | LocalEnded | Signalled | TimePassed
@@ -83,7 +83,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Send:
-    """Send a message to the launcher of a machine. If that is gone, nothing happens."""
+    """Send a message to the launcher of a machine. If this launcher is gone, the message is lost."""
 
     machine: int
     message: LauncherMessage
@@ -98,7 +98,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class StartGeneration:
-    """Start a generation on these machines, of which this is one. The driver adds the coordinator's address."""
+    """Start a generation on these machines, which include this one. The driver adds the coordinator's address."""
 
     assignments: Mapping[int, Assignment]
 
@@ -112,7 +112,7 @@ class JoinGeneration:
 
 @dataclass(frozen=True)
 class StopProcesses:
-    """End the processes of this machine, soon or, if `saved`, after time to save."""
+    """End the processes of this machine. If `saved`, they get time to save first."""
 
     saved: bool
 
@@ -147,13 +147,13 @@ class State(Protocol):
 
     @property
     def wake(self) -> float | None:
-        """When `TimePassed` changes the state; None if only another event does."""
+        """The time of the next `TimePassed` event; None if the state waits only for other events."""
         ...
 
     def after(self, event: Event, now: float) -> tuple[Self, list[Effect]]:
-        """Return the next state, and what follows from the event."""
+        """Return the next state, and the effects to perform."""
         ...
 
     def last_messages(self, error: JaxddpError | None) -> list[LauncherMessage]:
-        """Return what to send to all before the connections are closed; `error` is why this launcher fails."""
+        """Return the messages to send before the connections are closed. `error` ends this launcher, if any."""
         ...
