@@ -61,8 +61,9 @@ def _pair(result: Any) -> tuple[Any, Any]:
 
 
 def _uses_loss(optimizer: Any, value: Any, grads: Any, opt_state: Any, params: Any, grad: Any) -> bool:
-    """Tell whether an optimizer's update depends on the loss. Most optimizers take it and ignore it, as `optax.chain`
-    does."""
+    """Tell whether an optimizer's update depends on the loss.
+
+    Most optimizers take the loss and ignore it, as `optax.chain` does."""
 
     def update(loss: jax.Array, grads: Any, opt_state: Any, params: Any, grad: Any) -> Any:
         return optimizer.update(grads, opt_state, params, value=loss, grad=grad)

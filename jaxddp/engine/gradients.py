@@ -35,8 +35,8 @@ class Contribution(NamedTuple):
     sums: MetricSums
     undivided: Any = None
     """The gradients before `Gradients.of_batch` divides them by the weight. The check for finite values reads these
-    gradients, because the division does not change its answer. It would cost more on the divided gradients: XLA writes
-    an array to memory if two operations use it."""
+    gradients, because the division does not change the result of the check. A check of the divided gradients would cost
+    more: XLA writes an array to memory if two operations use it."""
 
 
 @dataclass(frozen=True)

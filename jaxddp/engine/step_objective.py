@@ -1,5 +1,5 @@
-"""The training objective: sums and weights of the loss and the metrics. Their quotients over the global batch are the
-means."""
+"""The training objective: sums and weights of the loss and the metrics. The step computes means over the global
+batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class MetricSums(flax.struct.PyTreeNode):
     Attributes:
         values: float[metrics + 1, 2]. Row i is (sum, weight) of `names[i]`, and the last row is (examples, 1). The
             weight is the number of examples for a metric, the sum of the examples' weights for a weighted loss, and 1
-            for a scalar of a step. The sum of the `values` of two batches is the `values` of both together.
+            for a scalar of a step. Adding the `values` of two batches gives the `values` of both together.
         names: the name of each row but the last.
         sets: the examples' contributions to metrics over a whole set, by name; see `jaxddp.engine.set_metrics`.
     """
