@@ -167,8 +167,8 @@ def _difference(form: str, whole: np.ndarray, singly: np.ndarray, noun: str = "l
         at = int(np.nanargmax(np.abs(whole - singly))) if np.isfinite(whole - singly).any() else 0
         return f"an example's {noun} is {whole[at]:.6g} in a batch and {singly[at]:.6g} alone"
     if form == "mean":
-        return f"the loss of a batch is {whole:.6g}, and the mean of its examples' losses {singly:.6g}"
+        return f"the loss of a batch is {whole:.6g}, and the mean of its examples' losses is {singly:.6g}"
     return (
-        f"(sum, weight) of a batch is ({whole[0]:.6g}, {whole[1]:.6g}), and added up over its examples "
+        f"(sum, weight) of a batch is ({whole[0]:.6g}, {whole[1]:.6g}), and the sum over its examples is "
         f"({singly[0]:.6g}, {singly[1]:.6g})"
     )

@@ -1,5 +1,4 @@
-"""The training objective: sums and weights of the loss and the metrics. The step computes means over the global
-batch."""
+"""The training objective: sums and weights of the loss and the metrics, from which the step computes global means."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

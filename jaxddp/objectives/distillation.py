@@ -103,7 +103,7 @@ class Distillation:
             if why := refusal_of(teacher.model, trees, expected.image_shape, shape):
                 raise InputError(
                     *(_TEACHER, f"{teacher.directory} does not take this run's training images of {shape} ({why})"),
-                    advice="give a teacher that does",
+                    advice="give a teacher that takes them",
                 )
         if teacher.topology.mesh != topology.mesh:
             count, devices = teacher.topology.num_devices, topology.num_devices

@@ -113,7 +113,9 @@ class SelfTest:
         if line := next(filter(None, peers.exchange("self-test", line)), ""):
             raise GradientError(f"self-test before the first step: {line}", advice=_ADVICE)
         if not comparison.proves and peers.is_first:
-            _log.warning(f"self-test: the gradient of the first examples is {comparison.norm:g}, which proves nothing")
+            _log.warning(
+                f"self-test: the gradient of the first examples is {comparison.norm:g}, so the test proves nothing"
+            )
 
     def _compiled(self, *arguments: Any) -> Any:
         """Compile the averaged gradient. Return None if the program is too large or the model cannot evaluate."""
