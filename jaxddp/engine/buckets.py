@@ -1,14 +1,15 @@
 """Average gradients over the devices in buckets, so that communication overlaps with the backward pass.
 
-XLA computes the gradients with respect to activations first and those with respect to kernels in any order. It orders
-collectives by the use of their results, and fuses operations that read the same array. Four rules make communication
-overlap with computation in any network of separate layers (a scan over layers produces all gradients at once):
+XLA computes the gradients with respect to activations first, and those with respect to kernels in any order. It sends
+all-reduces in the order in which their results are used, and fuses operations that read the same array. Four rules make
+communication overlap with computation in any network of separate layers (a scan over layers produces all gradients at
+once):
 
 - A bucket holds gradients that become ready one after the other in the traced program (`order_of_readiness`).
 - Later buckets are smaller, because less computation is left that can overlap with them (`fill_buckets`).
 - Each all-reduce waits for the one before, so the buckets are sent in this order (`Averaging.average`).
 - The optimizer reads the parameters behind a barrier (`Averaging.parameters`). Otherwise XLA fuses the update of a
-  kernel with its cast for an activation's gradient, and the backward pass waits for an all-reduce.
+  kernel with the cast of the kernel for an activation's gradient, so the backward pass waits for an all-reduce.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +48,7 @@ class Averaging:
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Averaging":
-        """Create an `Averaging` from a config. A config without `parallel.buckets` gets the devices' default."""
+        """Create an `Averaging` from a config. Without `parallel.buckets` the default depends on the platform."""
         default = GPU_BUCKETS if topology.platform == "gpu" else 1
         buckets = config.parallel.buckets or default
         return cls(1 if topology.num_devices == 1 else buckets, config.train.gradient_precision)
@@ -82,7 +83,7 @@ class Averaging:
         early = [index for index in range(len(order), len(leaves)) if _is_float(leaves[index])]
         sizes = [leaves[index].nbytes for index in order]
         buckets = [[order[i] for i in bucket] for bucket in fill_buckets(sizes, self.buckets)]
-        # Only gradients are cast to `dtype`, so the other values need a buffer of their own.
+        # Only gradients are cast to `dtype`, so with a `dtype` the other values form a separate bucket.
         buckets = [early, *buckets] if self.dtype or not buckets else [early + buckets[0], *buckets[1:]]
         averaged = {index: lax.pmax(leaf, AXIS) for index, leaf in enumerate(leaves) if not _is_float(leaf)}
         previous = None

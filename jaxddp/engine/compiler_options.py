@@ -20,13 +20,13 @@ from jaxddp.mesh import Topology
 KEY = "parallel.xla_options"
 _PREFIX = "xla_"
 _OVERLAP = {"xla_gpu_enable_latency_hiding_scheduler": "True"}
-"""Schedules computation between the start of an all-reduce and its end. jaxlib 0.10.2 does so without the option."""
+"""Schedules computation between the start and the end of an all-reduce. jaxlib 0.10.2 does so by default."""
 _DETERMINISTIC = {"xla_gpu_deterministic_ops": "True"}
 """Without this option XLA chooses GPU algorithms by timing them, and some algorithms add in no fixed order."""
 _ONE_CALL = {"xla_backend_optimization_level": "1"}
 _HASTE = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"}
 _NO_EMITTERS = ("xla_cpu_use_fusion_emitters", "False")
-"""An option of jaxlib 0.10. Releases from 0.11 on do not have it and do not need it."""
+"""An option of jaxlib 0.10. Later releases neither have nor need this option."""
 _BOOLEANS = {"true": "True", "false": "False"}
 
 

@@ -1,4 +1,4 @@
-"""Turn any accepted loss into a value and a weight for each example.
+"""Convert a loss in any accepted form to a value and a weight for each example.
 
 With values and weights, neither padding nor the division of a batch among devices changes the loss.
 """

@@ -1,4 +1,4 @@
-"""Compute the gradient of the global batch: each device differentiates its slice, then all devices average."""
+"""Compute the gradient of the global batch: each device differentiates its slice, then the gradients are averaged."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -138,8 +138,8 @@ class Gradients:
         params = trained(all_params, self.frozen)
         grads, model_state, means, _ = self.mean(total_loss, params, state.model_state, batch, key)
         model_state = kept(state.model_state, model_state, self.kept)
-        # `grads` is an average of sums. Dividing it by the average weight gives the mean over all unmasked examples,
-        # however the padding is spread over the devices. The divisor is at least the smallest normal number, because
+        # `grads` is an average of sums. Divided by the average weight it is the mean over all unmasked examples, for
+        # any distribution of the padding over the devices. The divisor is at least the smallest normal number, because
         # XLA treats smaller numbers as 0.
         weight = jnp.maximum(means.values[0, 1] * scale, jnp.finfo(means.values.dtype).tiny)
         return Contribution(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, grads)

@@ -32,7 +32,7 @@ MOST_BYTES = 1 << 30
 # a second.
 _KEPT_FROM = "jax_persistent_cache_min_compile_time_secs"
 _KEEP_ALL = {_KEPT_FROM: (1.0, 0.0), "jax_persistent_cache_min_entry_size_bytes": (0, -1)}
-# The arguments of the two private JAX functions that write a program, in any order.
+# The names of the arguments of two private JAX functions that write a program. Their order does not matter.
 _WRITTEN = ("cache_key", "compile_time_secs", "module_name", "backend", "executable")
 _PUT = ("cache_key", "module_name", "executable", "backend", "compile_time")
 _log = logging.getLogger("jaxddp.parallel")

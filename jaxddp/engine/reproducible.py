@@ -1,4 +1,4 @@
-"""Compute the same bits on any number of devices: 8 shards of the global batch, summed in one order.
+"""Compute the same bits on any number of devices: 8 shards of the global batch are summed in a fixed order.
 
 Each device computes its share of the shards, one after the other. Sums of floating-point numbers depend on their
 order. So the shards' sums are added as a tree of pairs, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), in which the shards

@@ -78,7 +78,8 @@ def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[i
     """Tell whether a step takes longer inside a loop than outside.
 
     XLA's CPU compiler uses its fast kernels for convolutions only outside loops
-    (https://github.com/jax-ml/jax/issues/12868). Inside, the gradient of a convolution takes a hundred times as long.
+    (https://github.com/jax-ml/jax/issues/12868). Inside a loop, the gradient of a convolution takes a hundred times as
+    long.
     """
     if topology.platform != "cpu":
         return False

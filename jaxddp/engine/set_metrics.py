@@ -1,7 +1,7 @@
 """Metrics over a whole set that are not means over examples, such as the area under a curve. For evaluation only.
 
 Each batch contributes arrays, which are combined over devices and batches. At the end of the set, the host computes the
-numbers from them.
+metric's numbers from the combined arrays.
 """
 
 import functools
@@ -75,7 +75,7 @@ def measured(metrics: Mapping[str, Any], logits: jax.Array, labels: jax.Array, m
     of_set = {name: metric for name, metric in metrics.items() if is_set_metric(metric)}
     if not of_set:
         return {}
-    # The logits of padding may be anything, also NaN.
+    # The logits of padded examples may have any value, including NaN.
     real = jnp.where(mask[:, None] > 0, logits, 0)
     return {name: _of_slice(metric, real, labels, mask) for name, metric in of_set.items()}
 

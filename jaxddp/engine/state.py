@@ -14,8 +14,8 @@ EVAL_PARAMS = "eval_params"
 """The key of evaluation parameters among a part's arrays. They replace the trained parameters in prediction, export and
 serving, and are evaluated in place of them or beside them. At most one part of a run has them."""
 SMALL_LEAF = 1 << 20
-"""Arrays with fewer elements are concatenated before they are reduced. Each reduction is a kernel, which takes 20 ms to
-compile."""
+"""Arrays with fewer elements are concatenated before they are reduced. Each reduction is a separate kernel, and a
+kernel takes 20 ms to compile."""
 
 
 class TrainState(flax.struct.PyTreeNode):

@@ -2,8 +2,8 @@
 
 A compiled program reports the memory that it needs. The memory of another division of the batch is estimated from the
 temporary arrays of a step. The size of gradients is constant. A step with several microbatches also keeps sums of
-gradients. The rest is proportional to the number of examples that are computed at once. On a CPU a part of the rest is
-constant too. Its size is estimated by compiling a second program with a smaller batch.
+gradients. The other arrays are proportional to the number of examples that are computed at once. On a CPU a part of the
+other arrays is constant too. The size of this part is estimated by compiling a second program with a smaller batch.
 """
 
 import json

@@ -24,8 +24,8 @@ class Profile:
 
     Args:
         directory: the log directory for TensorBoard; None disables tracing.
-        steps: the numbers of the traced steps, from 1. Steps that are dispatched together are one annotation with the
-            number of the first. Such a chunk must be completely inside or outside the range.
+        steps: the numbers of the traced steps, from 1. Steps that are dispatched together (a chunk) are one annotation
+            with the number of the first step. A chunk must be completely inside or outside the range.
         pause: a context for starting the profiler and writing the trace, which do not count as training time.
     """
 

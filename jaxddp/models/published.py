@@ -8,8 +8,8 @@ path of an array within the variables, such as "params/layer1_0/conv1/kernel" or
 - `depth_of(path) -> int`: the number of the layer of an array, 0 for the stem and `depth - 1` for the head. `depth`, a
   property of the network, is the number of layers.
 
-Each array corresponds to one published array. Kernels of 4 dimensions are HWIO in Flax and OIHW in PyTorch. Kernels of
-2 dimensions are transposed. All other arrays have the same values in the same order.
+Each array of the network corresponds to one published array. Kernels of 4 dimensions are HWIO in Flax and OIHW in
+PyTorch. Kernels of 2 dimensions are transposed. All other arrays have the same values in the same order.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Schedule-free AdamW, which averages its iterates instead of lowering the learning rate."""
+"""Schedule-free AdamW, which averages the iterates of training instead of lowering the learning rate."""
 
 from dataclasses import dataclass
 

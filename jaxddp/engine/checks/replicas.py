@@ -1,11 +1,12 @@
 """Check that all devices hold the same state, by checksums of the bytes in each device's memory.
 
 Replicas stay equal because every device computes the same update. The step itself would not notice a flipped bit in a
-device's memory or a device that computes wrongly. From then on that replica, and every gradient, would be wrong.
+device's memory or a device that computes wrongly. After such a fault that replica, and every averaged gradient, would
+be wrong.
 
 Every 32-bit word of the state is combined with its index, scrambled, and summed modulo 2^32. Combining and scrambling
-are one-to-one, so a change within one word, such as a flipped bit, always changes the sum. Words that swap places
-change it too. A swap, or a change of many words, is missed with a probability of 2^-32.
+are one-to-one, so a change within one word, such as a flipped bit, always changes the sum. If words swap places, the
+sum changes too. A swap, or a change of many words, is missed with a probability of 2^-32.
 """
 
 import functools

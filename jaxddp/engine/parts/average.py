@@ -1,4 +1,4 @@
-"""An exponential moving average (EMA) of the parameters, which is evaluated beside them."""
+"""An exponential moving average (EMA) of the parameters. Validation measures it in addition to the parameters."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -83,7 +83,7 @@ class Part:
         return own, after
 
     def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
-        """Return scalars of this step, by name, which are logged beside its metrics.
+        """Return scalars of this step, by name, which are logged with the metrics of the step.
 
         Here `grads` are the averaged gradients before any part changed them. In `update` they are the gradients that
         the optimizer got.
@@ -95,7 +95,7 @@ def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, Train
     """Return the states that a validation measures, by split.
 
     "val" has the trained parameters, or a part's parameters that replace them. "val_ema" has a part's parameters that
-    are measured beside them.
+    are measured in addition to the trained ones.
     """
     if not any(part.beside for part in parts):
         return {VAL: state}

@@ -21,9 +21,9 @@ class Plateau(Part):
     """Applies the rule of `optax.contrib.reduce_on_plateau` to the validations of a run, for any optimizer.
 
     Updates are multiplied by a scale, which starts at 1. After `patience` validations in a row without improvement the
-    scale is multiplied by `factor`, down to `least`, and the count starts again. A validation is an improvement if its
-    loss is below the best one by a relative 1e-4, as in PyTorch's `ReduceLROnPlateau`. (With the same patience, PyTorch
-    waits one validation longer.) A loss that is not finite is no improvement.
+    scale is multiplied by `factor`, down to `least`, and the count of validations starts again. A validation is an
+    improvement if its loss is below the best one by a relative 1e-4, as in PyTorch's `ReduceLROnPlateau`. (With the
+    same patience, PyTorch waits one validation longer.) A loss that is not finite is no improvement.
 
     Attributes:
         factor: above 0 and below 1.

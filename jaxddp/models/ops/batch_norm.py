@@ -1,9 +1,9 @@
 """Batch norm fused with the addition and the ReLU that follow it in a residual network, with a custom gradient.
 
-On a GPU the cost of these operations is their memory traffic. The custom gradient reads the incoming gradient and the
-input twice and writes once. (With an addition, the gradient after the ReLU is also written for the shortcut and read
-again.) JAX's derived gradient has 1.5 times as much traffic. `benchmarks/gpu_program.py` counts the kernels that XLA
-creates, and their traffic.
+On a GPU the time of these operations is that of their memory traffic. The custom gradient reads the incoming gradient
+and the input twice and writes once. (With an addition, the gradient after the ReLU is also written for the shortcut and
+read again.) JAX's derived gradient has 1.5 times as much traffic. `benchmarks/gpu_program.py` counts the kernels that
+XLA creates, and their traffic.
 
 Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3.
 """

@@ -1,4 +1,4 @@
-"""Square convolutions that are fast on CPUs, forward and backward. `jaxddp.models.adapt` decides where they are used.
+"""Square convolutions that are fast on CPUs, forward and backward. `jaxddp.models.adapt` selects them on CPUs.
 
 XLA's CPU compiler has three slow cases. (The times are those of one core. Other convolutions with as many
 multiplications take 7 ms.)
