@@ -152,7 +152,7 @@ def test_a_teacher_that_does_not_suit_gets_one_line(more, message):
 def test_a_teacher_that_does_not_take_all_sizes_gets_one_line():
     resources = resources_of()
     config = Config().replace(data={"grow_from": 4, "grow_by": 2}, train={"batch_size": 8, "duration": "4 epochs"})
-    message = r"teacher does not take this run's training images of \(4, 4, 3\) \(.+\); give a teacher that does"
+    message = r"teacher does not take this run's training images of \(4, 4, 3\) \(.+\); give a teacher that takes them"
     with pytest.raises(InputError, match=message):
         jaxddp.distillation(teacher_of(resources.topology)).fingerprints(*seen_by_a_teacher(config, resources))
 

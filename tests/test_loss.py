@@ -73,7 +73,7 @@ def test_the_form_of_a_loss_is_found_and_its_examples_add_up(loss, form, classes
     [
         (
             normalized,
-            r"loss normalized: the loss of a batch is .*, and the mean of its examples' losses .*; return one",
+            r"loss normalized: the loss of a batch is .*, and the mean of its examples' losses is .*; return one",
         ),
         (lambda logits, labels: nll(logits, labels).sum(), "the loss of a batch is"),
         (
@@ -87,7 +87,7 @@ def test_the_form_of_a_loss_is_found_and_its_examples_add_up(loss, form, classes
         (lambda logits, labels: (nll(logits, labels).sum(), jnp.abs(logits).sum()), "its weight depends on the logits"),
         (
             lambda logits, labels: (nll(logits, labels).mean(), jnp.ones(())),
-            r"\(sum, weight\) of a batch is .*, and added up over its examples",
+            r"\(sum, weight\) of a batch is .*, and the sum over its examples is",
         ),
         (
             lambda logits, labels: (nll(logits, labels).sum(), jnp.zeros(())),

@@ -73,7 +73,10 @@ def test_schedule_free_takes_no_other_average():
             {},
             "optimizer.schedule='cosine': schedule_free averages its steps instead of lowering the learning rate; set",
         ),
-        ({"schedule": "constant", "momentum": 0.0}, "optimizer.momentum=0.0: schedule_free divides by it; give a num"),
+        (
+            {"schedule": "constant", "momentum": 0.0},
+            "optimizer.momentum=0.0: schedule_free divides by the momentum; give a num",
+        ),
     ],
 )
 def test_what_schedule_free_cannot_do_is_one_line(change, message):

@@ -271,7 +271,7 @@ def scaled(factor: float):
 def test_a_gradient_that_proves_nothing_is_logged(caplog, factor, norm):
     with caplog.at_level(logging.WARNING, "jaxddp.training"):
         made_test(scaled(factor))
-    assert caplog.messages == [f"self-test: the gradient of the first examples is {norm}, which proves nothing"]
+    assert caplog.messages == [f"self-test: the gradient of the first examples is {norm}, so the test proves nothing"]
 
 
 def test_gradients_that_agree_give_no_message(caplog):

@@ -10,7 +10,7 @@ from jaxddp.core.message import Key
 
 
 class Box(NamedTuple):
-    """A rectangle, int32[] each. It may extend beyond the image; only the part inside counts."""
+    """A rectangle, int32[] each. It may extend beyond the image; the part outside is ignored."""
 
     top: jax.Array
     left: jax.Array
@@ -24,7 +24,7 @@ class Box(NamedTuple):
 
 
 def centered(key: jax.Array, image_height: int, image_width: int, height: jax.Array, width: jax.Array) -> Box:
-    """Draw a box of a size (int32[]) whose centre is uniform over the pixels of the image."""
+    """Draw a box of this height and width, int32[] each. Its centre is uniform over the pixels of the image."""
     row, column = jax.random.randint(key, (2,), 0, jnp.array([image_height, image_width]), jnp.int32)
     return Box(row - height // 2, column - width // 2, height, width)
 

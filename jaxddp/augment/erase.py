@@ -34,8 +34,8 @@ def cutout_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax
 def erase(key: jax.Array, image: jax.Array, probability: float) -> jax.Array:
     """With a probability, set a random rectangle of a normalized image, float[H, W, C], to zero, the mean colour.
 
-    Zhong et al. 2017 (arXiv:1708.04896) fill each pixel with a random value by default. The mean is their variant RE-M,
-    which torchvision's recipes use.
+    Zhong et al. 2017 (arXiv:1708.04896) fill each pixel with a random value by default. Filling with the mean is their
+    variant RE-M, which torchvision's recipes use.
     """
     height, width, _ = image.shape
     hit_key, box_key = jax.random.split(key)

@@ -81,9 +81,9 @@ def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
 def cutmix_kept(key: jax.Array, alpha: float, height: int, width: int) -> jax.Array:
     """Return bool[height, width]: the pixels that cutmix keeps from the image (Yun et al. 2019, arXiv:1905.04899).
 
-    With lambda from Beta(alpha, alpha), a box with sides of sqrt(1 - lambda) times the image's, and a centre anywhere
-    in the image, comes from the partner. Where the borders clip the box, the kept share is larger than lambda. Labels
-    are weighted by the kept share.
+    The pixels in a box come from the partner. Its sides are sqrt(1 - lambda) times those of the image, with lambda
+    drawn from Beta(alpha, alpha). Its centre is uniform over the image. Where the borders clip the box, the kept share
+    is larger than lambda. Labels are weighted by the kept share.
     """
     weight_key, place_key = jax.random.split(key)
     side = jnp.sqrt(1 - mixup_weight(weight_key, alpha))

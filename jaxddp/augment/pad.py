@@ -12,9 +12,9 @@ from jaxddp.registry import AUGMENTATIONS
 
 @AUGMENTATIONS.add("pad")
 def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return a function that pads an image [H, W, C] by the config's margin, and crops it to its size at random.
+    """Return a function that pads an image [H, W, C] by the config's margin, and crops it.
 
-    The margin is black or reflected.
+    The crop has the size of the image and a random position. The margin is black or reflected.
     """
     pad, mode = settings.pad, "reflect" if settings.border == "reflect" else "constant"
 

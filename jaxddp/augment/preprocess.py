@@ -46,7 +46,7 @@ class Inputs(NamedTuple):
 class Preprocess:
     """Augment and normalize images.
 
-    The order in training is: resize, if the batch asks for it; flip or alternate flip, padded crop, RandAugment and
+    The order in training is: resize, if the batch has a `side`; flip or alternate flip, padded crop, RandAugment and
     cutout, on pixels; normalize; erase (with zeros, the mean colour); the augmentations that `augment.then` names;
     `extra`; mixup or cutmix. Evaluation only normalizes. The random numbers of one augmentation do not depend on which
     others are used.
@@ -101,7 +101,7 @@ class Preprocess:
     def augmented(self, key: jax.Array, image: jax.Array) -> jax.Array:
         """Augment and normalize one image of pixels [H, W, C], without mixing: float[H, W, C].
 
-        Raises: as `check_augmentation`.
+        Raises: see `check_augmentation`.
         """
         image = self._normalize(self._set(_OF_PIXELS, key, image))
         image = self._set(_OF_NORMALIZED, key, image)
@@ -128,7 +128,7 @@ class Preprocess:
     def _normalize(self, images: jax.Array) -> jax.Array:
         """Compute (pixels / white - mean) / std as one multiplication and one addition, in float32 or wider.
 
-        White is 65535 for uint16 and 255 otherwise.
+        White, the largest pixel value, is 65535 for uint16 and 255 otherwise.
         """
         channels, white = images.shape[-1], 65535 if images.dtype == jnp.uint16 else 255
         mean, std = jnp.array(self.mean[:channels]), jnp.array(self.std[:channels])

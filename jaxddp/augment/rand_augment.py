@@ -1,12 +1,13 @@
 """RandAugment: random operations with one magnitude (Cubuk et al. 2020, arXiv:1909.13719).
 
 Under `vmap` a switch would compute every operation for every image. So each layer computes a warp, a lookup table and a
-blend once, with parameters for the operation that was drawn. The other two leave the image unchanged.
+blend once, with parameters for the operation that was drawn. One of the three performs that operation, and the other
+two leave the image unchanged.
 
-The ranges are those of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501). Each grows with the magnitude from no effect
-to: rotate 30 degrees, shear 0.3, translate 150/331 of the side, solarize threshold 0 (from 256), posterize 4 bits (from
-8), blend factor 0.9 away from 1. Operations equal Pillow's (ImageOps, ImageEnhance, nearest neighbour), except that a
-blend is rounded and not truncated.
+The ranges are those of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501). At magnitude 0 an operation has no effect. At
+the largest magnitude the parameters are: rotate 30 degrees, shear 0.3, translate 150/331 of the side, solarize
+threshold 0 (from 256), posterize 4 bits (from 8), blend factor 0.9 away from 1. Operations equal Pillow's (ImageOps,
+ImageEnhance, nearest neighbour), except that a blend is rounded and not truncated.
 
 Pixels and positions are computed in integers, with fractions in units of 1/65,536, so results are the same on any
 device.
@@ -99,7 +100,7 @@ def rand_augment(key: jax.Array, image: jax.Array, layers: int, magnitude: float
     def layer(image: jax.Array, drawn: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         return operate(image, Drawn(*drawn, magnitude / LARGEST)), None
 
-    # A loop, so that the compile time does not grow with the number of layers.
+    # The layers run in a loop, so the compile time does not grow with their number.
     return jax.lax.scan(layer, image, (operations, signs))[0]
 
 

@@ -1,6 +1,6 @@
 """Resize growing training images on the device, inside the step.
 
-Images in arrays, and data sets in device memory, are kept in one size during the whole run.
+This is for images in arrays and for data sets in device memory, whose stored size does not change during a run.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 _TOWARDS_HALF = 1 / 32
-"""The bias of rounding towards the upper level, in levels: much more than a rounding error, much less than visible."""
+"""The bias of rounding towards the upper level, in levels: much more than a rounding error, and too little to be
+visible."""
 
 
 @jax.tree_util.register_static

@@ -1,14 +1,15 @@
 """Average gradients over the devices in buckets, so that communication overlaps with the backward pass.
 
-XLA computes the gradients with respect to activations first and those with respect to kernels in any order. It orders
-collectives by the use of their results, and fuses operations that read the same array. Four rules hide the
-communication in any network of separate layers (a scan over layers produces all its gradients at once):
+XLA computes the gradients with respect to activations first, and those with respect to kernels in any order. It sends
+all-reduces in the order in which their results are used, and fuses operations that read the same array. Four rules make
+communication overlap with computation in any network of separate layers (a scan over layers produces all gradients at
+once):
 
 - A bucket holds gradients that become ready one after the other in the traced program (`order_of_readiness`).
-- Later buckets are smaller, because less computation is left to hide them behind (`fill_buckets`).
+- Later buckets are smaller, because less computation is left that can overlap with them (`fill_buckets`).
 - Each all-reduce waits for the one before, so the buckets are sent in this order (`Averaging.average`).
 - The optimizer reads the parameters behind a barrier (`Averaging.parameters`). Otherwise XLA fuses the update of a
-  kernel with its cast for an activation's gradient, and the backward pass waits for an all-reduce.
+  kernel with the cast of the kernel for an activation's gradient, so the backward pass waits for an all-reduce.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,8 @@ AVERAGING = "average_gradients"
 """The named scope of the gradients' all-reduces in a profile or a compiled program."""
 
 GPU_BUCKETS = 7
-"""This many buckets hide all of a ResNet-50's communication; see benchmarks/RESULTS.md."""
+"""The default number on GPUs. With it all communication of a ResNet-50 overlaps with computation; see
+benchmarks/RESULTS.md."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Averaging:
     """How gradients are averaged over the devices, and the other values that are averaged with them.
 
     Attributes:
-        buckets: the largest number of all-reduces. One is fastest where no computation overlaps, as over gloo.
+        buckets: the largest number of all-reduces. One is fastest if communication cannot overlap with computation, as
+            over gloo.
         dtype: the dtype in which gradients are sent; None keeps the gradients' own dtype.
     """
 
@@ -45,7 +48,7 @@ class Averaging:
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Averaging":
-        """Create an `Averaging` from a config. A config without `parallel.buckets` gets the devices' default."""
+        """Create an `Averaging` from a config. Without `parallel.buckets` the default depends on the platform."""
         default = GPU_BUCKETS if topology.platform == "gpu" else 1
         buckets = config.parallel.buckets or default
         return cls(1 if topology.num_devices == 1 else buckets, config.train.gradient_precision)
@@ -54,8 +57,8 @@ class Averaging:
         """Differentiate `loss`, which returns (loss, aux).
 
         Returns:
-            The gradient, `aux`, and an order of the gradient's leaves: with several buckets, the order in which they
-            become ready.
+            The gradient, `aux`, and an order of the gradient's leaves. With several buckets, this is the order in which
+            the leaves become ready.
         """
         gradient = jax.grad(loss, has_aux=True)
         if self.buckets == 1:
@@ -80,7 +83,7 @@ class Averaging:
         early = [index for index in range(len(order), len(leaves)) if _is_float(leaves[index])]
         sizes = [leaves[index].nbytes for index in order]
         buckets = [[order[i] for i in bucket] for bucket in fill_buckets(sizes, self.buckets)]
-        # Only gradients are cast to `dtype`, so the other values need a buffer of their own.
+        # Only gradients are cast to `dtype`, so with a `dtype` the other values form a separate bucket.
         buckets = [early, *buckets] if self.dtype or not buckets else [early + buckets[0], *buckets[1:]]
         averaged = {index: lax.pmax(leaf, AXIS) for index, leaf in enumerate(leaves) if not _is_float(leaf)}
         previous = None
@@ -94,7 +97,7 @@ class Averaging:
         return jax.tree.unflatten(structure, [averaged[index] for index in range(len(leaves))])
 
     def parameters(self, params: Any) -> Any:
-        """Return the parameters for the optimizer, behind a barrier where there are several buckets."""
+        """Return the parameters for the optimizer, behind a barrier if there are several buckets."""
         return params if self.buckets == 1 else lax.optimization_barrier(params)
 
 
@@ -116,7 +119,7 @@ def fill_buckets(sizes: Sequence[int], buckets: int) -> list[list[int]]:
     total, passed = sum(sizes), 0
     filled: list[list[int]] = [[] for _ in range(buckets)]
     for index, size in enumerate(sizes):
-        # The middle of a leaf decides its bucket.
+        # A leaf belongs to the bucket that contains the middle of the leaf.
         left = 1 - (passed + size / 2) / total if total else 0.0
         passed += size
         filled[next((i for i in range(buckets - 1) if left >= 0.5 ** (i + 1)), buckets - 1)].append(index)
@@ -149,7 +152,7 @@ def order_of_readiness(traced: ClosedJaxpr, count: int) -> list[int]:
 def _after(buffer: jax.Array, previous: jax.Array) -> jax.Array:
     """Return the buffer unchanged, but make XLA compute `previous` first.
 
-    The condition is never true, which XLA cannot know. An optimization barrier would keep XLA from fusing a mean's
+    The condition is never true, but XLA cannot know this. An optimization barrier would keep XLA from fusing a mean's
     division with the operation that reads it.
     """
     return jnp.where(previous[:1].sum() > jnp.inf, 0, buffer)

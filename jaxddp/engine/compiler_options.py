@@ -1,7 +1,7 @@
 """XLA options of compiled programs. Each option is tried on a trivial program before a run relies on it.
 
 An unknown option in the variable XLA_FLAGS aborts the process. An unknown option of a single program raises an error,
-so this module sets options per program. They are not a stable interface and change between releases of jaxlib.
+so this module sets options per program. The options are not a stable interface and change between releases of jaxlib.
 """
 
 import functools
@@ -20,21 +20,21 @@ from jaxddp.mesh import Topology
 KEY = "parallel.xla_options"
 _PREFIX = "xla_"
 _OVERLAP = {"xla_gpu_enable_latency_hiding_scheduler": "True"}
-"""Schedules computation between the start of an all-reduce and its end. jaxlib 0.10.2 does so without the option."""
+"""Schedules computation between the start and the end of an all-reduce. jaxlib 0.10.2 does so by default."""
 _DETERMINISTIC = {"xla_gpu_deterministic_ops": "True"}
-"""Without it XLA chooses GPU algorithms by timing them, and some of them add in no fixed order."""
+"""Without this option XLA chooses GPU algorithms by timing them, and some algorithms add in no fixed order."""
 _ONE_CALL = {"xla_backend_optimization_level": "1"}
 _HASTE = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"}
 _NO_EMITTERS = ("xla_cpu_use_fusion_emitters", "False")
-"""An option of jaxlib 0.10. Releases from 0.11 on do not have it and do not need it."""
+"""An option of jaxlib 0.10. Later releases neither have nor need this option."""
 _BOOLEANS = {"true": "True", "false": "False"}
 
 
 def compiler_options(words: Sequence[str]) -> dict[str, str]:
     """Parse `("NAME=VALUE", ...)` into the `compiler_options` of `jax.jit`.
 
-    Each option is tried on JAX's default platform. This checks its name and type only: an option of another platform
-    is accepted and has no effect.
+    Each option is tried on JAX's default platform. This checks only the name and the type of the option: an option of
+    another platform is accepted and has no effect.
 
     Raises:
         InputError: a word is not NAME=VALUE, XLA does not know the name, the name appears twice, or the value has the
@@ -45,7 +45,7 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not equals or not name.startswith(_PREFIX):
             raise InputError(Key(KEY), f": {show(word)}", advice=f"give NAME=VALUE, a name that begins with {_PREFIX}")
-        # In XLA_FLAGS booleans are lower case, for a single program they are not.
+        # Booleans are lower case in XLA_FLAGS, and capitalized in the options of a single program.
         value = _BOOLEANS.get(value, value)
         if name in options:
             twice = f"{show(options[name])} and {show(value)}"
@@ -62,10 +62,10 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
 def step_options(config: Config, topology: Topology) -> dict[str, str]:
     """Return the options of the training step.
 
-    On GPUs these are the options that reproducible or bucketed gradients need, where this jaxlib accepts them. The
+    On GPUs these are the options that reproducible or bucketed gradients need, if this jaxlib accepts them. The
     config's own options are added and take precedence.
 
-    Raises: as `compiler_options`.
+    Raises: InputError if an option of the config is wrong; see `compiler_options`.
     """
     options: dict[str, str] = {}
     if topology.platform == "gpu" and config.parallel.reproducible:
@@ -83,7 +83,7 @@ def options_of_one_call(platform: str) -> dict[str, str]:
 def options_in_haste(platform: str) -> dict[str, str]:
     """Return the options of a program that runs once on little data.
 
-    On a CPU they switch optimization off, which takes a fifth of the compile time. Options that this jaxlib rejects
+    On a CPU they switch optimization off, which reduces the compile time to a fifth. Options that this jaxlib rejects
     are left out.
     """
     if platform != "cpu":
@@ -93,7 +93,7 @@ def options_in_haste(platform: str) -> dict[str, str]:
 
 
 def _accepted(options: Mapping[str, str], lost: str) -> dict[str, str]:
-    """Return the options that this jaxlib accepts. A log line tells what is lost without the others."""
+    """Return the options that this jaxlib accepts. Log what is lost without each rejected option."""
     for name, value in options.items():
         if _refusal(name, value) is not None:
             private_names.say_lost("jaxlib", f"option {name}={value}", lost)

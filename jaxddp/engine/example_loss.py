@@ -1,6 +1,6 @@
-"""Turn any accepted loss into a value and a weight for each example.
+"""Convert a loss in any accepted form to a value and a weight for each example.
 
-So neither padding nor the division of a batch among devices changes the loss.
+With values and weights, neither padding nor the division of a batch among devices changes the loss.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,15 +16,16 @@ from jaxddp.data.labels import LabelKind
 
 Loss = Callable[[jax.Array, jax.Array], Any]
 """(logits float[B, K], labels int32[B]) -> the loss of each example, float[B]; or their mean, float[]; or a pair
-(sum, weight). The quotient of such a pair over the global batch is minimized, as for a loss that is normalized by
-class weights. If examples may have several labels, labels are float[B, K], with 1 for each class of an example."""
+(sum, weight). For pairs, training minimizes the sum of the global batch divided by its weight, as a loss with class
+weights needs. If examples may have several labels, labels are float[B, K], with 1 for each class of an example."""
 
 LossForm = Literal["examples", "mean", "weighted"]
 """The form of a loss: the losses of the examples, their mean, or (sum, weight)."""
 
 _ACCEPTED = "return one loss per example (float[B]), their mean (float[]), or (sum, weight)"
 _ACCEPTED_METRIC = "return one number for each example, float[B]"
-# The smallest and the largest batch that a loss is tried on. Odd sizes seldom equal the number of classes.
+# The smallest and the largest batch that a loss is tried on. Odd sizes seldom equal the number of classes, so the axes
+# of examples and classes are not confused.
 _FEWEST, _MOST = 9, 255
 
 
@@ -57,7 +58,7 @@ def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
     """Find the form of a loss, and check it on random logits with every class among the labels.
 
     Raises:
-        InputError: the loss returns anything else, or the loss of a batch does not follow from the losses of its
+        InputError: the loss returns none of these forms, or the loss of a batch does not follow from the losses of its
             examples, so its value would depend on how a batch is divided among devices.
     """
     name = f"loss {getattr(loss, '__qualname__', type(loss).__name__)}"
@@ -97,7 +98,7 @@ def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
 
 
 def check_metric(metric: Loss, name: str, labels: LabelKind) -> None:
-    """Raise `InputError` if a metric is not one number for each example, independent of the rest of the batch."""
+    """Raise `InputError` unless a metric returns one number for each example, independent of the other examples."""
     if not callable(metric):
         raise InputError(f"{name}: an object of type {type(metric).__name__} was given; give a function")
     form, _ = _form(metric, name, labels, _ACCEPTED_METRIC)
@@ -166,8 +167,8 @@ def _difference(form: str, whole: np.ndarray, singly: np.ndarray, noun: str = "l
         at = int(np.nanargmax(np.abs(whole - singly))) if np.isfinite(whole - singly).any() else 0
         return f"an example's {noun} is {whole[at]:.6g} in a batch and {singly[at]:.6g} alone"
     if form == "mean":
-        return f"the loss of a batch is {whole:.6g}, and the mean of its examples' losses {singly:.6g}"
+        return f"the loss of a batch is {whole:.6g}, and the mean of its examples' losses is {singly:.6g}"
     return (
-        f"(sum, weight) of a batch is ({whole[0]:.6g}, {whole[1]:.6g}), and added up over its examples "
+        f"(sum, weight) of a batch is ({whole[0]:.6g}, {whole[1]:.6g}), and the sum over its examples is "
         f"({singly[0]:.6g}, {singly[1]:.6g})"
     )

@@ -39,7 +39,8 @@ def updated(
         if not isinstance(optimizer, optax.GradientTransformationExtraArgs):
             return _pair(optimizer.update(grads, opt_state, params))
         shape = jax.eval_shape(value)
-        # A placeholder for an unused loss: JAX would trace and keep the computation of the real one.
+        # This placeholder replaces a loss that the optimizer does not use. JAX would trace the computation of the real
+        # loss and keep it in the program.
         loss: Any = np.full(shape.shape, np.nan, shape.dtype)
         if _uses_loss(optimizer, shape, grads, opt_state, params, grad):
             loss = value()
@@ -60,7 +61,9 @@ def _pair(result: Any) -> tuple[Any, Any]:
 
 
 def _uses_loss(optimizer: Any, value: Any, grads: Any, opt_state: Any, params: Any, grad: Any) -> bool:
-    """Tell whether an optimizer's update depends on the loss. Most accept it, as `optax.chain` does, and ignore it."""
+    """Tell whether an optimizer's update depends on the loss.
+
+    Most optimizers take the loss and ignore it, as `optax.chain` does."""
 
     def update(loss: jax.Array, grads: Any, opt_state: Any, params: Any, grad: Any) -> Any:
         return optimizer.update(grads, opt_state, params, value=loss, grad=grad)

@@ -1,4 +1,4 @@
-"""Compute the gradient of the global batch: each device differentiates its slice, then all devices average."""
+"""Compute the gradient of the global batch: each device differentiates its slice, then the gradients are averaged."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -34,21 +34,23 @@ class Contribution(NamedTuple):
     model_state: Any
     sums: MetricSums
     undivided: Any = None
-    """The gradients before `Gradients.of_batch` divides them by the weight. A check for finite values gives the same
-    answer on these and is cheaper: XLA writes an array to memory if it is used twice."""
+    """The gradients before `Gradients.of_batch` divides them by the weight. The check for finite values reads these
+    gradients, because the division does not change the result of the check. A check of the divided gradients would cost
+    more: XLA writes an array to memory if two operations use it."""
 
 
 @dataclass(frozen=True)
 class Gradients:
     """How the gradient is computed.
 
-    The choices affect a network's values only where the network combines images, as batch norm does.
+    These choices affect the results only if the network combines images, as batch norm does.
 
     Attributes:
         averaging: how gradients are averaged over the devices.
         accumulate: the number of microbatches into which a device divides its slice. Local batch norm normalizes each
             microbatch by itself, and running statistics take the mean over microbatches, as they do over devices.
-        reproducible: compute 8 fixed shards and sum them in a fixed order; see `jaxddp.engine.reproducible`.
+        reproducible: compute the gradients of 8 fixed shards and sum them in a fixed order; see
+            `jaxddp.engine.reproducible`.
         for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.microbatches` and
             `jaxddp.engine.reproducible.walled`.
         frozen: layers whose parameters are not differentiated; their gradients are None.
@@ -64,7 +66,7 @@ class Gradients:
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Gradients":
-        """Create `Gradients` from a config. Raises: InputError; keys conflict, or do not fit the devices."""
+        """Create `Gradients` from a config. Raises: InputError if keys conflict or do not fit the devices."""
         reproducible = config.parallel.reproducible
         if reproducible:
             _check_reproducible(config, topology)
@@ -122,7 +124,8 @@ class Gradients:
             state: its parameters and model state are read.
             batch: this device's slice.
             key: the random key of the step; each share folds in its own number.
-            scale: multiplies the loss before it is differentiated; the gradient is divided by it again.
+            scale: a factor by which the loss is multiplied before differentiation; the gradient is divided by it
+                afterwards.
         """
         # With replicated parameters, JAX would sum the gradient over the devices. The cast prevents this.
         all_params = lax.pcast(state.params, AXIS, to="varying")
@@ -135,8 +138,9 @@ class Gradients:
         params = trained(all_params, self.frozen)
         grads, model_state, means, _ = self.mean(total_loss, params, state.model_state, batch, key)
         model_state = kept(state.model_state, model_state, self.kept)
-        # `grads` is an average of sums. Dividing it by the average weight gives the mean over all unmasked examples,
-        # however the padding is spread over the devices. XLA treats numbers below the smallest normal one as 0.
+        # `grads` is an average of sums. Divided by the average weight it is the mean over all unmasked examples, for
+        # any distribution of the padding over the devices. The divisor is at least the smallest normal number, because
+        # XLA treats smaller numbers as 0.
         weight = jnp.maximum(means.values[0, 1] * scale, jnp.finfo(means.values.dtype).tiny)
         return Contribution(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, grads)
 
@@ -160,7 +164,7 @@ class Gradients:
     def _share(
         self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array
     ) -> tuple[Contribution, Sequence[int]]:
-        """Differentiate a device's slice, or a shard of it. Also return the order of its gradients; see `Averaging`."""
+        """Differentiate a device's slice, or a shard of it. Also return an order of the gradients; see `Averaging`."""
 
         def differentiated(part: Batch, key: jax.Array) -> tuple[Contribution, Sequence[int]]:
             part_loss = functools.partial(loss, model_state=model_state, batch=part, key=key)

@@ -48,7 +48,7 @@ def make_init(
     """Compile (on first use) the initialization of a replicated state.
 
     The result is a function of a random key and, optionally, of weights: arrays by path ("params/…", or the path in
-    the model's state) that replace the fresh ones. It is one program, so a deep network starts in seconds.
+    the model's state) that replace the fresh ones. The function is one program, so a deep network starts in seconds.
 
     Args:
         image_shape: (H, W, C) of the images.
@@ -57,7 +57,7 @@ def make_init(
             process, and keep names, shapes and dtypes.
 
     Raises:
-        InputError: on first use; `transform` changed a name, shape or dtype (the message names the first), or two
+        InputError: on first use, if `transform` changed a name, shape or dtype (the message names the first), or if two
             parts keep parameters for evaluation.
     """
     takes_peers = transform is not None and _takes_peers(transform)
@@ -84,7 +84,8 @@ def make_init(
             )
         return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params), part_arrays)
 
-    # Random initializers, one for each parameter, take half of the compile time of a cold start.
+    # A program that runs once is optimized less, because the random initializers, one for each parameter, take half of
+    # the compile time of a run without cached programs.
     options = options_of_one_call(topology.platform)
     return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)
 

@@ -1,8 +1,8 @@
 """Optimizer wrappers for layers that are frozen, that train from a later step on, or that have their own learning rate.
 
 optax's wrappers do not fit. `partition`, `masked` and `selective_transform` add levels to the optimizer's state, so
-existing checkpoints would not load. `conditionally_mask` stops updating Adam's moments while it is off. None of them
-keeps the two sequences of a schedule-free optimizer consistent.
+existing checkpoints would not load. `conditionally_mask` does not update Adam's moments while its condition is false.
+None of these wrappers keeps the two sequences of a schedule-free optimizer consistent.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def only_trained(optimizer: optax.GradientTransformation, frozen: Layers) -> opt
 
 
 def with_factors(optimizer: optax.GradientTransformation, factors: Mapping[str, float]) -> optax.GradientTransformation:
-    """Wrap an optimizer so that updates are multiplied by factors, given by path.
+    """Wrap an optimizer so that each parameter's update is multiplied by a factor, given by path.
 
     A factor scales both the learning rate of a parameter and its weight decay.
     """
@@ -55,10 +55,9 @@ def with_factors(optimizer: optax.GradientTransformation, factors: Mapping[str, 
 def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) -> optax.GradientTransformation:
     """Wrap an optimizer so that some parameters, given by path, train only from a step on.
 
-    Before that step the values do not change in any bit. The optimizer still receives their gradients from the start.
+    Before that step no bit of these parameters changes. The optimizer receives their gradients from the start.
     Otherwise the moments would be zero at that step, when Adam's bias correction no longer has an effect, and the first
-    updates would be several times too large.
-    Steps are counted by calls of `update`, as for the learning rate.
+    updates would be several times too large. Steps are counted by calls of `update`, as for the learning rate.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
@@ -72,7 +71,7 @@ def thawing(optimizer: optax.GradientTransformation, begins: Mapping[str, int]) 
 
         def begun(path: Any, leaf: jax.Array) -> jax.Array:
             step = begins.get(path_of(path), 0)
-            # Minus zero, because x + -0 keeps the bits of x, while -0 + 0 is 0.
+            # The update is minus zero: x + -0 keeps the bits of every x, but -0 + 0 is 0.
             return leaf if not step else jnp.where(state.updates < step, jnp.asarray(-0.0, leaf.dtype), leaf)
 
         updates, inner = optimizer.update(updates, state.inner, params, **extra)

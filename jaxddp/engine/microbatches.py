@@ -61,10 +61,10 @@ def merged(states: Any) -> Any:
 
 
 def zero_after(tree: Any) -> jax.Array:
-    """Return 0, int32[], that depends on a tree, so that XLA computes the tree first.
+    """Return a 0, int32[], that depends on a tree. XLA computes the tree before operations that use this 0.
 
-    XLA's CPU compiler removes barriers and orders operations by the use of their results alone. It would compute all
-    forward passes first and keep the activations of all parts.
+    XLA's CPU compiler removes barriers and orders operations by the use of their results alone. Without the dependence
+    it would compute all forward passes first and keep the activations of all parts.
     """
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.size]
     return functools.reduce(jnp.add, [(leaf.ravel()[0] > jnp.inf).astype(jnp.int32) for leaf in leaves], jnp.int32(0))

@@ -26,17 +26,17 @@ from jaxddp.core.peers import ALONE, Peers
 PROGRAMS = "programs"
 """The folder of compiled programs within the cache folder."""
 MOST_BYTES = 1 << 30
-"""The largest size of that folder when a run starts: the programs of some hundred runs."""
+"""A run that starts removes old programs until the folder is at most this large: the programs of some hundred runs."""
 
 # For each setting, JAX's default and the value that replaces it. By default JAX leaves out programs that compile within
 # a second.
 _KEPT_FROM = "jax_persistent_cache_min_compile_time_secs"
 _KEEP_ALL = {_KEPT_FROM: (1.0, 0.0), "jax_persistent_cache_min_entry_size_bytes": (0, -1)}
-# The arguments of the two private JAX functions that write a program, in any order.
+# The names of the arguments of two private JAX functions that write a program. Their order does not matter.
 _WRITTEN = ("cache_key", "compile_time_secs", "module_name", "backend", "executable")
 _PUT = ("cache_key", "module_name", "executable", "backend", "compile_time")
 _log = logging.getLogger("jaxddp.parallel")
-# A notebook may prepare many trainings.
+# Each warning is logged once, because a notebook may prepare many trainings.
 _warn_once = functools.cache(_log.warning)
 
 
@@ -107,12 +107,12 @@ def _setting(name: str) -> Any:
 def _own_folder(peers: Peers) -> Path:
     """Create the folder if it is missing, check it, and remove old programs from it."""
     folder = cache_folder() / PROGRAMS
-    # Programs in this folder run with this user's permissions.
+    # Programs in this folder run with this user's permissions, so no other user may write to it.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{folder}: other users may write to it")
-    # Permissions do not reveal a full disk or a read-only file system.
+    # Write a file, because permissions do not reveal a full disk or a read-only file system.
     with tempfile.TemporaryFile(dir=folder):
         pass
     if peers.is_first and _setting("jax_compilation_cache_max_size") == -1:
@@ -123,7 +123,7 @@ def _own_folder(peers: Peers) -> Path:
 def _thin_out(folder: Path, most_bytes: int) -> None:
     """Remove the least recently used programs beyond a size.
 
-    JAX's own limit lists the folder for each program, which takes 0.2 s with 2,000 files.
+    JAX's own size limit is not used, because it lists the folder for each program, which takes 0.2 s with 2,000 files.
     """
     entries = []
     for path in folder.iterdir():

@@ -1,10 +1,10 @@
-"""Compute the same bits on any number of devices: 8 shards of the global batch, summed in one order.
+"""Compute the same bits on any number of devices: 8 shards of the global batch are summed in a fixed order.
 
 Each device computes its share of the shards, one after the other. Sums of floating-point numbers depend on their
 order. So the shards' sums are added as a tree of pairs, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), in which the shards
-of one device form a branch, for 1, 2, 4 or 8 devices. Sums also depend on the compiler: their last bits change where it
-fuses a product with the following sum, or computes once what two shards have in common. So every shard is one program
-between barriers, and that program is the same on any number of devices.
+of one device form a branch, for 1, 2, 4 or 8 devices. Sums also depend on the compiler. Their last bits change if the
+compiler fuses a product with the following sum, or computes a common part of two shards only once. So every shard is
+one program between barriers, and that program is the same on any number of devices.
 """
 
 import functools
@@ -58,7 +58,7 @@ def mean_of_shards(
 
 
 def _traced(take: Callable[..., T], *like: Any) -> Callable[..., T]:
-    """Trace a function once for all shards. Raises: InputError; the function contains a collective."""
+    """Trace a function once for all shards. Raises: InputError if the function contains a collective."""
     traced, shapes = jax.make_jaxpr(take, return_shape=True)(*like)
     if not _sees_collectives():
         lost = "parallel.reproducible cannot detect, and so accepts, a network that communicates between devices"
@@ -82,7 +82,7 @@ def _is_collective(operation: Any) -> bool:
 
 @functools.cache
 def _sees_collectives() -> bool:
-    """Tell whether `_is_collective` recognizes a sum over devices. JAX guarantees no names of operation parameters."""
+    """Tell whether `_is_collective` recognizes a sum over devices. JAX may rename operations' parameters."""
     traced = jax.make_jaxpr(lambda x: lax.psum(x, AXIS), axis_env=[(AXIS, 1)])(jnp.float32(0))
     return any(map(_is_collective, operations_in(traced)))
 
@@ -90,8 +90,8 @@ def _sees_collectives() -> bool:
 def walled(tree: T, zero: jax.Array, for_cpu: bool) -> T:
     """Return the arrays behind a barrier: XLA fuses nothing across it, and computes `zero` before the arrays.
 
-    XLA's CPU compiler removes barriers before it fuses operations. There the arrays pass through a loop that never
-    runs, because its condition depends on the computed `zero`. That costs a copy.
+    XLA's CPU compiler removes barriers before it fuses operations. So on CPUs the arrays pass through a loop, which
+    costs a copy. The loop never runs, but XLA cannot know this, because the condition depends on `zero`.
     """
     if not for_cpu:
         return lax.optimization_barrier((tree, zero))[0]
@@ -127,7 +127,7 @@ def mean_in_order(shards: T) -> T:
 
 
 def _tree_sum(rows: jax.Array) -> jax.Array:
-    """Sum the rows of [n, ...], n a power of two, neighbours first."""
+    """Sum the n rows of an array [n, ...] as a tree of neighbouring pairs; n is a power of two."""
     while len(rows) > 1:
         rows = rows[0::2] + rows[1::2]
     return rows[0]

@@ -16,7 +16,7 @@ from jaxddp.engine.step_objective import MetricSums, Objective
 from jaxddp.mesh import AXIS, Topology
 
 ResidentImages = jax.Array | tuple[jax.Array, jax.Array]
-"""All images of a source, [N, H, W, C], replicated. With a second, unlabelled source it is a pair."""
+"""All images of a source, [N, H, W, C], replicated. A pair of such arrays if there is a second, unlabelled source."""
 _FEED = P(), P(AXIS)
 """The sharding of images and of columns."""
 
@@ -27,9 +27,9 @@ def make_resident_steps(
     """Compile several optimizer steps of `make_local_step` as one program, on first use for each number of steps.
 
     The result takes a replicated state, which it consumes; the images from `place_images` of each source; the placed
-    columns from `jaxddp.data.columns.stacked_columns`; and the run's key. It runs as many steps as there are columns.
-    That number is a shape, so XLA knows the length of the loop; a single step has no loop. It returns the next state
-    and the sums of each step, [steps, metrics, 2].
+    columns from `jaxddp.data.columns.stacked_columns`; and the run's key. It runs one step for each batch of columns.
+    The number of batches is part of a shape, so XLA knows the length of the loop. A single step has no loop. The result
+    returns the next state and the sums of each step, [steps, metrics, 2].
     """
 
     def local_steps(
@@ -78,7 +78,8 @@ def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[i
     """Tell whether a step takes longer inside a loop than outside.
 
     XLA's CPU compiler uses its fast kernels for convolutions only outside loops
-    (https://github.com/jax-ml/jax/issues/12868). Inside, the gradient of a convolution takes a hundred times as long.
+    (https://github.com/jax-ml/jax/issues/12868). Inside a loop, the gradient of a convolution takes a hundred times as
+    long.
     """
     if topology.platform != "cpu":
         return False

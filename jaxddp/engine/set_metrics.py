@@ -1,7 +1,7 @@
 """Metrics over a whole set that are not means over examples, such as the area under a curve. For evaluation only.
 
 Each batch contributes arrays, which are combined over devices and batches. At the end of the set, the host computes the
-numbers from them.
+metric's numbers from the combined arrays.
 """
 
 import functools
@@ -28,7 +28,7 @@ class SumsMetric(Protocol):
 
         Args:
             logits: float[B, K], finite also for padded examples.
-            mask: float[B], 0 for padded examples, which must not count.
+            mask: float[B], 0 for padded examples, which must not change the sums.
         """
         ...
 
@@ -38,7 +38,7 @@ class SumsMetric(Protocol):
 
 
 class ExamplesMetric(Protocol):
-    """A metric that needs all examples at once. The arrays that it keeps of them are held in host memory."""
+    """A metric that needs all examples at once. The results of `examples` for the whole set are kept in host memory."""
 
     def examples(self, logits: jax.Array, labels: jax.Array) -> Any:
         """Return arrays of numbers, [B, …], from logits float[B, K] and labels."""
@@ -65,7 +65,7 @@ class Kept(NamedTuple):
 
 
 def is_set_metric(metric: Any) -> bool:
-    """Tell whether an object is a metric over a set, by its methods."""
+    """Tell whether an object has the method `finish`, like every metric over a set."""
     return callable(getattr(metric, "finish", None))
 
 
@@ -75,7 +75,7 @@ def measured(metrics: Mapping[str, Any], logits: jax.Array, labels: jax.Array, m
     of_set = {name: metric for name, metric in metrics.items() if is_set_metric(metric)}
     if not of_set:
         return {}
-    # The logits of padding may be anything, also NaN.
+    # The logits of padded examples may have any value, including NaN.
     real = jnp.where(mask[:, None] > 0, logits, 0)
     return {name: _of_slice(metric, real, labels, mask) for name, metric in of_set.items()}
 
@@ -109,7 +109,8 @@ def check_set_metric(metric: Any, name: str, labels: LabelKind) -> tuple[str, ..
     """Try a metric on random logits with every class among the labels, and return the names of its numbers.
 
     Raises:
-        InputError: the metric fails, returns something else, or gives other numbers if a batch is divided.
+        InputError: the metric fails, has both or neither of the methods `sums` and `examples`, or gives other numbers
+            if a batch is divided.
     """
     if callable(getattr(metric, "sums", None)) is callable(getattr(metric, "examples", None)):
         raise InputError(f"{name}: a metric over a set has the method sums or examples beside finish; give one of them")

@@ -14,8 +14,8 @@ EVAL_PARAMS = "eval_params"
 """The key of evaluation parameters among a part's arrays. They replace the trained parameters in prediction, export and
 serving, and are evaluated in place of them or beside them. At most one part of a run has them."""
 SMALL_LEAF = 1 << 20
-"""Arrays with fewer elements are concatenated before they are reduced. Each reduction is a kernel, which takes 20 ms to
-compile."""
+"""Arrays with fewer elements are concatenated before they are reduced. Each reduction is a separate kernel, and a
+kernel takes 20 ms to compile."""
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -34,7 +34,7 @@ class TrainState(flax.struct.PyTreeNode):
     """The arrays of the step's optional parts, by name; see `jaxddp.engine.parts.part.Part`."""
 
     def __repr__(self) -> str:
-        """Describe the state. It may also consist of shapes or of traced values, without a known step."""
+        """Describe the state. The step is omitted if the state consists of shapes or traced values."""
         try:
             step = f"step {int(self.step):,}, "
         except (TypeError, RuntimeError):
@@ -49,7 +49,7 @@ class TrainState(flax.struct.PyTreeNode):
         return next((arrays[EVAL_PARAMS] for arrays in self.parts.values() if EVAL_PARAMS in arrays), self.params)
 
     def measuring(self, params: Any) -> "TrainState":
-        """Return this state with other parameters, also as its evaluation parameters.
+        """Return this state with `params` as its parameters and as its evaluation parameters, if it has any.
 
         The tree structure stays the same, so no program is compiled again.
         """
@@ -96,8 +96,8 @@ def array_types(tree: Any) -> dict[str, str]:
 def in_dtypes_of(before: Any, after: Any) -> Any:
     """Cast the floats of `after` to the dtypes of `before`, if both have the same structure.
 
-    Flax's `BatchNorm` creates its statistics in float32 and updates them to float64 under x64, so that the run could
-    not be resumed.
+    Flax's `BatchNorm` creates its statistics in float32 and updates them to float64 under x64. Without the cast such a
+    run could not be resumed.
     """
     if jax.tree.structure(before) != jax.tree.structure(after):
         return after

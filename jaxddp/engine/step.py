@@ -72,20 +72,21 @@ def make_local_step(
     """Return the optimizer step of one device on its slice of the batch. Call it inside `jax.shard_map`.
 
     Args:
-        schedule: a function of the step (0 first) that multiplies the updates of an optimizer without a schedule.
+        schedule: a function of the step, which starts at 0, that returns a factor for the updates of an optimizer
+            without a schedule.
         parts: optional parts of the step, called in this order; their arrays are in the state.
         gradients: how the gradient of the batch is computed on the devices.
 
     Raises:
-        InputError: when the step is traced; the optimizer, the model or a part changes the names, shapes or dtypes of
-            the state.
+        InputError: when the step is traced, if the optimizer, the model or a part changes the names, shapes or dtypes
+            of the state.
     """
 
     def local_step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, MetricSums]:
         # The key is an argument and not a constant, so that runs with different seeds share one program.
         run_key = jax.random.key(0) if key is None else key
         dropout = jax.random.fold_in(jax.random.fold_in(run_key, _DROPOUT), state.step)
-        # None for a part without arrays in the state.
+        # The value is None for a part without arrays in the state.
         arrays = {part.name: state.parts.get(part.name) for part in parts}
         scale = math.prod(part.loss_scale(arrays[part.name]) for part in parts)
         averaged, model_state, means, undivided = gradients.of_batch(
@@ -140,7 +141,7 @@ class Program:
         return self.prepare(state, *feed)(state, *feed)
 
     def check(self, state: TrainState, *feed: Any) -> None:
-        """Trace the program for a feed; compiling does not trace again. Raises: as `make_local_step`."""
+        """Trace the program for a feed; compiling does not trace again. Raises: see `make_local_step`."""
         self.function.eval_shape(state, *feed)
 
     def prepare(self, state: TrainState, *feed: Any) -> Any:
@@ -200,9 +201,9 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
 def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
     """Compile (on first use) the classification of one batch, replicated.
 
-    The result returns the probabilities of the classes, float32[B, K], and the batch's `substituted`. Probabilities
-    are NaN for an image with a logit that is not finite. They are a sigmoid of each logit if images may have several
-    labels, and a softmax otherwise.
+    The compiled function returns the probabilities of the classes, float32[B, K], and the batch's `substituted`.
+    Probabilities are NaN for an image with a logit that is not finite. They are a sigmoid of each logit if images may
+    have several labels, and a softmax otherwise.
     """
     predict = make_predict(objective, topology)
     probabilities_of = jax.nn.sigmoid if objective.loss.labels.several else jax.nn.softmax

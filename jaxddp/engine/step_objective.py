@@ -1,4 +1,4 @@
-"""The training objective: loss and metrics as sums and weights, which are divided once, over the global batch."""
+"""The training objective: sums and weights of the loss and the metrics, from which the step computes global means."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ Metric = Callable[[jax.Array, jax.Array], jax.Array]
 """(logits float[B, K], labels int32[B], or float[B, K] where there may be several) -> float[B]."""
 
 SUBSTITUTED = "substituted"
-"""The name of the share of substituted images. It is measured if the batch marks them."""
+"""The name of the share of substituted images. It is measured if the batch marks substituted images."""
 
 _EXAMPLES = 0x657861
 
@@ -34,7 +34,7 @@ class MetricSums(flax.struct.PyTreeNode):
     Attributes:
         values: float[metrics + 1, 2]. Row i is (sum, weight) of `names[i]`, and the last row is (examples, 1). The
             weight is the number of examples for a metric, the sum of the examples' weights for a weighted loss, and 1
-            for a scalar of a step. The sums of two batches add up by adding `values`.
+            for a scalar of a step. Adding the `values` of two batches gives the `values` of both together.
         names: the name of each row but the last.
         sets: the examples' contributions to metrics over a whole set, by name; see `jaxddp.engine.set_metrics`.
     """
@@ -44,17 +44,17 @@ class MetricSums(flax.struct.PyTreeNode):
     sets: Mapping[str, Any] = flax.struct.field(default_factory=dict)
 
     def means(self) -> dict[str, float]:
-        """Return each metric's mean over the counted examples, in float64. It is NaN if there are none."""
+        """Return each metric's mean over the unmasked examples, in float64. It is NaN if the weight is 0."""
         values = jax.device_get(self.values).astype("float64")
         return means_of(self.names, values)
 
     def first(self) -> jax.Array:
-        """Return the mean of the first metric, which is the loss, on the devices: float[], 0 if nothing is counted."""
+        """Return the mean of the first metric, which is the loss, on the devices: float[], 0 if the weight is 0."""
         total, weight = self.values[0]
         return total / jnp.maximum(weight, jnp.finfo(weight.dtype).tiny)
 
     def count(self) -> int:
-        """Return the number of counted examples."""
+        """Return the number of unmasked examples."""
         return int(jax.device_get(self.values)[-1, 0])
 
     def with_scalars(self, scalars: Mapping[str, jax.Array]) -> "MetricSums":
@@ -77,7 +77,7 @@ def means_of(names: tuple[str, ...], values: Any) -> dict[str, float]:
 
 
 class TrainObjective(Protocol):
-    """The function that a training step minimizes: the first of its sums, divided by the weight of that sum.
+    """A training objective. A step minimizes the first of its sums, divided by the weight of that sum.
 
     It sums over the slice of the batch that it gets; the step averages over devices. It may use several data sources
     and several networks. Its arguments are those of `Objective`.
@@ -100,7 +100,8 @@ class Objective:
     """A model, its preprocessing and its loss as one function of the parameters.
 
     A call sums over the slice of the batch that it gets; the step averages over devices. The loss is the first of the
-    sums. Evaluation classifies an image by its `views`. Metrics over a whole set are measured in evaluation only.
+    sums. Evaluation averages the logits of an image over its `views`. Metrics over a whole set are measured in
+    evaluation only.
     """
 
     model: Model
@@ -147,7 +148,7 @@ class Objective:
     ) -> tuple[jax.Array, Any]:
         """Return the logits, float[B, K] in float32 or wider, of preprocessed images, and the new model state."""
         if train:
-            # For other models the keys do not appear in the program.
+            # Only models that take the keys have them in their program.
             keys = {"example_keys": example_keys(batch, image_key)} if takes_example_keys(self.model) else {}
             logits, model_state = self.model.apply(params, model_state, images, train=True, key=key, **keys)
         else:
@@ -171,7 +172,7 @@ class Objective:
         columns = [*columns, (ones, ones)]
 
         def total(column: jax.Array) -> jax.Array:
-            # A padded example may hold any value. It is selected away, because 0 * NaN is NaN.
+            # A padded example may hold any value, and 0 * NaN is NaN. So its value is replaced by 0.
             return jnp.where(batch.mask > 0, column * batch.mask, 0).sum()
 
         rows = [jnp.stack([total(values), total(weights)]) for values, weights in columns]
@@ -219,7 +220,7 @@ def targets(labels: jax.Array, logits: jax.Array) -> jax.Array:
 
 
 def wide_logits(logits: Any, shape: tuple[int, int]) -> jax.Array:
-    """Return a model's logits in float32 or wider. Raises: InputError; the shape or the dtype is wrong."""
+    """Return a model's logits in float32 or wider. Raises: InputError if the shape or the dtype is wrong."""
     if getattr(logits, "shape", None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
         result = shaped(logits) if hasattr(logits, "shape") else f"an object of type {type(logits).__name__}"
         raise InputError(

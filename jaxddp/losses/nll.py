@@ -18,8 +18,8 @@ def negative_log_likelihood(
     Args:
         label_smoothing: the share of each label that is spread over all classes; see `jaxddp.losses.cross_entropy`.
         class_weights: K numbers above 0. With them the loss returns a pair: the sum of the weighted losses, where each
-            class's share of a smoothed label has the weight of that class, and the sum of the labels' weights. Their
-            quotient is PyTorch's `cross_entropy` with `weight` and `label_smoothing`.
+            class's share of a smoothed label has the weight of that class, and the sum of the labels' weights. The
+            quotient of the two sums is PyTorch's `cross_entropy` with `weight` and `label_smoothing`.
     """
 
     def loss(log_probabilities: jax.Array, labels: jax.Array) -> Any:

@@ -28,14 +28,14 @@ class Cost:
 
     @property
     def needed_bytes(self) -> int | None:
-        """Return the bytes needed on each device. Outputs that reuse an argument's memory count once."""
+        """Return the bytes needed on each device. Memory that an output shares with an argument is counted once."""
         if (stats := self.memory) is None:
             return None
         output = stats.output_size_in_bytes - stats.alias_size_in_bytes
         return stats.argument_size_in_bytes + output + stats.temp_size_in_bytes
 
     def of_one(self, steps: int) -> "Cost":
-        """Return the cost of one of the program's `steps` steps, which share its memory."""
+        """Return the cost of one step of a program with `steps` steps. All steps use the same memory."""
         return replace(self, flops_of={dtype: flops // steps for dtype, flops in self.flops_of.items()})
 
     def utilization(self, seconds: float, num_devices: int, device_kind: str) -> float | None:
@@ -60,13 +60,13 @@ class MeanCost:
         self._steps, self._flops_of, self._memory = 0, Counter[str](), None
 
     def add(self, steps: int, cost: Cost | None) -> None:
-        """Add steps with this cost each. An unknown cost (None) is ignored."""
+        """Add `steps` steps, each with this cost. An unknown cost (None) is ignored."""
         if cost is not None:
             self._steps, self._memory = self._steps + steps, cost.memory
             self._flops_of.update({dtype: steps * flops for dtype, flops in cost.flops_of.items()})
 
     def mean(self) -> Cost | None:
-        """Return the mean cost of a step, with the memory of the last; None if no cost is known."""
+        """Return the mean cost of a step, with the memory of the last step; None if no cost is known."""
         return Cost(self._flops_of, self._memory).of_one(self._steps) if self._steps else None
 
 

@@ -30,7 +30,7 @@ _PEAKS: dict[str, dict[str, float]] = {
     "H200": {"float32": 494.5, "float16": 989.5, "bfloat16": 989.5},
     "B200": {"float32": 1125, "float16": 2250, "bfloat16": 2250},
 }
-"""10^12 operations a second. An entry matches if the device kind contains all its words; the first match counts."""
+"""10^12 operations a second. An entry matches if the device kind contains all its words; the first match is used."""
 
 
 def peak(device_kind: str, dtype: str) -> float | None:

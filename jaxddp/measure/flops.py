@@ -3,7 +3,8 @@
 XLA's own count, `cost_analysis()`, omits the calls of cuDNN and cuBLAS that compute most convolutions and products on a
 GPU (https://github.com/jax-ml/jax/issues/16008, https://github.com/jax-ml/jax/issues/22249).
 
-JAX guarantees neither the names of operations nor those of their parameters. `reads_jaxprs` tests them.
+JAX guarantees neither the names of operations nor those of their parameters. `reads_jaxprs` tests whether this release
+of JAX has the expected names.
 """
 
 import functools
@@ -28,10 +29,10 @@ def count_flops(jaxpr: Any) -> Flops:
     """Count the operations of all matrix products and convolutions of a jaxpr, over all devices of a `shard_map`.
 
     A multiplication with an addition counts as two. As in XLA, products with padding or with the gaps of a dilated
-    input do not count. Neither does elementwise work, which is limited by memory bandwidth. A `scan` counts every
-    iteration, and a loop of unknown length counts one. Of several branches the cheapest counts, because the branches of
-    `lax.platform_dependent` compute the same. A `lax.composite` with an attribute `multiplications` counts as that
-    number. Recomputation (`jax.checkpoint`) counts twice.
+    input do not count. Elementwise operations do not count either, because memory bandwidth limits them. Every
+    iteration of a `scan` counts, and one iteration of a loop of unknown length. Of several branches only the cheapest
+    one counts, because the branches of `lax.platform_dependent` compute the same. A `lax.composite` with an attribute
+    `multiplications` counts as that number. Recomputation (`jax.checkpoint`) counts twice.
     """
     flops: Flops = Counter()
     for equation in jaxpr.eqns:
@@ -66,7 +67,7 @@ def reads_jaxprs() -> bool:
 
 
 def _multiplications(equation: Any) -> int | None:
-    """Return the multiplications of one operation; None for one that contains other operations or has none."""
+    """Return the multiplications of one operation; None if it contains other operations or does not multiply."""
     match equation.primitive.name:
         case "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]

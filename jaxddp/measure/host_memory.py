@@ -9,7 +9,7 @@ class HostMemory(NamedTuple):
     """The memory of a machine in bytes, including swap."""
 
     machine: str
-    """Identifies the machine. Linux creates it at boot."""
+    """An ID of the machine, which Linux creates at boot."""
     installed: int
     """The memory for all processes of the machine."""
     allowed: int

@@ -2,8 +2,8 @@
 
 A compiled program reports the memory that it needs. The memory of another division of the batch is estimated from the
 temporary arrays of a step. The size of gradients is constant. A step with several microbatches also keeps sums of
-gradients. The rest is proportional to the number of examples that are computed at once. On a CPU a part of the rest is
-constant too. Its size is estimated by compiling a second program with a smaller batch.
+gradients. The other arrays are proportional to the number of examples that are computed at once. On a CPU a part of the
+other arrays is constant too. The size of this part is estimated by compiling a second program with a smaller batch.
 """
 
 import json
@@ -77,7 +77,7 @@ class Needs:
         """Return a copy whose `scratch` and `batch` are estimated from a second program with another batch size.
 
         Args:
-            now: the division of these needs.
+            now: the division of the batch that has these needs.
             other: the needs of the second program.
             then: the division of the second program.
         """
@@ -143,7 +143,7 @@ class MemoryReport:
 class Fit:
     """The memory that a step needs, and the memory that is available to it.
 
-    Both are those of one device: among the devices of all processes, the one with the least memory left.
+    Both describe the same device: the one with the least memory left among the devices of all processes.
 
     Attributes:
         division: the division of the batch.
@@ -179,11 +179,11 @@ class Fit:
 
     @property
     def is_short(self) -> bool:
-        """Tell whether the step needs more memory than it has."""
+        """Tell whether the step needs more memory than is available."""
         return self.needs is not None and self.room is not None and self.needs.total > self.room
 
     def check(self, compiled: Callable[[Division], Needs | None]) -> None:
-        """Raise `InputError` if the step needs more memory than it has.
+        """Raise `InputError` if the step needs more memory than is available.
 
         Args:
             compiled: a function that returns the needs of a division with a smaller batch, or None if unknown.
@@ -214,7 +214,7 @@ class Fit:
     def advice(self) -> Words:
         """Suggest a value of `accumulate` or a batch size that would fit.
 
-        If memory ran out although the step should have fit, suggest one that needs less.
+        If memory ran out although the step should have fit, suggest a value that needs less memory.
         """
         needs, now = self.needs, self.division
         if needs is None or needs.scratch is None:

@@ -24,8 +24,8 @@ class Profile:
 
     Args:
         directory: the log directory for TensorBoard; None disables tracing.
-        steps: the numbers of the traced steps, from 1. Steps that are dispatched together are one annotation with the
-            number of the first. Such a chunk must be completely inside or outside the range.
+        steps: the numbers of the traced steps, from 1. Steps that are dispatched together (a chunk) are one annotation
+            with the number of the first step. A chunk must be completely inside or outside the range.
         pause: a context for starting the profiler and writing the trace, which do not count as training time.
     """
 
@@ -35,7 +35,7 @@ class Profile:
 
     @contextmanager
     def step(self, number: int, state: Any) -> Iterator[None]:
-        """Annotate a block that runs a step, or a chunk that starts with it, if the step is traced."""
+        """Annotate a block that runs a step, or a chunk whose first step it is, if the step is traced."""
         if self._directory is None or number not in self._steps:
             yield
             return
@@ -48,14 +48,14 @@ class Profile:
             yield
 
     def done(self, number: int, state: Any) -> None:
-        """Write the trace after its last step. Raises: as `stop`."""
+        """Write the trace after its last step. Raises: see `stop`."""
         if self._tracing and number >= self._steps[-1]:
             jax.block_until_ready(state)
             with self._pause():
                 self.stop()
 
     def stop(self) -> None:
-        """Stop tracing and write the trace, if there is one. Raises: InputError; the trace cannot be written."""
+        """Stop tracing and write the trace, if there is one. Raises: InputError if the trace cannot be written."""
         if not self._tracing:
             return
         self._tracing = False

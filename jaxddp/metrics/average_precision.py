@@ -37,7 +37,7 @@ class MeanAveragePrecision:
 def average_precision(scores: np.ndarray, members: np.ndarray) -> float:
     """Return the average precision of one class from scores, float[N], and members, bool[N] with at least one true.
 
-    It is NaN if a score is.
+    The result is NaN if a score is NaN.
     """
     if np.isnan(scores).any():
         return float("nan")

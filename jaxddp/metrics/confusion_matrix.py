@@ -1,4 +1,4 @@
-"""The confusion matrix of a validation. It gives no number, but can be written to a file."""
+"""The confusion matrix of a validation. It adds no number to the metrics, but can be written to a file."""
 
 from collections.abc import Mapping
 from typing import Any

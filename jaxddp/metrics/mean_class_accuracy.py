@@ -1,4 +1,4 @@
-"""The mean of the classes' accuracies. A rare class counts as much as a frequent one."""
+"""The mean of the classes' accuracies. A rare class has the same weight as a frequent one."""
 
 from collections.abc import Mapping
 from typing import Any

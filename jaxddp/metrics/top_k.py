@@ -20,7 +20,10 @@ class TopK:
 
     @property
     def min_classes(self) -> int:
-        """Return the least number of classes for this metric. With fewer it is always 1. Top-1 is always measured."""
+        """Return the least number of classes for this metric.
+
+        With fewer classes the metric would always be 1. Top-1 is measured for any number of classes.
+        """
         return 1 if self.k == 1 else self.k + 1
 
     def __call__(self, logits: jax.Array, labels: jax.Array) -> jax.Array:

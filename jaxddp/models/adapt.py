@@ -22,11 +22,11 @@ ACCEPTED = "a Linen module, an NNX module, a pair of functions (init, apply), or
 def adapt(model: Any) -> Model:
     """Adapt a network to `Model`. The network itself is not changed, and a `Model` is returned unchanged.
 
-    A module's `__call__(images)` may also take its mode under any name in `MODE_ARGUMENTS`. A Linen module's may take
-    `example_keys`; see `Model.apply`.
+    A module's `__call__(images)` may also have an argument for the mode, under any name in `MODE_ARGUMENTS`. The
+    `__call__` of a Linen module may also have the argument `example_keys`; see `Model.apply`.
 
     Raises:
-        InputError: the object is none of those that `ACCEPTED` lists, or a function has another signature.
+        InputError: the object is none of those that `ACCEPTED` lists, or a function has a wrong signature.
     """
     if isinstance(model, nn.Module):
         return LinenModel(model)
@@ -48,8 +48,8 @@ class LinenModel:
     """A Linen module as a `Model`.
 
     `params` is the module's collection "params", and `model_state` every other collection that `init` creates. The
-    random stream "dropout" gets `key`. The stream "params" gets a key folded from `key`. Linen uses it for a stream of
-    any other name, too.
+    random stream "dropout" gets `key`. The stream "params" gets a key folded from `key`. Linen also uses that key for
+    every stream of another name.
     """
 
     module: nn.Module

@@ -29,7 +29,7 @@ WHITENING = "whiten"
 """The name of the first convolution: `kernel` [2, 2, C, 8 C] and `bias` [8 C]."""
 _STATISTICS_MOMENTUM = 0.6
 _LEAST_SIDE = 9
-# The tanh approximation: in JAX 0.12 the gradient of erf fails inside `shard_map`.
+# GELU is approximated with tanh, because in JAX 0.12 the gradient of erf fails inside `shard_map`.
 _gelu = functools.partial(nn.gelu, approximate=True)
 
 
@@ -147,7 +147,7 @@ class Airbench(nn.Module):
     def norm(self, train: bool, name: str) -> nn.Module:
         """Return a batch norm with a bias and no scale. Its running statistics adapt quickly, because runs are short.
 
-        Epsilon is Flax's 1e-5, while the source has 1e-12: Flax's fast variance is not more precise than 1e-5.
+        The source uses an epsilon of 1e-12. Here it is Flax's 1e-5, because Flax's fast variance is not more precise.
         """
         settings: dict[str, Any] = {"momentum": _STATISTICS_MOMENTUM, "dtype": self.dtype, "name": name}
         settings |= {"use_running_average": not train, "param_dtype": self.param_dtype}

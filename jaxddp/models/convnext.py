@@ -83,7 +83,7 @@ class ConvNeXtBlock(nn.Module):
 
 
 class Downsample(nn.Module):
-    """A convolution whose kernel size is its stride, with a norm before it or, in the stem, after it."""
+    """A convolution with a kernel as large as the stride, and a norm before it or, in the stem, after it."""
 
     features: int
     stride: int

@@ -32,8 +32,8 @@ def whole(part: Tree, params: Tree) -> Tree:
 def kept(before: Tree, after: Tree, frozen: Layers) -> Tree:
     """Return the model state `after`, with the state of frozen layers from `before`.
 
-    The first part of a path may be the name of a collection. Without this, a frozen layer could change in the last
-    bit, because a mean over devices of equal numbers is rounded.
+    The first part of a path may be the name of a collection. Without this, the state of a frozen layer could change in
+    the last bit, because a mean of equal numbers over the devices is rounded.
     """
     if not frozen:
         return after
@@ -45,7 +45,8 @@ def evaluating_norms(frozen: Layers) -> Any:
 
     def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         module = context.module
-        # Flax's norms and ours have this field. A network that has it as a call argument passes it on to its norms.
+        # Flax's norms and ours have this field. A network with a call argument of this name passes the argument on to
+        # its norms.
         is_norm = _MODE in {field.name for field in dataclasses.fields(module)}
         if context.method_name != "__call__" or not is_norm or "/".join(module.path) not in frozen:
             return function(*args, **kwargs)

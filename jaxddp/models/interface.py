@@ -51,20 +51,20 @@ class Model(Protocol):
 def takes_example_keys(model: Model) -> bool:
     """Tell whether `apply` gets `example_keys`.
 
-    It does if it has this argument, unless the model has an attribute `takes_example_keys` that is false.
+    `apply` gets the keys if it has this argument, unless the model has an attribute `takes_example_keys` that is false.
     """
     takes = "example_keys" in inspect.signature(model.apply).parameters
     return takes and getattr(model, "takes_example_keys", True)
 
 
 def call_mode(call: Callable[..., Any], train: bool) -> dict[str, Any]:
-    """Return the keyword arguments that set the mode of `call`, by its own argument names."""
+    """Return the keyword arguments that set the mode of `call`, for those names in `MODE_ARGUMENTS` that `call` has."""
     parameters = inspect.signature(call).parameters
     return {name: in_training == train for name, in_training in MODE_ARGUMENTS.items() if name in parameters}
 
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return a function's signature. Raises: InputError; the function has none, like some built-in functions."""
+    """Return a function's signature. Raises: InputError if the function has no signature."""
     try:
         return inspect.signature(function)
     except ValueError as error:

@@ -23,7 +23,8 @@ class NNXModel:
     """An NNX module as a `Model`.
 
     The module is split once. `params` are its `nnx.Param`s, and `model_state` is all other state except random
-    streams. Both are nested dicts by attribute name, with list indices as strings, which checkpoints need.
+    streams. Both are nested dicts by attribute name. A list index becomes a string, because checkpoints need string
+    keys.
 
     `init` ignores its key and returns copies of the module's own values. `apply` builds a module, calls its `train()`
     or `eval()`, and seeds every random stream from `key`, so random streams are not part of the state.

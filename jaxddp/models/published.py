@@ -1,21 +1,23 @@
 """The names of a network's arrays in published weights, and the depth of each array in the network.
 
-A network with published weights, such as `jaxddp.models.resnet.ResNet`, has these methods. Their `path` is an array's
-path within the variables, such as "params/layer1_0/conv1/kernel" or "batch_stats/bn1/mean".
+A network with published weights, such as `jaxddp.models.resnet.ResNet`, has these methods. The argument `path` is the
+path of an array within the variables, such as "params/layer1_0/conv1/kernel" or "batch_stats/bn1/mean".
 
-- `published_names() -> tuple[Naming, ...]`: the namings that are read. Export writes the first.
+- `published_names() -> tuple[Naming, ...]`: the namings that are accepted when weights are read. Export uses the first
+  one.
 - `depth_of(path) -> int`: the number of the layer of an array, 0 for the stem and `depth - 1` for the head. `depth`, a
   property of the network, is the number of layers.
 
-Each array corresponds to one published array. Kernels of 4 dimensions are HWIO in Flax and OIHW in PyTorch. Kernels of
-2 dimensions are transposed. All other arrays have the same values in the same order.
+Each array of the network corresponds to one published array. Kernels of 4 dimensions are HWIO in Flax and OIHW in
+PyTorch. Kernels of 2 dimensions are transposed. All other arrays have the same values in the same order.
 """
 
 import re
 from collections.abc import Callable, Collection, Sequence
 
 Naming = Callable[[str], str]
-"""The path of an array, with its collection -> its published name, such as "layer1.0.conv1.weight"."""
+"""A function of an array's path, including the collection, that returns the published name, such as
+"layer1.0.conv1.weight"."""
 
 _ARRAYS = ((r"/(kernel|scale)$", "/weight"), (r"/(mean|var)$", r"/running_\1"))
 

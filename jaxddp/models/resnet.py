@@ -33,7 +33,7 @@ Operation = Callable[[jax.Array, jax.Array, int, int], jax.Array]
 
 @dataclass(frozen=True)
 class Convolution:
-    """One convolution of a block: its kernel size, features relative to the block's, and whether it has the stride."""
+    """One convolution of a block: kernel size, features as a multiple of the block's, and whether it has the stride."""
 
     kernel: int
     expansion: int = 1
@@ -74,7 +74,8 @@ class ResidualBlock(nn.Module):
         stride: 1, or 2 to halve height and width.
         zero_init_last_scale: initialize the last scale to zero, so that the block starts as the identity.
         conv, norm: factories of the layers; see `ResNet.layers`.
-        shortcut_norm: a shortcut that changes the shape has a batch norm after its convolution; else a bias.
+        shortcut_norm: whether a shortcut that changes the shape has a batch norm after its convolution. Otherwise the
+            convolution has a bias.
     """
 
     convolutions: tuple[Convolution, ...]
@@ -109,8 +110,10 @@ class ResNet(nn.Module):
         width: the features of the stem and of the first stage's narrow convolutions; each later stage doubles them.
         stem: one of the functions in `STEMS`.
         kernel_init: the initializer of the convolutions.
-        zero_init_last_scale: every block starts as the identity.
-        shortcut_norm: shortcuts that change the shape have a batch norm, as published; else a bias.
+        zero_init_last_scale: initialize the last scale of every block to zero, so that the block starts as the
+            identity.
+        shortcut_norm: whether shortcuts that change the shape have a batch norm, as published. Otherwise they have a
+            bias.
         blur_pool: blur images before each strided convolution; see `jaxddp.models.ops.blur`.
         axis_name: the mesh axis over which training averages batch statistics; None for statistics of each device.
         group: the number of consecutive images that training normalizes together; None for all images of a device.
@@ -154,10 +157,10 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
-        """Map normalized images [B, H, W, C] to logits [B, num_classes], float32 (float64 if `dtype` is).
+        """Map normalized images [B, H, W, C] to logits [B, num_classes], in float32 or wider.
 
-        With `train` the network normalizes by the batch's statistics and updates the running ones in the collection
-        `batch_stats`, with the biased variance, as Flax does (PyTorch's running variance is unbiased).
+        With `train` the network normalizes by the batch's statistics and updates the running statistics in the
+        collection `batch_stats`, with the biased variance, as Flax does (PyTorch's running variance is unbiased).
         """
         conv, norm = self.layers(train)
         x = self.stem(images.astype(self.dtype), self.width, conv, norm)
@@ -186,7 +189,7 @@ class ResNet(nn.Module):
         """
 
         def conv(features: int, *, kernel: int, stride: int, name: str, use_bias: bool = False) -> nn.Conv:
-            # PyTorch's padding, which is symmetric for any stride, unlike "SAME".
+            # This is PyTorch's padding. It is symmetric for any stride, unlike "SAME".
             padding = kernel // 2
             return nn.Conv(
                 features,
@@ -208,7 +211,7 @@ class ResNet(nn.Module):
             group=self.group,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
-            # Only on a CPU is there an operation; see `jaxddp.models.adapt.for_platform`.
+            # The operation is set only on CPUs; see `jaxddp.models.adapt.for_platform`.
             by_hand=self.convolution is None,
         )
         return blurring(conv) if self.blur_pool else conv, norm

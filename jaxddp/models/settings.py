@@ -32,7 +32,7 @@ def kernel_init(chosen: WeightInit) -> nn.initializers.Initializer:
 
 
 def lookup(key: str, name: str, entries: Mapping[str, T]) -> T:
-    """Return the entry of a name. Raises: InputError; the name is unknown. The message suggests the nearest name."""
+    """Return the entry of a name. Raises: InputError if the name is unknown. The message suggests the nearest name."""
     if name not in entries:
         raise InputError(f"unknown {key} {name!r}; {choices(str(name), entries)}")
     return entries[name]

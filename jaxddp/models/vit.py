@@ -60,7 +60,7 @@ TORCHVISION = naming(
 )
 
 _normal = nn.initializers.normal
-# PyTorch's default for a convolution.
+# PyTorch's default initializer of a convolution's kernel.
 _of_patches = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 

@@ -61,7 +61,7 @@ class Distillation:
 
     @cached_property
     def teacher(self) -> TrainedRun:
-        """Return the teacher, which is restored on first use. Raises: InputError; its run or checkpoint is missing."""
+        """Return the teacher, which is restored on first use. Raises: InputError if it cannot be read."""
         with about(_KEY):
             return self.restore()
 
@@ -103,7 +103,7 @@ class Distillation:
             if why := refusal_of(teacher.model, trees, expected.image_shape, shape):
                 raise InputError(
                     *(_TEACHER, f"{teacher.directory} does not take this run's training images of {shape} ({why})"),
-                    advice="give a teacher that does",
+                    advice="give a teacher that takes them",
                 )
         if teacher.topology.mesh != topology.mesh:
             count, devices = teacher.topology.num_devices, topology.num_devices
@@ -158,7 +158,7 @@ class Distillation:
         return lax.stop_gradient(logits)
 
     def _arrays(self) -> tuple[Any, Any]:
-        """Return the teacher's arrays on the devices of the traced program: all, or one in the self-test."""
+        """Return the teacher's arrays on the devices of the traced program: all devices, or one in the self-test."""
         arrays = self.teacher.state.params, self.teacher.state.model_state
         if lax.axis_size(AXIS) == self.teacher.topology.num_devices:
             return arrays
@@ -185,7 +185,7 @@ def distillation(teacher: TrainedRun, temperature: float = 4.0, teacher_share: f
 
 @OBJECTIVES.add("distillation", DistillationSettings)
 def distillation_of(config: Config, topology: Topology) -> Distillation:
-    """Create a `Distillation` from the best checkpoint of `objective.teacher`. Raises: InputError; it is not set."""
+    """Create a `Distillation` from the best checkpoint of a run. Raises: InputError if no teacher is set."""
     settings = settings_of(config.objective, DistillationSettings)
     if (directory := settings.teacher) is None:
         raise InputError(_TEACHER, "distillation has no teacher", advice="give a run's work directory")

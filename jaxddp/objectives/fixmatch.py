@@ -1,9 +1,9 @@
 """FixMatch: confident predictions on unlabelled images become labels for strongly augmented copies of them.
 
-Source: Sohn et al. 2020 (arXiv:2001.07685). A step has B labelled images and a multiple of B unlabelled ones, each in
-two views. If the network gives a class of the weak view a probability of `threshold` or more, that class is the
-pseudo-label of the strong view. The loss is the mean over the labelled images plus a weight times the mean over all
-unlabelled images.
+Source: Sohn et al. 2020 (arXiv:2001.07685). A step has B labelled images and a multiple of B unlabelled ones. Each
+unlabelled image has a weakly and a strongly augmented view. If the network gives a class of the weak view a probability
+of `threshold` or more, that class is the pseudo-label of the strong view. The loss is the mean over the labelled images
+plus a weight times the mean over all unlabelled images.
 
 As in the authors' code, all images of a step go through the network in one batch, so batch norm sees all of them.
 Unlike in that code, all operations of RandAugment have the same magnitude.

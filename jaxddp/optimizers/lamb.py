@@ -24,8 +24,9 @@ class LambSettings:
 def lamb(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
     """Create LAMB (You et al. 2019, arXiv:1904.00962, algorithm 2).
 
-    Adam's update with weight decay is scaled to the norm of its kernel. Unlike in `optax.lamb`, parameters without
-    weight decay (batch norm and biases) keep Adam's update unscaled, as in timm and TensorFlow Addons.
+    The update of a kernel, Adam's with weight decay, is scaled to the norm of the kernel. Unlike in `optax.lamb`,
+    parameters without weight decay (batch norm and biases) keep Adam's update unscaled, as in timm and TensorFlow
+    Addons.
     """
     settings = settings_of(config.optimizer, LambSettings)
     return optax.chain(

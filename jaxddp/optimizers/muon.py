@@ -22,7 +22,8 @@ _ADAMS_BETA1 = 0.9
 class MuonSettings:
     """The keys of the config section `optimizer` that Muon reads.
 
-    `momentum` is Muon's, often 0.95. `beta2` is Adam's. `epsilon` and `nesterov` apply to both.
+    `momentum` applies to Muon only and is often 0.95. `beta2` applies to Adam only. `epsilon` and `nesterov` apply to
+    both.
     """
 
     momentum: Decay = 0.9

@@ -1,4 +1,4 @@
-"""Schedule-free AdamW, which averages its iterates instead of lowering the learning rate."""
+"""Schedule-free AdamW, which averages the iterates of training instead of lowering the learning rate."""
 
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ def schedule_free(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
     if not settings.momentum:
         raise InputError(
             Key("optimizer.momentum", 0.0),
-            ": schedule_free divides by it",
+            ": schedule_free divides by the momentum",
             advice="give a number above 0, such as 0.9",
         )
     step = optax.chain(

@@ -15,7 +15,7 @@ _BEGIN, _END = 1 / 25, 1 / 250_000
 
 @SCHEDULES.add("one_cycle")
 def one_cycle(config: Config, steps: Steps) -> optax.Schedule:
-    """Return the 1cycle policy (Smith & Topin 2017, arXiv:1708.07120). Its rise is the warm-up, usually 30% of the run.
+    """Return the 1cycle policy (Smith & Topin 2017, arXiv:1708.07120). The rise is the warm-up, usually 30% of the run.
 
     After the warm-up the learning rate falls linearly to 1/25 of the peak. Over the last part of the run (15% with that
     warm-up) it falls linearly to 1/250,000 of the peak. The momentum is constant.

@@ -19,9 +19,9 @@ def batch_factor(config: Config) -> float:
 
 
 def at_batch_size(config: Config) -> Config:
-    """Return the config with the peak for its own batch size as `optimizer.learning_rate`.
+    """Return a config whose `optimizer.learning_rate` is the peak for its own batch size.
 
-    Schedules and optimizers are created from this config. Raises: InputError; the peak is out of range.
+    Schedules and optimizers are created from this config. Raises: InputError if the peak is out of range.
     """
     if config.optimizer.reference_batch is None:
         return config

@@ -43,7 +43,7 @@ def match(
     *,
     new_head: bool = False,
 ) -> WeightMatch:
-    """Match the arrays of a network, by path, with those of a state dict, in the naming that fits most of them.
+    """Match the arrays of a network, by path, with those of a state dict, in the naming with the most matches.
 
     Args:
         new_layers: layers that take nothing from the state dict.

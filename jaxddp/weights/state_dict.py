@@ -75,7 +75,8 @@ def _pickled(path: Path) -> dict[str, np.ndarray]:
         import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError(
-            f"{path}: reading it needs PyTorch, which is not installed; install torch, or convert it where torch is: "
+            f"{path}: reading it needs PyTorch, which is not installed; install torch, or convert it on "
+            "a machine that has torch: "
             f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), {path.stem + '.safetensors'!r})"
         ) from None
     try:

@@ -15,9 +15,9 @@ _IMAGE_SHAPED = "layer_scale"
 
 
 def namings_of(model: Any) -> tuple[Naming, ...]:
-    """Return the namings of a model or an adapted module: those of libraries, and then its own paths with dots.
+    """Return the namings of a model or an adapted module: those of libraries, then the paths with dots.
 
-    Its own paths are used to read and write networks without published weights.
+    The paths with dots are used to read and write networks without published weights.
     """
     module = getattr(model, "module", model)
     published: Any = getattr(module, "published_names", tuple)

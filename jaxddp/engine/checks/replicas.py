@@ -1,11 +1,12 @@
 """Check that all devices hold the same state, by checksums of the bytes in each device's memory.
 
 Replicas stay equal because every device computes the same update. The step itself would not notice a flipped bit in a
-device's memory or a device that computes wrongly. From then on that replica, and every gradient, would be wrong.
+device's memory or a device that computes wrongly. After such a fault that replica, and every averaged gradient, would
+be wrong.
 
-Every 32-bit word of the state is combined with its index, scrambled, and summed modulo 2^32. Both operations are
-one-to-one, so a change within one word, such as a flipped bit, always changes the sum. Words that swap places change it
-too. A swap, or a change of many words, is missed with a probability of 2^-32.
+Every 32-bit word of the state is combined with its index, scrambled, and summed modulo 2^32. Combining and scrambling
+are one-to-one, so a change within one word, such as a flipped bit, always changes the sum. If words swap places, the
+sum changes too. A swap, or a change of many words, is missed with a probability of 2^-32.
 """
 
 import functools
@@ -107,7 +108,8 @@ def _words(leaf: jax.Array) -> jax.Array:
 
 def _sum(words: jax.Array) -> jax.Array:
     """Return the checksum of uint32[words]: uint32[]."""
-    # An odd factor is one-to-one, so every index gets its own number. This one is 2^32 divided by the golden ratio.
+    # Multiplication by an odd factor is one-to-one modulo 2^32, so every index gets its own number. This factor is 2^32
+    # divided by the golden ratio.
     indices = lax.iota(jnp.uint32, words.size) * jnp.uint32(0x9E3779B9)
     return _scrambled(words ^ indices).sum(dtype=jnp.uint32)
 
@@ -120,7 +122,7 @@ def _scrambled(words: jax.Array) -> jax.Array:
 
 
 def _devices(totals: Sequence[int], topology: Topology) -> str:
-    """Say which devices differ from which."""
+    """Describe which devices differ from the majority, or list the groups if there is no majority."""
     (most, count), *_ = Counter(totals).most_common()
     devices = [f"device {device} of process {device.process_index}" for device in topology.mesh.devices.flat]
     if 2 * count > len(totals):
@@ -140,6 +142,6 @@ def _list(names: Sequence[str]) -> str:
 def _arrays(names: Sequence[str], count: int) -> str:
     """Say in which arrays the devices differ."""
     if not names:
-        # Either the second program read other bits, or the first one computed wrongly.
+        # Either the program for single arrays read other bits, or the program for the whole state computed wrongly.
         return "but a comparison of each array found no difference, so a device computes wrongly"
     return f"in {len(names)} of {counted(count, 'array')}, first in {names[0]}"

@@ -1,10 +1,10 @@
 """Check before the first step that the averaged gradient equals the gradient that one device computes alone.
 
 A model or a loss can silently break data-parallel training, for example with a custom gradient that omits a sum over
-devices, or with a sum in place of a mean. So can a release of JAX or the network between machines. The test takes a
-few examples of the first batch. It computes their gradient with `Gradients.of_batch` on all devices, as the step does,
-and with the same function on a mesh of one device. The network uses running statistics and images are not augmented,
-so both gradients must agree up to rounding.
+devices, or with a sum in place of a mean. A release of JAX or the network between machines can break it too. The test
+takes a few examples of the first batch. It computes their gradient with `Gradients.of_batch` on all devices, as the
+step does, and with the same function on a mesh of one device. The network uses running statistics and images are not
+augmented, so both gradients must be equal up to rounding.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.variables import path_of
 
 EXAMPLES_PER_DEVICE, MOST_DEVICES = 2, 8
-"""The number of examples from each device, and the largest number of devices they are taken from. One device computes
-all of them."""
+"""The number of examples from each device, and the largest number of devices they are taken from. A single device also
+computes the gradient of all these examples."""
 MOST_PARAMETERS, MOST_OPERATIONS = 32, 500
 """With at most this many parameter arrays and operations of the traced gradient, the test takes less than a second."""
 
 Mode = Literal["auto", "always", "never"]
 _TOLERANCE = {"bfloat16": 0.05, "float16": 0.02, "float32": 0.0001, "float64": 1e-8}
-"""The tolerance for each dtype, many times its rounding error; see docs/design.md. The least precise dtype in the
-computation or the communication decides."""
+"""The tolerance for each dtype, many times its rounding error; see docs/design.md. The tolerance of the least precise
+dtype in the computation or the communication applies."""
 _TENSOR_FLOAT = 0.02
 """The tolerance for float32 on a GPU, which multiplies with mantissas as short as float16's."""
 _CANCELLED = 0.002
@@ -68,7 +68,7 @@ class SelfTest:
         mode: Mode = "auto",
     ):
         self._objective = objective
-        # Adding up microbatches involves no other device.
+        # The test does not use microbatches, because adding them up involves no other device.
         self._gradients = dataclasses.replace(gradients, accumulate=1)
         self._topology, self._mode = topology, mode
         self._shares = self._gradients.shares(topology)
@@ -113,7 +113,9 @@ class SelfTest:
         if line := next(filter(None, peers.exchange("self-test", line)), ""):
             raise GradientError(f"self-test before the first step: {line}", advice=_ADVICE)
         if not comparison.proves and peers.is_first:
-            _log.warning(f"self-test: the gradient of the first examples is {comparison.norm:g}, which proves nothing")
+            _log.warning(
+                f"self-test: the gradient of the first examples is {comparison.norm:g}, so the test proves nothing"
+            )
 
     def _compiled(self, *arguments: Any) -> Any:
         """Compile the averaged gradient. Return None if the program is too large or the model cannot evaluate."""
@@ -125,7 +127,7 @@ class SelfTest:
                 raise
             return None
         operations = list(operations_in(traced.jaxpr))
-        # The number is the same on all processes, so all decide alike.
+        # The number is the same on all processes, so all make the same decision.
         self.operations = len(operations)
         if self._mode == "auto" and self.operations > MOST_OPERATIONS:
             return None
@@ -168,7 +170,7 @@ class SelfTest:
         return _Comparison(names, np.asarray(self._alone[in_slices](*local), np.float64))
 
     def _compare_alone(self, in_slices: bool, device: Any) -> Any:
-        """Return a jitted function, on one device, of the averaged gradient, state and batch: float[leaves, 3]."""
+        """Return a jitted function (averaged gradient, state, batch) -> float[leaves, 3] that runs on one device."""
         alone, lone = Topology.create([device]), Gradients(frozen=self._gradients.frozen)
         device_of = np.arange(self._shares) * self._topology.num_devices // self._shares
         counting = np.flatnonzero(np.isin(device_of, self._counting))
@@ -199,7 +201,7 @@ class SelfTest:
 
 @dataclasses.dataclass(frozen=True)
 class _Comparison:
-    """An averaged gradient a compared with that of one device b."""
+    """A comparison of the averaged gradient a with the gradient b of one device."""
 
     names: list[str]
     """The name of each parameter array."""
@@ -255,5 +257,5 @@ def _tolerances(operations: list[Any], platform: str) -> Iterator[float]:
     for dtype in {result.dtype for result in results if hasattr(result, "dtype")}:
         if jnp.issubdtype(dtype, jnp.floating):
             tolerance = _TENSOR_FLOAT if (dtype, platform) == (jnp.float32, "gpu") else _TOLERANCE.get(dtype.name)
-            # Dtypes of eight bits or fewer are not listed.
+            # `_TOLERANCE` does not list dtypes of eight bits or fewer.
             yield 0.3 if tolerance is None else tolerance

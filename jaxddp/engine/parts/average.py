@@ -1,4 +1,4 @@
-"""An exponential moving average (EMA) of the parameters, which is evaluated beside them."""
+"""An exponential moving average (EMA) of the parameters. Validation measures it in addition to the parameters."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,9 @@ class ParameterAverage(Part):
     """An exponential moving average of the parameters that starts at the fresh parameters.
 
     The decay of step t (0 first) warms up as min(decay, (1 + t)/(10 + t)), the rule of TensorFlow's
-    `ExponentialMovingAverage`, so that a short run forgets the fresh parameters. With `every` K the average is updated
-    after each K-th step, with the decay to the power of K, so it covers as many steps as with 1. (torchvision's
-    references and pycls multiply 1 - decay by K, which is the same to first order.)
+    `ExponentialMovingAverage`, so that a short run forgets the fresh parameters. If `every` is K, the average is
+    updated after each K-th step with the decay to the power of K. So it covers as many steps as if `every` were 1.
+    (torchvision's references and pycls multiply 1 - decay by K, which is the same to first order.)
 
     Evaluation of the average uses the model state of the trained parameters, such as batch norm statistics.
 

@@ -1,4 +1,4 @@
-"""Skip steps whose gradient is not finite: they change nothing but the step count.
+"""Skip steps whose gradient is not finite. A skipped step changes only the step count.
 
 `optax.apply_if_finite` protects only the optimizer and the parameters, not batch statistics and the arrays of parts.
 """

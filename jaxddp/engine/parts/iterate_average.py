@@ -1,8 +1,8 @@
-"""Support for schedule-free optimizers (Defazio et al. 2024, arXiv:2405.15682), anywhere in an optimizer's state.
+"""Support for schedule-free optimizers (Defazio et al. 2024, arXiv:2405.15682), also within other optimizers.
 
 Such an optimizer takes steps z, averages them as x, and computes gradients at y = beta x + (1 - beta) z. The trained
-parameters are y. The optimizer's state holds z, and x follows from both. This module keeps x beside y for evaluation,
-and scales steps so that all three sequences stay consistent.
+parameters are y. The optimizer's state holds z, and x is computed from y and z. This module keeps x beside y for
+evaluation, and scales steps so that all three sequences stay consistent.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ StepFactor = Callable[[str], Any]
 class ScheduleFreeAverage(Part):
     """Keeps x in the state, so that evaluation, prediction and export need no optimizer.
 
-    It is added automatically if there is a schedule-free optimizer, from a config or from Python. Running statistics
-    of batch norm are those of y.
+    It is added automatically if there is a schedule-free optimizer, from a config or from Python. Running statistics of
+    batch norm are measured with the parameters y.
     """
 
     name: str = "schedule_free"
@@ -87,7 +87,7 @@ def averaged(opt_state: Any, params: Any) -> Any:
 
 
 def multiplied(updates: Any, before: Any, after: Any, factor: StepFactor) -> tuple[Any, Any]:
-    """Scale the updates of any optimizer by factors; return them and its next state. See `with_steps`."""
+    """Scale the updates of any optimizer by factors; return the updates and the next state. See `with_steps`."""
     if is_schedule_free(after):
         return with_steps(updates, before, after, factor)
 
@@ -131,7 +131,7 @@ def with_steps(updates: Any, before: Any, after: Any, factor: StepFactor) -> tup
         if path_of(path) not in corrections:
             return update
         more, times = corrections[path_of(path)]
-        # Minus zero, because x + -0 keeps the bits of x, while -0 + 0 is 0.
+        # The update is minus zero: x + -0 keeps the bits of every x, but -0 + 0 is 0.
         return jnp.where(times == 0, -0.0, update + more).astype(update.dtype)
 
     return jax.tree_util.tree_map_with_path(corrected, updates), state

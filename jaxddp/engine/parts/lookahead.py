@@ -19,8 +19,8 @@ class Lookahead(Part):
 
     The changing decay is from Jordan 2024 (arXiv:2404.00498, section 3.4). Every `period` steps
     slow = decay * slow + (1 - decay) * trained, and training continues from the slow weights. After the last step of
-    the run the trained weights are replaced by the slow ones. The model's running statistics are treated like
-    parameters; its other arrays are not changed.
+    the run the slow weights replace the trained weights. The model's running statistics are treated like parameters;
+    its other arrays are not changed.
 
     Attributes:
         period: the number of steps between updates of the slow weights.

@@ -20,12 +20,13 @@ class LossScale(Part):
 
     The rule is that of `flax.training.dynamic_scale.DynamicScale`. The mean loss of the global batch is multiplied by a
     scale before it is differentiated. After `growth_interval` finite gradients in a row, the next finite one multiplies
-    the scale by `factor`. A gradient that is not finite divides it by `factor`, and `jaxddp.engine.parts.guard.Guard`,
-    which comes before this part, skips the step. The averaged gradients are tested, so all devices have the same scale.
-    The scale of the next step is logged as `loss_scale`.
+    the scale by `factor`. After a gradient that is not finite, the scale is divided by `factor`, and
+    `jaxddp.engine.parts.guard.Guard`, which comes before this part, skips the step. The averaged gradients are tested,
+    so all devices have the same scale. The scale of the next step is logged as `loss_scale`.
 
     Attributes:
-        batch_size: the size of the global batch; the step differentiates the sum of its losses.
+        batch_size: the size of the global batch. The scale is divided by it, because the step differentiates the sum of
+            the batch's losses, and the scale is that of their mean.
         initial: the first scale.
         factor: the factor by which the scale grows and shrinks.
         growth_interval: the number of finite gradients before the scale grows.

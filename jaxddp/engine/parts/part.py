@@ -31,9 +31,8 @@ class Part:
             over them. Such a part comes after `jaxddp.engine.parts.guard.Guard` in the list of parts, because the guard
             restores the arrays of the parts before it.
         beside: whether a validation measures the part's `EVAL_PARAMS` (see `jaxddp.engine.state`) beside the trained
-            parameters, rather than instead of them. If true, it measures them as "val_ema" in addition to the trained
-            parameters ("val"), as for a moving average. If false, it measures them as "val" instead of the trained
-            parameters.
+            parameters. If true, it measures them as "val_ema" in addition to the trained parameters ("val"), as for a
+            moving average. If false, it measures them as "val" instead of the trained parameters.
         follows: whether `validated` is called after a validation.
     """
 
@@ -76,7 +75,7 @@ class Part:
         return own, after
 
     def judge(self, own: Any, before: TrainState, after: TrainState, finite: jax.Array) -> tuple[Any, TrainState]:
-        """Like `update`, which the step calls first. The step calls this method only if `judges` is set.
+        """Return the same as `update`. The step calls this method after `update`, and only if `judges` is set.
 
         Args:
             finite: bool[], whether the averaged gradients are finite. A NaN or infinity of any device makes it false.
@@ -84,7 +83,7 @@ class Part:
         return own, after
 
     def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
-        """Return scalars of this step, by name, which are logged beside its metrics.
+        """Return scalars of this step, by name, which are logged with the metrics of the step.
 
         Here `grads` are the averaged gradients before any part changed them. In `update` they are the gradients that
         the optimizer got.
@@ -96,7 +95,7 @@ def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, Train
     """Return the states that a validation measures, by split.
 
     "val" has the trained parameters, or a part's parameters that replace them. "val_ema" has a part's parameters that
-    are measured beside them.
+    are measured in addition to the trained ones.
     """
     if not any(part.beside for part in parts):
         return {VAL: state}

@@ -21,9 +21,9 @@ class Plateau(Part):
     """Applies the rule of `optax.contrib.reduce_on_plateau` to the validations of a run, for any optimizer.
 
     Updates are multiplied by a scale, which starts at 1. After `patience` validations in a row without improvement the
-    scale is multiplied by `factor`, down to `least`, and the count starts again. An improvement is a loss below the
-    best one by a relative 1e-4, as in PyTorch's `ReduceLROnPlateau`, whose patience is one validation longer. A loss
-    that is not finite is no improvement.
+    scale is multiplied by `factor`, down to `least`, and the count of validations starts again. A validation is an
+    improvement if its loss is below the best one by a relative 1e-4, as in PyTorch's `ReduceLROnPlateau`. (With the
+    same patience, PyTorch waits one validation longer.) A loss that is not finite is no improvement.
 
     Attributes:
         factor: above 0 and below 1.
@@ -50,7 +50,7 @@ class Plateau(Part):
     def init(self, params: Any, model_state: Any) -> Any:
         """Return {"rule": optax's state}. Its `scale`, float32[], is the factor of the learning rate."""
         rule: Any = self._rule.init(jnp.zeros((), jnp.float32))
-        # Optax starts with infinity, but a state that holds one is not saved.
+        # Optax's first best loss is infinity, but a state with an infinity is not saved.
         return {"rule": rule._replace(best_value=jnp.float32(jnp.finfo(jnp.float32).max))}
 
     def rate_factor(self, own: Any) -> jax.Array:

@@ -1,8 +1,9 @@
 """Batch norm fused with the addition and the ReLU that follow it in a residual network, with a custom gradient.
 
-On a GPU the cost of these operations is their memory traffic. The custom gradient reads the incoming gradient and the
-input twice and writes once. (With an addition, the gradient after the ReLU is also written for the shortcut and read
-again.) JAX's derived gradient has 1.5 times as much traffic. `benchmarks/gpu_program.py` counts how XLA fuses it.
+On a GPU the time of these operations is that of their memory traffic. The custom gradient reads the incoming gradient
+and the input twice and writes once. (With an addition, the gradient after the ReLU is also written for the shortcut and
+read again.) JAX's derived gradient has 1.5 times as much traffic. `benchmarks/gpu_program.py` counts the kernels that
+XLA creates, and their traffic.
 
 Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3.
 """
@@ -26,12 +27,13 @@ Pair = tuple[jax.Array, jax.Array]
 class BatchNorm(nn.Module):
     """Compute relu(normalized(x) + residual), with the parameters, statistics and values of `flax.linen.BatchNorm`.
 
-    It normalizes the last axis by the mean and the biased variance over all other axes. In training it supports
-    reverse-mode differentiation of any order, but not forward mode first (`jax.jvp`, `jax.hessian`).
+    It normalizes the last axis by the mean and the biased variance over all other axes. In training the first
+    differentiation must be in reverse mode, so `jax.jvp` and `jax.hessian` are not supported. Reverse mode is supported
+    for derivatives of any order.
 
     Attributes:
-        use_running_average: normalize by the statistics in the collection `batch_stats`, without updating them; else by
-            those of the batch.
+        use_running_average: normalize by the statistics in the collection `batch_stats`, without updating them.
+            Otherwise normalize by the statistics of the batch.
         momentum: the weight of the old running average. PyTorch's momentum is 1 minus this.
         axis_name: the mesh axis over which statistics are averaged; None for the statistics of each device.
         group: the number of consecutive images that are normalized together. Running statistics take the mean over
@@ -136,7 +138,7 @@ def _forward(
     mean, var = moments(totals, x.size // x.shape[-1], form.axis_name)
     deviation = lax.rsqrt(var + form.epsilon)
     result = applied(x, mean, deviation * scale, bias, residual, form.relu)
-    # Without an addition, the backward pass finds the ReLU's mask from the input, which it reads anyway.
+    # Without an addition, the backward pass computes the ReLU's mask from the input, which it reads anyway.
     kept = result if form.relu and residual is not None else None
     return (result, mean, var), (x, mean, deviation, scale, bias, residual is not None, kept)
 
@@ -215,8 +217,8 @@ def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.
     falling = multiplier < 0
     bound = mean - bias / jnp.where(multiplier == 0, 1, multiplier)
     bound = jnp.where(multiplier == 0, jnp.where(bias > 0, -jnp.inf, jnp.inf), bound)
-    # With a negative slope the condition is x < bound: not (x > the next smaller number). XLA would treat the number
-    # just below 0 as 0.
+    # With a negative slope the condition is x < bound. It is computed as not (x > the next number below the bound). XLA
+    # would treat the number just below 0 as 0.
     bound = lax.stop_gradient(bound)
     below = jnp.where(bound == 0, -jnp.finfo(bound.dtype).tiny, jnp.nextafter(bound, -jnp.inf))
     bound = jnp.where(falling, below, bound)

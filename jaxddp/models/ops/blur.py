@@ -21,8 +21,8 @@ _WEIGHTS = (1, 2, 1)
 def blur(images: jax.Array, stride: int = 1) -> jax.Array:
     """Convolve each channel with [1, 2, 1] x [1, 2, 1] / 16 and zero padding: [B, H, W, C] -> [B, H', W', C].
 
-    H' is ceil(H / stride). Any float dtype; sums are in float32 or wider and rounded once. It supports reverse-mode
-    differentiation, but not forward mode first (`jax.jvp`).
+    H' is ceil(H / stride). Images may have any float dtype; sums are in float32 or wider and rounded once. Only
+    reverse-mode differentiation is supported, not `jax.jvp`.
     """
     wide = jnp.promote_types(images.dtype, jnp.float32)
     batch, height, width, channels = images.shape
@@ -48,7 +48,7 @@ def _forward(images: jax.Array, stride: int) -> tuple[jax.Array, tuple[int, ...]
 
 
 def _backward(stride: int, shape: tuple[int, ...], grads: jax.Array) -> tuple[jax.Array]:
-    # A symmetric filter is its own transpose. The derived gradient would add up nine images, one by one.
+    # A symmetric filter is its own transpose. JAX's derived gradient would add up nine images, one by one.
     margins = [
         (0, side - (outputs - 1) * stride - 1, stride - 1)
         for side, outputs in zip(shape[1:3], grads.shape[1:3], strict=True)
@@ -61,7 +61,7 @@ blur.defvjp(_forward, _backward)
 
 
 def blurring(conv: ModuleFactory) -> ModuleFactory:
-    """Wrap a factory of convolutions: strided convolutions blur their images if these have 16 channels or more.
+    """Wrap a factory of convolutions: strided convolutions first blur images that have 16 channels or more.
 
     The ResNets of FFCV (github.com/libffcv/ffcv-imagenet, `BlurPoolConv2d`) do the same: they blur before each strided
     convolution except the stem's, and not before the max pool. A blur has no parameters, and the convolutions keep

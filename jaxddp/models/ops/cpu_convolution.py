@@ -1,15 +1,16 @@
-"""Square convolutions that are fast on CPUs, forward and backward. `jaxddp.models.adapt` decides where they are used.
+"""Square convolutions that are fast on CPUs, forward and backward. `jaxddp.models.adapt` selects them on CPUs.
 
-XLA's CPU compiler has three slow cases (times of one core, compared with 7 ms for a convolution with as many
-multiplications):
+XLA's CPU compiler has three slow cases. (The times are those of one core. Other convolutions with as many
+multiplications take 7 ms.)
 
 - The gradient of a kernel takes 10 to 24 ms. XLA computes it as a convolution with a window as large as the image, and
   transposes the images and copies every patch for it.
 - A convolution with a kernel larger than the image, such as 3x3 on a 2x2 map, takes 725 ms.
 - The gradient of small images with many features takes 8 to 14 ms, because the kernel is transposed first.
 
-Here these cases are matrix products with an image's patches as rows. Such a product also multiplies the padding, which
-a convolution does not. So each product is a `composite` with the number of multiplications of the convolution.
+This module computes these cases as matrix products whose rows are an image's patches. Such a product also multiplies
+the padding, which a convolution does not. So each product is a `lax.composite` that states the convolution's number of
+multiplications.
 """
 
 import functools
@@ -27,7 +28,8 @@ import jaxddp.models.ops.cpu_depthwise as cpu_depthwise
 # Patches copy each value k * k times. From this number of output features on, the product saves more than the copies
 # cost (measured with 128 to 512 features on maps of 2x2 to 14x14).
 _MANY_FEATURES = 256
-# The number of patch rows that are multiplied at once and fit a core's cache: 11 ms in place of 28 ms in one piece.
+# The number of patch rows that are multiplied at once. They fit a core's cache, so a product takes 11 ms. With all rows
+# at once it takes 28 ms.
 _BLOCK_PIXELS = 256
 # Patches are transposed before they are multiplied if channels * features is at least the first number, or if there
 # are fewer channels than the second.
@@ -38,8 +40,8 @@ _LARGE_KERNEL, _FEW_CHANNELS = 1 << 18, 16
 def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     """Cross-correlate [B, H, W, C] with [k, k, C, F]: [B, H', W', F], H' = (H + 2 padding - k) // stride + 1.
 
-    With a kernel [k, k, 1, C] and stride 1 the convolution is depthwise: [B, H', W', C]. Any float dtype; a kernel's
-    gradient is summed in float32 or wider. It supports reverse-mode differentiation.
+    With a kernel [k, k, 1, C] and stride 1 the convolution is depthwise: [B, H', W', C]. Arrays may have any float
+    dtype; a kernel's gradient is summed in float32 or wider. Only reverse-mode differentiation is supported.
 
     Args:
         stride: the stride of both axes.
@@ -73,7 +75,8 @@ def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[
 
     of_kernel = _pixels_product if size == 1 else functools.partial(_blocks_product, size=size)
     kernel_gradient = _marked(functools.partial(of_kernel, **settings), count)
-    # XLA's gradient of the images is a convolution of the output, so it is slow if that is a 2x2 map: 4.2 ms, not 0.5.
+    # XLA's gradient of the images is a convolution of the output, so it is slow if the output is a 2x2 map: 4.2 ms
+    # instead of 0.5 ms.
     multiplies = _multiplies(grads, kernel, kernel.shape[2])
     of_images = _marked(images_gradient(_product), count) if multiplies else images_gradient(_library)
     return of_images(grads, kernel), kernel_gradient(images, grads)
@@ -174,7 +177,10 @@ def _total_dtype(x: jax.Array) -> Any:
 
 
 def _block(batch: int, height: int, width: int) -> tuple[int, int]:
-    """Return the number of images and of rows of each in a block: the fewest with enough pixels that divide evenly."""
+    """Return the number of images in a block, and the number of rows of each image.
+
+    The block is the smallest one with enough pixels that divides the batch evenly.
+    """
     pixels = height * width
     if pixels >= _BLOCK_PIXELS:
         return 1, next(rows for rows in range(1, height + 1) if height % rows == 0 and rows * width >= _BLOCK_PIXELS)

@@ -38,7 +38,7 @@ def kernel_gradient(images: jax.Array, grads: jax.Array, padding: int, size: int
         shifted = lax.dynamic_slice(padded, (0, number // size, number % size, 0), grads.shape)
         return (shifted.astype(wide) * grads.astype(wide)).sum((0, 1, 2))
 
-    # A loop, because as many separate sums take 1.5 s to compile.
+    # The sums are computed in a loop, because separate sums for all taps take 1.5 s to compile.
     return lax.map(tap, jnp.arange(size * size)).reshape(size, size, 1, -1).astype(images.dtype)
 
 

@@ -1,7 +1,8 @@
-"""Stochastic depth: in training an example skips whole residual branches, deep ones more often than early ones.
+"""Stochastic depth: in training an example skips residual branches, and later branches more often than early ones.
 
 Source: Huang et al. 2016 (arXiv:1603.09382), with probabilities that grow linearly from 0 in the first block. As in
-timm and torchvision, the remaining branches are scaled up in training, and evaluation uses all branches unscaled.
+timm and torchvision, training scales up the branches that are not skipped, and evaluation uses all branches without
+scaling.
 """
 
 import jax

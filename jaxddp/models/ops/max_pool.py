@@ -13,10 +13,10 @@ from jax import lax
 def max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int = 1) -> jax.Array:
     """Take the maximum over square windows: [B, H, W, C] -> [B, ceil(H/2), ceil(W/2), C] by default.
 
-    Any float dtype with infinities. Values and gradients equal those of `flax.linen.max_pool`: of several equal
-    maxima, the first in row-major order gets the whole gradient. Flax's gradient (select and scatter) is a serial loop
-    on CPUs, and on GPUs it reads the images once more. Here a uint8 for each output stores the index of the pixel, so
-    `window` is at most 16. It supports reverse-mode differentiation, but not forward mode first (`jax.jvp`).
+    Images may have any float dtype with infinities. Values and gradients equal those of `flax.linen.max_pool`: of
+    several equal maxima, the first in row-major order gets the whole gradient. Flax's gradient (select and scatter) is
+    a serial loop on CPUs, and on GPUs it reads the images once more. Here a uint8 for each output stores the index of
+    the pixel, so `window` is at most 16. Only reverse-mode differentiation is supported, not `jax.jvp`.
     """
     return _forward(images, window, stride, padding)[0]
 

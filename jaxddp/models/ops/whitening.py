@@ -1,8 +1,8 @@
 """Initialize the first convolution from images, so that it whitens their patches.
 
-Its features are the patches' principal components, each divided by its standard deviation, and their negatives.
-Sources: Page 2019, "How to train your ResNet 8: bag of tricks" (whitening); Jordan 2024 (arXiv:2404.00498), section 3.2
-(the negatives).
+The features of the convolution are the principal components of the patches, each divided by its standard deviation, and
+the negatives of these features. Sources: Page 2019, "How to train your ResNet 8: bag of tricks" (whitening); Jordan
+2024 (arXiv:2404.00498), section 3.2 (the negatives).
 """
 
 import json
@@ -61,7 +61,7 @@ def whitening_kernel(moments: np.ndarray, channels: int) -> np.ndarray:
 def initialize_whitening(
     name: str, images: Callable[[], np.ndarray], mean: Sequence[float], std: Sequence[float]
 ) -> Callable[..., tuple[Any, Any]]:
-    """Return a transform of fresh parameters (see `jaxddp.engine.initial_state.make_init`) for a whitening kernel.
+    """Return a transform (see `jaxddp.engine.initial_state.make_init`) that sets the first kernel of a network.
 
     Args:
         name: the name of the first convolution, whose kernel is [size, size, C, 2 size * size * C].
@@ -70,7 +70,7 @@ def initialize_whitening(
         mean, std: the mean and standard deviation of each channel, as in `DataConfig`.
 
     Raises:
-        InputError: when the parameters are initialized; the network has no such convolution.
+        InputError: when the parameters are initialized, if the network has no such convolution.
     """
 
     def transform(params: Any, model_state: Any, peers: Peers = ALONE) -> tuple[Any, Any]:
