@@ -125,7 +125,7 @@ def resnet(
         A Flax module that maps images [B, H, W, C] to logits [B, num_classes].
 
     Raises:
-        InputError: the name, an option or a dtype is unknown; the message suggests the nearest one.
+        InputError: the name, an option or a dtype is unknown. The message suggests the most similar known one.
     """
     own = [field.name for field in dataclasses.fields(ResNetSettings)]
     for key in options.keys() - {*own}:
@@ -186,7 +186,7 @@ def prepare_training(
         setup with another seed.
 
     Raises:
-        InputError: names the argument, its value, and what to do.
+        InputError: an argument is invalid. The message names the argument, its value, and what to do.
     """
     check_labelled(check_source(table, "table"), "training data")
     per_device = checked(batch_size_per_device, BatchSize, "batch_size_per_device")
@@ -239,18 +239,21 @@ def train(
         loss: a function (logits, labels) that returns the loss of each example, their mean, or (sum, weight); see
             `jaxddp.engine.example_loss`.
         val: validation data, measured every `eval_every` and at the end.
-        schedule: a function of the step (0 first) that multiplies the optimizer's updates.
-        epochs: length of the training from step 0. Default: the setup's. A trained state continues from its step.
+        schedule: a function of the step number, from 0. The optimizer's updates are multiplied by its result.
+        epochs: length of the training from step 0. Default: the length in the setup. If the setup's state is already
+            trained, the training continues from the step of that state.
         listeners: see `jaxddp.training.events.Listener`. Default: a live progress display; () shows nothing.
-        evaluators: functions of the state that return a dict of further metrics. If parameters are averaged, they are
-            also called with the averaged parameters.
-        workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there. A run that has ended is
-            returned, and validated if it was not. A run with another model, loss, optimizer or data is an error. With
-            a workdir, SIGTERM makes the run save a checkpoint and stop.
+        evaluators: functions of the state that return a dict of further metrics. If parameters are averaged, the
+            functions are also called with the averaged parameters.
+        workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there. If the run there has
+            ended, its result is returned, after a validation if there was none. If the run there has another model,
+            loss, optimizer or data, an error is raised. With a workdir, SIGTERM makes the run save a checkpoint and
+            stop.
         log_to: names of loggers beside metrics.jsonl, as in a config's `log.to`. They need a workdir.
         log_project, log_name, log_config: project, name and further values (a dict) for "wandb" and "mlflow".
         log_every, eval_every, save_every: how often to log, validate and save: "50 steps", "1 epoch" or "10%".
-        check_every: how often to compare the states of all devices, besides each checkpoint; "0 steps" for never.
+        check_every: how often to compare the states of all devices; "0 steps" for never. They are also compared before
+            each checkpoint.
         self_test: whether to compare the averaged gradient with the gradient of one device before the first step:
             "auto", "always" or "never".
         profile: length of a trace for TensorBoard's profiler, such as "10 steps", written to profile/ in the workdir.

@@ -104,7 +104,7 @@ def check_read(config: Any, hooks: Collection[str] = (), mend: Callable[[Sequenc
         mend: returns the advice of the message for the keys without effect.
 
     Raises:
-        InputError: names all keys that have no effect, their values, and the keys that decide it.
+        InputError: a key has no effect. The message names all such keys, their values, and the keys that decide it.
     """
     values = {key: (attrgetter(key)(config), why) for key, why in unread(config, hooks).items()}
     said = {key: (Key(key, value), why) for key, (value, why) in values.items() if value is not None}

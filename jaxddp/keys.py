@@ -23,7 +23,8 @@ _SHORTEST = 2
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known keys that a mistyped name may mean. Several are returned only if they share its last part.
+    """Return the known keys that a mistyped name may mean. Several keys are returned only if their last part is
+    that of the name.
 
     A key is found by its short form, its last part, or despite a typo: "train.lr", "weight_decay", "train.duratoin".
     """

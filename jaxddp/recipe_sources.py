@@ -41,7 +41,7 @@ class RecipeSources:
 
 
 def run_as_module(path: Path, *, add_folder: bool) -> ModuleType:
-    """Run a file as a module and return the module. Raises: InputError; the file is no Python file.
+    """Run a file as a module and return the module. Raises: InputError if the file is no Python file.
 
     Args:
         add_folder: whether the file, and its hooks later, can import modules from its folder, as a script can.

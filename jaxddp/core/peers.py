@@ -42,7 +42,7 @@ class Peers:
 
     @property
     def longest_wait(self) -> float:
-        """How many seconds to wait for another process. If that one is stuck, the watchdog acts sooner."""
+        """How many seconds to wait for another process. If that process is stuck, the watchdog ends the job sooner."""
         return _AN_HOUR
 
     def agree(self, values: Mapping[str, str]) -> None:
@@ -59,28 +59,28 @@ class Peers:
         if other := int(self.decide("digests", digest, _first_that_differs)):
             own = text if self.process_index in (0, other) else ""
             name, problem = json.loads(self.decide("values", own, lambda texts: _difference(texts, other)))
-            raise InputError(Key(name), problem, advice="start every process with the same")
+            raise InputError(Key(name), problem, advice="start every process with the same value")
 
     def exchange(self, name: str, value: str) -> list[str]:
         """Return the values of all processes, in their order. In a job of jaxddp this needs no device.
 
         Raises:
-            Unreachable: a process sends none in time.
+            Unreachable: a process sends no value in time.
         """
         return json.loads(self.decide(name, value, json.dumps))
 
     def from_first(self, name: str, make: Callable[[], str]) -> str:
-        """Return the result of `make` on process 0, on every process. Only process 0 calls it, in its current phase.
+        """Return, on every process, the result of `make`, which only process 0 calls, without a change of its phase.
 
         Raises:
-            InputError, Unreachable: the error of process 0, on every process.
+            InputError, Unreachable: `make` raised this error on process 0. It is raised on every process.
         """
         return self.decide(name, "", lambda _: make())
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
         """Return, on every process, the result of `decide` on process 0.
 
-        Its argument is the list of the texts of all processes, in their order. Raises: as `from_first`.
+        Its argument is the list of the texts of all processes, in their order. Raises: see `from_first`.
         """
         return decide([text])
 

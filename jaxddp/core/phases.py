@@ -96,7 +96,7 @@ _tracker = _Tracker()
 def phase(name: Phase, description: str | None = None) -> Iterator[None]:
     """Enter a phase for the block, and return to the previous one after it.
 
-    If several threads of a process train, as in a notebook, the phase is that of the first one until it is done.
+    If several threads of a process train, as in a notebook, only the first one sets the phase until it is done.
 
     Args:
         description: what the process does, for users, such as "saving step 400". "" shows nothing, and None keeps the
@@ -158,7 +158,7 @@ def at_step(step: int) -> None:
 
 @contextmanager
 def committing() -> Iterator[None]:
-    """During the block, this thread, which saves, waits for the other processes."""
+    """Mark this thread, which saves a checkpoint, as waiting for the other processes during the block."""
     thread = threading.get_ident()
     _tracker.committing.add(thread)
     try:

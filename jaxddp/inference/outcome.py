@@ -25,7 +25,7 @@ class Outcome:
     An image without a label, or with a probability that is not finite, is excluded.
 
     Attributes:
-        labels: int[N]; negative where unknown.
+        labels: int[N]; negative if unknown.
         probabilities: float[N, K].
         class_names: the names of the K classes, for display.
         step: the step of the checkpoint.

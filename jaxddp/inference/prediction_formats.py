@@ -22,7 +22,7 @@ _THREADS = 16
 
 
 def format_of(out: Path) -> Format:
-    """Returns the format of a file by the suffix of its name. Raises: InputError; no format has this suffix."""
+    """Returns the format of a file by the suffix of its name. Raises: InputError if no format has this suffix."""
     names = get_args(Format)[:3]
     form = next((name for name in names if out.suffix.lower() == f".{name}"), None)
     if form is None:

@@ -33,7 +33,7 @@ def load_run(
         The trained run, with methods for prediction and features.
 
     Raises:
-        InputError: there is no such run or checkpoint, or it has another model.
+        InputError: there is no such run or checkpoint, or the checkpoint is of another model.
     """
     directory = Path(check_path(workdir, "workdir"))
     peers = join_job(find_job(), Config().parallel)

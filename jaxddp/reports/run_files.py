@@ -22,7 +22,7 @@ class Best(NamedTuple):
     """The best validation of a run."""
 
     metric: str
-    """The metric that decides: the goal's, "top1" by default, or "loss" if that was not measured."""
+    """The metric that is compared: the metric of the goal, or "loss" if that metric was not measured."""
     value: float
     """The value of the metric, without smoothing."""
     step: int
@@ -38,7 +38,7 @@ class RunFiles:
         name: the part of the path in which the run differs from the others.
         config: the content of config.json; empty if it cannot be read. A run from Python lacks most sections.
         result: the content of result.json; empty if there is none.
-        status: "running", "done", "stopped" (early, without gain), "preempted", "interrupted" or "failed"; "ended" if
+        status: "running", "done", "stopped" (by early stopping), "preempted", "interrupted" or "failed"; "ended" if
             the run ended without a result, and "unknown" if the file system does not show whether the run is active.
         goal: how the run compares its validations.
         faults: a line for each missing or damaged file, whose part is left out.
