@@ -51,7 +51,7 @@ def reset_unread(config: Any, said: Collection[str], hooks: Collection[str] = ()
 
 
 def without_unread(config: Any, hooks: Collection[str] = ()) -> Any:
-    """Return the config that a run stored, without the keys that have no effect, which older releases stored."""
+    """Return a run's config without the keys that have no effect. Older releases stored such keys."""
     return _given_way(config, DECIDING, (), hooks)
 
 

@@ -16,7 +16,7 @@ _ELSEWHERE = {
     **{"num_epochs": "train.duration", "max_epochs": "train.duration", "bs": "train.batch_size"},
     **{"wd": "optimizer.weight_decay", "arch": "model.name", "output_dir": "workdir"},
 }
-"""Names that other trainers use."""
+"""Keys by the names that other trainers use for them."""
 _MOST, _LONGEST, _LIKENESS = 3, 80, 0.78
 _SHORTEST = 2
 """Last parts of this length or shorter are not compared, because every word of three letters is similar to them."""

@@ -113,7 +113,7 @@ class RecipeFile:
 
 @dataclass
 class _Reading:
-    """A recipe file while it runs, and what it has loaded so far."""
+    """A recipe file that is running, and the files that it has loaded so far."""
 
     path: Path
     hooks: dict[str, Hook] = field(default_factory=dict)

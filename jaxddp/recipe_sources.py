@@ -20,7 +20,7 @@ class RecipeSources:
     Attributes:
         root: the folder that the names of the files are relative to.
         recipes: the recipe file itself, then the recipe files that it loaded by path.
-        modules: modules beside them that were imported while they ran.
+        modules: the modules in the folders of these files that were imported while the files ran.
     """
 
     root: Path

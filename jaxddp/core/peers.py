@@ -17,7 +17,7 @@ class Peers:
     """This process and the processes that it trains with. An instance of this class itself is a single process.
 
     `jaxddp.job.membership.join` returns the peers of a job. All processes must call `agree`, `exchange`, `from_first`
-    and `decide` alike, in the same order.
+    and `decide` equally often, in the same order.
     """
 
     @property
@@ -48,11 +48,11 @@ class Peers:
     def agree(self, values: Mapping[str, str]) -> None:
         """Check that all processes have the same values.
 
-        Each process sends a digest. Only if a digest differs from that of process 0, these two processes send their
-        values.
+        Each process sends a digest. If a digest differs from the digest of process 0, these two processes also send
+        their values.
 
         Raises:
-            InputError: names the first value that differs, and the value of each of the two processes.
+            InputError: a value differs. The message names the first such value, and what each of the two processes has.
         """
         text = json.dumps(dict(values))
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -62,7 +62,7 @@ class Peers:
             raise InputError(Key(name), problem, advice="start every process with the same value")
 
     def exchange(self, name: str, value: str) -> list[str]:
-        """Return the values of all processes, in their order. In a job of jaxddp this needs no device.
+        """Return the values of all processes, in their order. In a job that jaxddp has joined, this uses no device.
 
         Raises:
             Unreachable: a process sends no value in time.
@@ -70,7 +70,7 @@ class Peers:
         return json.loads(self.decide(name, value, json.dumps))
 
     def from_first(self, name: str, make: Callable[[], str]) -> str:
-        """Return, on every process, the result of `make`, which only process 0 calls, without a change of its phase.
+        """Call `make` on process 0, in its current phase, and return the result on every process.
 
         Raises:
             InputError, Unreachable: `make` raised this error on process 0. It is raised on every process.

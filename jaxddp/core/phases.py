@@ -21,7 +21,7 @@ Phase = Literal[
 COMMIT = "commit"
 """The phase "save", while one of its threads waits for the other processes to write their parts."""
 _PATIENCE: dict[str, float] = {"start": 6, "compile": 6, "restore": 3, "save": 3, COMMIT: 3, "validation": 3}
-"""Factors of `parallel.stall_timeout`: the time that a phase may last without progress. All others have factor 1."""
+"""Factors of `parallel.stall_timeout`: the time that a phase may last without progress. Other phases have factor 1."""
 _WAITING = frozenset({"agreement", "dispatch", "device", COMMIT})
 """The phases in which a process may wait for others."""
 
@@ -54,7 +54,7 @@ class Progress(NamedTuple):
         return self.phase in _WAITING
 
     def limit(self, timeout: float) -> float:
-        """Return after how many idle seconds the process counts as stuck."""
+        """Return the number of idle seconds after which the process is considered stuck."""
         return _PATIENCE.get(self.phase, 1) * timeout
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ from jaxddp.core.wording import counted, figure
 
 
 class Confusion(NamedTuple):
-    """The images of one class that were predicted as another: the labels, their number, and share of the class."""
+    """The number of images of one class that were predicted as another class, and their share of the first class."""
 
     label: int
     prediction: int

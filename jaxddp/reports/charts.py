@@ -190,7 +190,10 @@ def _band(least: np.ndarray, most: np.ndarray, colour: str, key: str) -> list[di
 
 
 def _drawn_rows(values: np.ndarray) -> np.ndarray:
-    """Returns the rows to draw: all, or the minimum and the maximum of each stretch (its first if none is finite)."""
+    """Returns the rows to draw: all, or the minimum and the maximum of each stretch.
+
+    If no value of a stretch is finite, its first row is drawn.
+    """
     if len(values) <= MOST_POINTS:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), MOST_POINTS // 2 + 1).astype(int)

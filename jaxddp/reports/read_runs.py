@@ -45,7 +45,7 @@ def read_runs(directories: Sequence[Path]) -> list[RunFiles]:
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """Returns the paths without the folders that all have in common."""
+    """Returns the paths without the first folders, which all paths have in common."""
     parts = [place.parts for place in places]
     shortest = min(map(len, parts)) - 1
     common = next((i for i in range(shortest) if len({path[i] for path in parts}) > 1), shortest)

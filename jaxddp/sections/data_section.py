@@ -112,8 +112,8 @@ class DataConfig:
     channels: Literal[1, 3, 4] = 3
     """Number of channels of decoded files: 1 (gray), 3 (RGB) or 4 (RGBA). Arrays keep their channels."""
     bits: Literal[8, 16] = 8
-    """Bits per channel of decoded files. With 8, files of 16 bits lose the lower 8, and the run logs this once. Arrays
-    keep their type."""
+    """Bits per channel of decoded files. With 8, files of 16 bits lose the lower 8 bits, and the run logs this once.
+    Arrays keep their type."""
     verify: Literal["first", "manifest", "never"] = "first"
     """"first" decodes each file completely before its first use, unless an earlier run or `jaxddp data check` has done
     so. "manifest" also compares the SHA-256 of each file with `manifest` on every read. "never" does neither."""

@@ -70,8 +70,8 @@ class OptimizerConfig:
     """Factors of the learning rate for single layers: "conv1=0.1,fc=10". A layer is named by the beginning of its name;
     the longest match applies."""
     layer_decay: SomeShare = 1.0
-    """Layer-wise learning rate decay: the rate of each layer is this multiple of the rate of the next one. The head has
-    the full rate."""
+    """Layer-wise learning rate decay: the rate of each layer is this multiple of the rate of the next layer. The head
+    has the full rate."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rate_factors", names_of(self.rate_factors))

@@ -28,7 +28,7 @@ class ParallelConfig:
     the check."""
     self_test: Literal["auto", "always", "never"] = "auto"
     """Before the first step, compare the averaged gradient of a few examples with that of one device. "auto" does so
-    where it is expected to take less than a second."""
+    if it is expected to take less than a second."""
     start_timeout: Seconds = 60.0
     """Seconds that the processes of a job wait for each other at the start."""
     heartbeat_timeout: Seconds = 10.0
