@@ -23,10 +23,10 @@ _SHORTEST = 2
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known keys that a mistyped name may mean. Several keys are returned only if their last part is
-    that of the name.
+    """Return the known keys that a mistyped name may mean.
 
-    A key is found by its short form, its last part, or despite a typo: "train.lr", "weight_decay", "train.duratoin".
+    Several keys are returned only if their last part is the last part of the name. A key is found
+    by its short form ("train.lr"), by its last part ("weight_decay"), or despite a typo ("train.duratoin").
     """
     keys, name = list(known), name.replace("-", "_")
     last = name.rpartition(".")[2]

@@ -179,12 +179,12 @@ def progress() -> Progress:
 
 
 def spent() -> dict[str, float]:
-    """Return the seconds spent in each phase that has ended, without those of the phases within it."""
+    """Return the seconds spent in each phase that has ended, without the seconds of phases within it."""
     return _tracker.spent
 
 
 def stuck(processes: Mapping[int, Progress], timeout: float) -> int | None:
-    """Return the process that makes no progress and that the others wait for; None if there is none.
+    """Return the process that makes no progress and that all others wait for; None if there is none.
 
     A process that waits for others is not stuck while another one is busy. If all wait for each other, the one that has
     done the fewest steps is returned. If several have done equally few, the one that has been idle longest is returned.

@@ -74,7 +74,7 @@ class Outcome:
         return np.divide(self.confusion.diagonal(), counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
     def confusions(self, most: int) -> list[Confusion]:
-        """Returns the most frequent confusions; among equally frequent ones those of the first classes come first."""
+        """Returns the most frequent confusions; equally frequent confusions keep the order of the classes."""
         wrong = self.confusion - np.diag(self.confusion.diagonal())
         order = np.argsort(-wrong, axis=None, kind="stable")[:most]
         labels, predictions = np.unravel_index(order, wrong.shape)

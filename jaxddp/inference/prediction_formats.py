@@ -37,7 +37,7 @@ def check(form: Format) -> None:
 
 
 def content(form: Format, columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
-    """Yields the file in parts. `rows` are those of all images of the source, in order."""
+    """Yields the file in parts. `rows` has a row for each image of the source, in order."""
     write: dict[Format, Callable[[list[str], Iterable[Row], Table], Iterator[bytes]]] = {
         "csv": _csv,
         "jsonl": _json_lines,

@@ -77,7 +77,7 @@ class PredictionStream:
         except InputError:
             if not omissions.all:
                 raise
-        # A process that has only padding has not checked any image, and must not compute if the others do not.
+        # A process that has only padding has not checked any image, and must not compute if the other processes stop.
         if str(True) in self.topology.peers.exchange("whether no image is left", str(omissions.all)):
             yield self._none_usable(omissions)
         else:

@@ -203,7 +203,7 @@ def restore_run(
 
     Args:
         model: the network of a run from Python, which its work directory does not name.
-        precision: the precision of the computation; the default is that of the run.
+        precision: the precision of the computation; the default is the run's precision.
 
     Raises:
         InputError: there is no such run or checkpoint, or the network does not fit the checkpoint.

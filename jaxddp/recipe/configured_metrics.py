@@ -44,7 +44,7 @@ def with_given(
     where: str,
     labels: LabelKind,
 ) -> dict[str, Metric | SetMetric]:
-    """Return a config's metrics together with the user's, which replace those of the same name.
+    """Return a config's metrics together with the user's metrics, which replace metrics of the same name.
 
     Args:
         given: a dict of names to functions like the entries of `METRICS`.

@@ -39,7 +39,7 @@ def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.Gradien
 
 
 def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tuple[Part, ...]:
-    """Return the user's parts of the step together with those of the config, in the order in which they run.
+    """Return the user's parts of the step together with the config's parts, in the order in which they run.
 
     Gradient clipping comes first. Parts that decide whether a step is skipped, such as `LossScale`, come last, because
     the guard of a skipped step restores the arrays of the parts that run before it.

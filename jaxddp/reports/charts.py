@@ -59,7 +59,7 @@ class Chart(NamedTuple):
         title: plain text.
         data, layout: the arguments of plotly.js, with escaped text. If the `meta` of a trace names an entry of
             `Positions`, the page adds its x values.
-        main: whether the chart is drawn large, before the others.
+        main: whether the chart is drawn large, before all other charts.
         curve: whether the reader chooses the x axis.
         logarithmic: whether the reader can choose a logarithmic y axis.
     """

@@ -58,7 +58,7 @@ def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
 
 
 def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> list[str]:
-    """Returns a name for each group: the settings in which it differs from the others."""
+    """Returns a name for each group: the settings in which it differs from the other groups."""
     if len(groups) == 1:
         return ["all runs"]
     between_groups = differences([runs[members[0]] for members in groups])

@@ -66,7 +66,7 @@ class Page:
     Attributes:
         runs: a table with a row for each run.
         faults: a line for each part of a run that is left out, with the reason.
-        settings: the settings that differ between runs, or those of one run that are not the default.
+        settings: the settings that differ between runs, or the settings of a single run that are not the default.
         speed: a table of speed, memory and time.
     """
 

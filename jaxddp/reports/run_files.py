@@ -35,7 +35,7 @@ class RunFiles:
     """A run, read from its files.
 
     Attributes:
-        name: the part of the path in which the run differs from the others.
+        name: the part of the path in which the run differs from the other runs.
         config: the content of config.json; empty if it cannot be read. A run from Python lacks most sections.
         result: the content of result.json; empty if there is none.
         status: "running", "done", "stopped" (by early stopping), "preempted", "interrupted" or "failed"; "ended" if
@@ -126,7 +126,7 @@ class RunFiles:
 
     @cached_property
     def validations(self) -> Columns:
-        """The columns of `series.val`, with those of averaged parameters beside them as "val_ema loss" and so on."""
+        """The columns of `series.val`, and the metrics of averaged parameters as "val_ema loss" and so on."""
         val, averaged = self.series.val, self.series.val_ema
         if not val or not averaged:
             return val

@@ -29,7 +29,7 @@ class EvalConfig:
     classes."""
     views: Views = "one"
     """Test-time augmentation: average the logits of an image and its mirror image ("mirror"), or also of copies shifted
-    by one pixel ("mirror_translate"). The cost is two or six times that of "one"."""
+    by one pixel ("mirror_translate"). The cost is two or six times the cost of "one"."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", names_of(self.metrics))

@@ -23,7 +23,7 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
     If there are none, describe the rows whose image is not finite; if there are none either, describe all rows.
 
     The network is evaluated on the augmented images of the step with running statistics, so that an image does not
-    affect the losses of others. The state may be that of a later step. All processes must call this together.
+    affect the losses of other images. The state may belong to a later step. All processes must call this together.
     """
     batch = next(feed.batches(step - 1, step))
     images, losses = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))

@@ -1,4 +1,4 @@
-"""The identity of a recipe's objective, for comparison with that of a resumed run."""
+"""The identity of a recipe's objective, for comparison with the objective of a resumed run."""
 
 import dataclasses
 import inspect

@@ -211,7 +211,7 @@ class RunSetup:
         """Return an evaluator that measures a state on a source.
 
         Args:
-            batch_size: the global batch size. Default: that of training.
+            batch_size: the global batch size. Default: the batch size of training.
             metrics: metrics that replace the recipe's.
             extra: functions of the state that return further metrics.
             resident: whether to keep the images on the devices instead of decoding them for each measurement.
