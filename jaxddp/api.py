@@ -125,7 +125,7 @@ def resnet(
         A Flax module that maps images [B, H, W, C] to logits [B, num_classes].
 
     Raises:
-        InputError: the name, an option or a dtype is unknown; the message suggests the nearest one.
+        InputError: the name, an option or a dtype is unknown. The message suggests the most similar known one.
     """
     own = [field.name for field in dataclasses.fields(ResNetSettings)]
     for key in options.keys() - {*own}:
@@ -186,7 +186,7 @@ def prepare_training(
         setup with another seed.
 
     Raises:
-        InputError: names the argument, its value, and what to do.
+        InputError: an argument is invalid. The message names the argument, its value, and what to do.
     """
     check_labelled(check_source(table, "table"), "training data")
     per_device = checked(batch_size_per_device, BatchSize, "batch_size_per_device")
@@ -238,7 +238,7 @@ def train(
         loss: a function (logits, labels) that returns the loss of each example, their mean, or (sum, weight); see
             `jaxddp.engine.example_loss`.
         val: validation data, measured every `eval_every` and at the end.
-        schedule: a function of the step (0 first) that multiplies the optimizer's updates.
+        schedule: a function of the step number, from 0. The optimizer's updates are multiplied by its result.
         epochs: length of the training from step 0. Default: the setup's. A trained state continues from its step.
         listeners: see `jaxddp.training.events.Listener`. Default: a live progress display; () shows nothing.
         evaluators: functions that return a dict of further metrics of the state, also of one with averaged parameters.

@@ -51,7 +51,7 @@ def reset_unread(config: Any, said: Collection[str], hooks: Collection[str] = ()
 
 
 def without_unread(config: Any, hooks: Collection[str] = ()) -> Any:
-    """Return the config that a run stored, without the keys that have no effect, which older releases stored."""
+    """Return a run's config without the keys that have no effect. Older releases stored such keys."""
     return _given_way(config, DECIDING, (), hooks)
 
 
@@ -104,7 +104,7 @@ def check_read(config: Any, hooks: Collection[str] = (), mend: Callable[[Sequenc
         mend: returns the advice of the message for the keys without effect.
 
     Raises:
-        InputError: names all keys that have no effect, their values, and the keys that decide it.
+        InputError: a key has no effect. The message names all such keys, their values, and the keys that decide it.
     """
     values = {key: (attrgetter(key)(config), why) for key, why in unread(config, hooks).items()}
     said = {key: (Key(key, value), why) for key, (value, why) in values.items() if value is not None}

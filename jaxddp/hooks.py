@@ -55,7 +55,7 @@ class Hook:
 def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
     """Return the hooks that a recipe file defines or imports.
 
-    Raises: InputError; a hook has the wrong signature, or a `get_…` function is no hook.
+    Raises: InputError if a hook has the wrong signature, or a `get_…` function is no hook.
     """
     found = {}
     for name, value in vars(module).items():

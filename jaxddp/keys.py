@@ -16,16 +16,17 @@ _ELSEWHERE = {
     **{"num_epochs": "train.duration", "max_epochs": "train.duration", "bs": "train.batch_size"},
     **{"wd": "optimizer.weight_decay", "arch": "model.name", "output_dir": "workdir"},
 }
-"""Names that other trainers use."""
+"""Keys by the names that other trainers use for them."""
 _MOST, _LONGEST, _LIKENESS = 3, 80, 0.78
 _SHORTEST = 2
 """Last parts of this length or shorter are not compared, because every word of three letters is similar to them."""
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known keys that a mistyped name may mean. Several are returned only if they share its last part.
+    """Return the known keys that a mistyped name may mean.
 
-    A key is found by its short form, its last part, or despite a typo: "train.lr", "weight_decay", "train.duratoin".
+    Several keys are returned only if their last part is the last part of the name. A key is found
+    by its short form ("train.lr"), by its last part ("weight_decay"), or despite a typo ("train.duratoin").
     """
     keys, name = list(known), name.replace("-", "_")
     last = name.rpartition(".")[2]

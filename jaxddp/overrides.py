@@ -41,7 +41,7 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
 
     Args:
         prefix: begins the names of the node's keys, such as "train.".
-        root: the whole tree, if the node is a part of it; keys elsewhere in it are suggested for unknown ones.
+        root: the whole tree, if the node is a part of it. For an unknown key, keys of the whole tree are suggested.
 
     Raises:
         InputError: a key is unknown (the message suggests the nearest one), or a value has the wrong type or is out of
@@ -70,7 +70,7 @@ def check_values(node: Any, prefix: str = "") -> None:
     Text such as "1 epoch" becomes a `Duration`, in frozen dataclasses, too. `prefix` begins the names of the keys.
 
     Raises:
-        InputError: names the first key with a wrong value, the value, and what is expected.
+        InputError: a value is invalid. The message names the first such key, its value, and what is expected.
     """
     for key, hint in _hints(type(node)).items():
         value = getattr(node, key)
@@ -101,14 +101,14 @@ def _hints(node: type) -> dict[str, Any]:
 
 
 def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
-    """Return a value as the type of `hint`. It is converted only if nothing is lost, and checked against its range.
+    """Convert a value to the type of `hint`, if the conversion is exact, and check that it is in the type's range.
 
     Args:
         key: names the value in messages.
         named: the whole type, if `hint` is a part of it; messages describe the whole type.
 
     Raises:
-        InputError: names the key, the value, and what is expected.
+        InputError: the value is invalid. The message names the key, the value, and what is expected.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     named = hint if named is None else named
@@ -144,7 +144,7 @@ def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
 
 
 def read_number(text: str, kind: Any, key: str) -> float:
-    """Parse a number of a type with a range, such as `Share`. Raises: InputError; the text is no such number."""
+    """Parse a number of a type with a range, such as `Share`. Raises: InputError if the text is no such number."""
     try:
         value: Any = real_number(text)
     except ValueError:

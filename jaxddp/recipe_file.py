@@ -56,7 +56,7 @@ class TakenSettings:
     """Settings that a command takes from a run instead of from the recipe file.
 
     Attributes:
-        keys: the keys whose values come from the run that the initial weights come from.
+        keys: the keys that have the values of the run that provides the initial weights.
         notice: a log line that says where settings come from; empty for none.
     """
 
@@ -66,7 +66,7 @@ class TakenSettings:
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """A recipe file that was run, or the config.json of a run with the run's copy of its recipe.
+    """The result of executing a recipe file, or of reading the config.json of a run and the run's copy of its recipe.
 
     Attributes:
         path: the recipe file, or the config.json.
@@ -96,12 +96,12 @@ class RecipeFile:
         return self.sources.read() if self.hooks else {}
 
     def check_copy(self) -> None:
-        """Raises `InputError` where a run's copy of its recipe differs from the digest in its config.json."""
+        """Raises `InputError` if a run's copy of its recipe differs from the digest in its config.json."""
         if self.stored is not None and self.stored.digest not in (None, self.digest()):
             raise InputError(f"{self.sources.root}: the run's copy of its recipe has changed; restore it")
 
     def digest(self) -> str | None:
-        """SHA-256, as hex, of `files`; None where there are none."""
+        """SHA-256, as hex, of `files`; None if there are no files."""
         files = self.files()
         if not files:
             return None
@@ -113,7 +113,7 @@ class RecipeFile:
 
 @dataclass
 class _Reading:
-    """A recipe file while it runs, and what it has loaded so far."""
+    """A recipe file that is running, and the files that it has loaded so far."""
 
     path: Path
     hooks: dict[str, Hook] = field(default_factory=dict)
@@ -133,7 +133,7 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
     """Run a recipe file, or read the recipe that a run stored.
 
     Args:
-        name_or_path: as for `jaxddp.config.load`.
+        name_or_path: see `jaxddp.config.load`.
 
     Raises:
         InputError: the file does not exist or raises an error, `get_config()` returns no `Config`, a hook has the wrong
@@ -207,7 +207,7 @@ def _nearest(name: str, folder: Path) -> str:
 def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
     """Return the config in a config.json, and the whole content of the file. The copy of the recipe is not read.
 
-    Raises: InputError; the file cannot be read or is no config.
+    Raises: InputError if the file cannot be read or is no config.
     """
     with about(path), as_written():
         try:

@@ -20,7 +20,7 @@ class RecipeSources:
     Attributes:
         root: the folder that the names of the files are relative to.
         recipes: the recipe file itself, then the recipe files that it loaded by path.
-        modules: modules beside them that were imported while they ran.
+        modules: the modules in the folders of these files that were imported while the files ran.
     """
 
     root: Path
@@ -41,7 +41,7 @@ class RecipeSources:
 
 
 def run_as_module(path: Path, *, add_folder: bool) -> ModuleType:
-    """Run a file as a module and return the module. Raises: InputError; the file is no Python file.
+    """Run a file as a module and return the module. Raises: InputError if the file is no Python file.
 
     Args:
         add_folder: whether the file, and its hooks later, can import modules from its folder, as a script can.

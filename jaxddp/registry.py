@@ -51,7 +51,7 @@ class Registry:
     def add(self, name: str, settings: type | None = None) -> Callable[[Entry], Entry]:
         """Return a decorator that registers an entry under a name, with the dataclass of its settings.
 
-        Raises: ValueError; the name is taken, or entries of this kind have no settings.
+        Raises: ValueError if the name is taken, or entries of this kind have no settings.
         """
         if settings and not self.has_settings:
             read = "read the keys of a section of the config"
@@ -66,7 +66,7 @@ class Registry:
         return keep
 
     def get(self, name: str) -> Any:
-        """Return the entry of a name. Raises: InputError; the name is unknown (the message suggests the nearest)."""
+        """Return the entry of a name. Raises: InputError if the name is unknown (the message suggests the nearest)."""
         if name not in self._entries:
             self._look(f'"{name}"')
         if name not in self._entries:
@@ -76,7 +76,7 @@ class Registry:
         return self._entries[name]
 
     def settings(self, name: str) -> type | None:
-        """Return the dataclass of an entry's settings, or None. Raises: as `get`."""
+        """Return the dataclass of an entry's settings, or None. Raises: see `get`."""
         self.get(name)
         return self._settings[name]
 
@@ -100,7 +100,7 @@ class Registry:
         return {key: names for key, names in self.readers().items() if known and name not in names}
 
     def check(self, name: str) -> None:
-        """Check a name without importing the modules. Raises: InputError; no module's source contains the name."""
+        """Check a name without importing the modules. Raises: InputError if no module's source contains the name."""
         sources = [source for folder in self._folders() for source in _sources(folder).values()]
         if name in self._entries or any(f'"{name}"' in source for source in sources):
             return
@@ -120,7 +120,7 @@ class Registry:
         return sorted(self._entries)
 
     def _look(self, written: str = "") -> None:
-        """Import the modules whose source contains a text, or all."""
+        """Import the modules whose source contains the text `written`, which is every module if the text is empty."""
         if self._complete:
             return
         sources = [each for folder in self._folders() for each in _sources(folder).items()]

@@ -219,8 +219,8 @@ TRAINED = [
     ("listeners", [Fixed()], "listeners: an object of type Fixed has none of a listener's methods (start, step, "
      "evaluation, end)"),
     ("listeners", [Later()], "listeners: Later.end is an async function; define a plain one, def Later.end(run)"),
-    ("log_to", "tensorbord", "log_to='tensorbord': what loggers keep is written into the work directory; give workdir "
-     "too"),
+    ("log_to", "tensorbord", "log_to='tensorbord': the output of loggers is written into the work directory; give "
+     "workdir too"),
     ("evaluators", [lambda: {}], "evaluators: <lambda>() is called as <lambda>(state): too many positional arguments"),
     ("evaluators", weight_norm, "evaluators: an object of type function was given; give a list of functions of the "
      "state"),
@@ -264,7 +264,7 @@ def test_what_an_evaluator_returns(returned, expected, setup):
     given = {"val": VAL, "evaluators": [measure], "listeners": ()}
     assert line(train, jaxddp.softmax_cross_entropy, setup, **given) == expected
     said = line(train, jaxddp.softmax_cross_entropy, setup, **given, eval_every="0 steps")
-    assert said == "evaluators=[measure]: they are measured at evaluations; eval_every switches them off"
+    assert said == "evaluators=[measure]: they are measured at evaluations; eval_every disables evaluation"
 
 
 def test_a_state_that_is_at_its_end_or_of_another_setup(setup, trained, tmp_path):
@@ -340,7 +340,7 @@ def test_what_is_measured_is_a_state_of_this_setup(setup, trained):
     elsewhere = prepare_training(linear_model(), TABLE, 4, SGD, 2)
     for call in measured_by(setup, (trained, jaxddp.History())):
         assert line(call).startswith("state=(TrainState(")
-        assert line(call).endswith(": give a TrainState, the first of the two that train returns")
+        assert line(call).endswith(": give a TrainState, which is the first value that train returns")
     for call in measured_by(setup, other):
         assert line(call) == (
             "state: params/weight is float32[75, 5], and float32[108, 5] in this setup; give a state of its model and "

@@ -400,7 +400,7 @@ def test_a_hook_is_given_the_usual_values(tmp_path):
         ({"threshold": 0.5}, "threshold=0.5 is read by objective=fixmatch, and not by supervised; leave it out"),
         (
             {"objective": lambda supervised: supervised, "threshold": 0.5},
-            "threshold=0.5: the objective is a function; give it what it needs there",
+            "threshold=0.5: the objective is a function; pass the value to the function instead",
         ),
         ({"ema_every": 5}, "ema_every=5 has no effect without ema; leave it out"),
         (

@@ -265,7 +265,7 @@ BAD_OVERRIDES = {
     "unknown optimizer": (["--optimizer.name", "momentun"], "did you mean 'momentum'?"),
     "unknown schedule": (["--optimizer.schedule", "cosin"], "did you mean 'cosine'?"),
     "less than one step": (["--train.duration", "0 steps"], "--train.duration '0 steps' is less than one step"),
-    "a share of itself": (["--train.duration", "5%"], "of what?"),
+    "a share of itself": (["--train.duration", "5%"], "a percentage needs a known length"),
     "warm-up longer than the run": (["--optimizer.warmup", "90 epochs"], "longer than the run"),
     "class that is not there": (["--data.classes", "0:6"], "0:6"),
     "nothing kept": (["--checkpoint.keep", "0"], "--checkpoint.keep 0"),

@@ -112,8 +112,8 @@ def test_epochs_end_at_the_ceiling(epochs, num_examples, batch_size):
     assert steps == -(-epochs * num_examples // batch_size)
 
 
-def test_a_percentage_needs_a_run_to_be_of():
-    with pytest.raises(InputError, match='"5%" of what'):
+def test_a_percentage_needs_the_length_of_a_run():
+    with pytest.raises(InputError, match='"5%": a percentage needs a known length'):
         Duration.parse("5%").steps(num_examples=10, batch_size=2)
 
 

@@ -99,7 +99,7 @@ def test_a_run_is_measured_by_its_directory_from_anywhere(place, run, capfd, cap
     unfit = ["--train.batch-size", "4096", "--train.accumulate", "7", "--optimizer.warmup", "900 epochs"]
     words = ["eval", str(place / "mine.py"), "--workdir", str(run), "--eval.batch-size", "3", *unfit]
     assert figures(words, capfd).items() >= wanted.items()
-    assert f"{run}/config.json: the run's own settings, in place of those of {place}/mine.py" in caplog.text
+    assert f"{run}/config.json: the run's own settings are used instead of those of {place}/mine.py" in caplog.text
     found = jaxddp.evaluate_run(run, batch_size=8)
     assert {name: found[name] for name in validated(run)} == pytest.approx(validated(run), rel=1e-6)
 

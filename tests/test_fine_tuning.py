@@ -345,7 +345,7 @@ def test_a_network_without_parameters_is_told_so():
 def test_a_share_of_a_run_of_another_length_is_one_line():
     setup = prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze="conv=50%")
     with pytest.raises(
-        InputError, match="conv=50% is a fraction of a run of 1 epoch, but the length is now 3 epochs; give prepare_"
+        InputError, match="conv=50% is a fraction of a run of 1 epoch, but the length is now 3 epochs; give the "
     ):
         fit(softmax_cross_entropy, setup, epochs=3, listeners=())
 

@@ -130,7 +130,7 @@ def test_a_gradient_that_alone_is_not_finite_is_no_row_s_fault():
         train(setup, {"train": {"duration": "10 steps", "max_bad_steps": 4}})
     first, last = setup.order.rows(3)[0], setup.order.rows(3)[7]
     assert str(raised.value).startswith("step 4: 4 steps in a row, from step 1, had no finite gradient")
-    assert f"finite loss alone; the batch is rows {first}, " in str(raised.value)
+    assert f"finite loss if it is evaluated alone; the batch is rows {first}, " in str(raised.value)
     assert str(raised.value).endswith(f", {last} and 2 more of the training data")
 
 

@@ -332,7 +332,7 @@ except InputError as error:
 @pytest.mark.slow
 def test_if_a_program_initialized_jax_itself_the_devices_carry_the_values(tmp_path):
     group = Group(tmp_path, OWN_JOB)
-    line = "said seed differs: process 0 has '0', process 1 has '1'; start every process with the same"
+    line = "said seed differs: process 0 has '0', process 1 has '1'; start every process with the same value"
     ends = [process.communicate(timeout=60) for process in group.processes]
     assert [out.splitlines()[-1] for out, _ in ends] == [line] * 2, ends
     assert [process.returncode for process in group.processes] == [0, 0]

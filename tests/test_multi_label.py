@@ -159,7 +159,7 @@ def test_from_python_what_takes_one_label_is_one_line():
     with pytest.raises(InputError, match="data.sampling=balanced takes one label per image"):
         prepared(data=DataConfig(sampling="balanced", image_size=6, crop="whole"))
     for ask in (jaxddp.topk_accuracy, jaxddp.show_predictions):
-        with pytest.raises(InputError, match="table: its images may have several labels, and this takes one"):
+        with pytest.raises(InputError, match="table: its images may have several labels, and this function takes one"):
             ask(setup.state, setup, VAL)
     assert "map" in jaxddp.evaluate(setup.state, setup, VAL, jaxddp.sigmoid_cross_entropy)
 
@@ -256,7 +256,7 @@ def test_a_listing_is_trained_on_and_its_run_predicts(tmp_path, capfd):
     logits = normalized.mean((1, 2)) @ np.asarray(weights["kernel"]) + np.asarray(weights["bias"])
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), atol=1e-4)
     _, val = jaxddp.open_data(tmp_path)
-    with pytest.raises(InputError, match="its images may have several labels, and this takes one; use predict"):
+    with pytest.raises(InputError, match="its images may have several labels, and this method takes one; use predict"):
         loaded.outcome(val)
 
 

@@ -81,7 +81,7 @@ def test_peers_compare_and_exchange_values(kind, job):
 @pytest.mark.parametrize("other", [1, 2])
 def test_a_value_that_differs_is_named_to_all(other, job):
     found = of_each(job, lambda peers: peers.agree({"same": "1", "seed": str(int(peers.process_index == other))}))
-    line = f"seed differs: process 0 has '0', process {other} has '1'; start every process with the same"
+    line = f"seed differs: process 0 has '0', process {other} has '1'; start every process with the same value"
     assert [(type(error), str(error)) for error in found] == [(InputError, line)] * COUNT
 
 

@@ -250,7 +250,7 @@ def test_a_run_that_ends_with_its_last_patience_is_done(tmp_path):
         (
             {"stop_after": 3},
             {"val": VAL, "eval_every": "0 steps"},
-            'nothing is validated; eval_every="0 steps" switches',
+            'nothing is validated; eval_every="0 steps" disables',
         ),
         ({"parts": [Plateau()]}, {}, "the part 'plateau' follows validations, and nothing is validated; give val too"),
         (

@@ -1,4 +1,4 @@
-"""Errors as a command prints them: with the option that was typed, or with the line of the recipe file."""
+"""Formats an error for the command line: it names the option that was typed, or the line of the recipe file."""
 
 import ast
 import shlex
@@ -16,8 +16,8 @@ _LONGEST = 80
 def format_error(error: JaxddpError, arguments: Sequence[str]) -> str:
     """Returns the line that a command prints for an error.
 
-    It begins with `--train.batch-size 30 cannot be divided …` where that option was typed, and with
-    `my.py:7: train.batch_size=30 cannot be divided …` where line 7 of the recipe file sets the key.
+    It begins with `--train.batch-size 30 cannot be divided …` if that option was typed, and with
+    `my.py:7: train.batch_size=30 cannot be divided …` if line 7 of the recipe file sets the key.
     """
     options = dict(_options(arguments))
     location = None if error.key is None or error.key in options else _location(error, arguments)

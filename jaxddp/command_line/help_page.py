@@ -56,7 +56,7 @@ def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
 def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
     """Returns a command's dataclass and defaults for `--help` after a config.
 
-    The page leaves out the keys that nothing reads. A key that the config leaves open has the default of its choice.
+    The page leaves out the keys that nothing reads. A key that is None in the config has the default of its choice.
 
     Args:
         hooks: the hooks of the recipe file, each of which replaces a choice.

@@ -54,8 +54,8 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
             if not end.code:
                 raise Answered(end.code) from None
             message = _message(errors.getvalue(), arguments, options)
-            # An error of a config section's check names its key. An error of a function that reads one value does not
-            # name it, so the option is taken from tyro's message. The rest is not, because tyro folds long lines.
+            # A check of a config section names the key in its error. A function that parses one value does not, so the
+            # option is taken from tyro's message. The reason is taken from the error, because tyro folds long lines.
             if (cause := _input_error(end)) is not None:
                 if not message.startswith(_OF_OPTION):
                     raise cause from None
@@ -75,7 +75,7 @@ def _input_error(error: BaseException | None) -> InputError | None:
 def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> str:
     """Returns the first part of tyro's boxed error message as one line, with similar options for an unknown one."""
     inside = [line.strip(_SIDES).strip() for line in box.splitlines()[1:-1]]
-    # Without box characters there is a rule under the title, too.
+    # Without box characters there is also a horizontal line under the title.
     lines = itertools.dropwhile(operator.not_, ("" if {*line} <= {*_RULES} else line for line in inside))
     first = " ".join(itertools.takewhile(bool, lines))
     if (choice := _CHOICE.match(first)) and (key := choice[2].replace("-", "_")) in options:
@@ -103,7 +103,7 @@ def parse_recipe(
         The command, and the recipe file with the overridden config.
 
     Raises:
-        InputError: as `parse`, or the recipe cannot be read, or a key is set that nothing reads.
+        InputError: the recipe cannot be read, or a key is set that nothing reads; see also `parse`.
     """
     name, *rest = arguments
     if name in HELP:
@@ -159,7 +159,7 @@ def _advice(keys: Sequence[str], entries: Sequence[tuple[str, list[str]]], begin
 
 
 def overridden(file: RecipeFile, config: Config) -> RecipeFile:
-    """Returns a recipe file with another config; a key that differs no longer counts as taken over from a run."""
+    """Returns a recipe file with another config. Keys that differ are no longer marked as taken from a run."""
     before, data = file.config.data, config.data
     # A path replaces a name, and a name replaces a path.
     if data.path != before.path and data.name == before.name:
@@ -187,7 +187,7 @@ def _measured(name: str, workdir: Path) -> RecipeFile:
     if not run.has_network:
         return read_recipe(name)
     is_named = recipe_path(name).absolute() == saved.absolute()
-    notice = "" if is_named else f"{saved}: the run's own settings, in place of those of {name}"
+    notice = "" if is_named else f"{saved}: the run's own settings are used instead of those of {name}"
     return replace(run, taken=TakenSettings(notice=notice))
 
 

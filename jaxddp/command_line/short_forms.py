@@ -38,7 +38,7 @@ def spelled_out(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
 
 
 def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Returns each option of a command line: its key, and its words with those of its value."""
+    """Returns the key of each option of a command line, with the words of the option and of its value."""
     entries: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--") or not entries:

@@ -51,14 +51,14 @@ def _as_text(cell: str | tuple[str, str]) -> "Text":
 
 
 def _widths(by_column: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """Returns the width of each column for a total of `width` characters; None where words would be cut."""
+    """Returns the width of each column for a total of `width` characters; None if words would be cut."""
     least = [max(min(len(word), _LONG) for cell in column for word in cell.split() or [""]) for column in by_column]
     more = [max(map(len, column)) - minimum for column, minimum in zip(by_column, least, strict=True)]
     spare = width - sum(least)
     if spare < 0:
         return None
     widths = list(least)
-    # Columns that lack little come first, so that the fewest cells are folded.
+    # Columns that need the least additional width get it first, so that the fewest cells are folded.
     for done, column in enumerate(sorted(range(len(more)), key=more.__getitem__)):
         share = min(more[column], spare // (len(more) - done))
         widths[column] += share
@@ -91,7 +91,7 @@ def _as_lines(columns: Sequence[str], cells: "Sequence[Sequence[Text]]") -> "Tex
 
 
 class StatusLine:
-    """The operation in progress, on standard error; on a terminal its line is erased when it ends."""
+    """The operation in progress, on standard error; on a terminal, the line is erased when the operation ends."""
 
     def __init__(self) -> None:
         self._drawn: Console | None = None

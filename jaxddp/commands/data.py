@@ -35,7 +35,7 @@ class DataOptions:
     val: str | None = None
     """The solution file of the validation split; LOC_val_solution.csv by default."""
     val_share: HeldOut | None = None
-    """The share of each class to validate on, where the data have no validation split."""
+    """The share of each class to validate on, if the data have no validation split."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from jaxddp.keys import HELP
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code of the first process that failed. Raises: as `launch`."""
+    """Run the command, and return the exit code of the first process that failed. Raises: see `launch`."""
     launcher_arguments, command = split(arguments)
     options = parse(Launch, Launch(), "jaxddp launch", launcher_arguments)
     # Only machine 0 needs the config. It takes a second or more to read a recipe that imports Flax.

@@ -65,9 +65,9 @@ def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bo
         folder = manifests.directory / str(step)
         try:
             fault = manifests.check(step, quick=quick)
-            whole = "sizes agree" if quick else "verified"
+            whole = "sizes match" if quick else "verified"
             unnamed = manifests.run is not None and manifests.run_id(step) is None
-            state = f"{whole}{', names no run' * unnamed}" if manifests.has(step) else "no manifest"
+            state = f"{whole}{', no run id' * unnamed}" if manifests.has(step) else "no manifest"
             metrics = {} if validations is None else validations.of(step)
             shown = "  ".join(f"{name} {figure(name, value)}" for name, value in metrics.items() if value is not None)
             marks = " ".join(mark for mark, which in (("latest", steps[-1]), ("best", best)) if which == step)

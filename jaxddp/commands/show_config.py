@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
-    """Returns where the value of each key comes from, in a word."""
+    """Returns where the value of each key comes from, as one word."""
     default, recipe = (flatten(config.to_dict()) for config in (Config(), read_recipe(name).config))
     options = {key for key, _ in by_key(words, options_of(ShowConfig))}
     origins = {}

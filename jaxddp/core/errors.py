@@ -50,7 +50,7 @@ class JaxddpError(Exception):
         return error
 
     def tell(self, words: Callable[[Key], str]) -> None:
-        """Rename the keys in the message, for example to options. Keys that are renamed already stay."""
+        """Rename the keys in the message, for example to options. Keys that were renamed before do not change."""
         self.change_keys(lambda key: replace(key, rendered=words(key)))
 
     def to_json(self) -> str:
@@ -169,6 +169,6 @@ def noted_on(error: BaseException | None) -> Iterator[None]:
     except (InputError, Unreachable) as another:
         if error is None:
             raise
-        # Closing may raise the same error again.
+        # The block often closes something, such as a file, and this may raise the same error again.
         if str(another) != str(error):
             error.add_note(f"{THEN}: {another}")

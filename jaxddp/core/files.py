@@ -89,13 +89,13 @@ def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab", "wb"] =
     """Like `open`, for regular files only: reading a FIFO blocks, and some devices have no end.
 
     Raises:
-        OSError: as `open`; or the path is not a regular file, and `strerror` names what it is.
+        OSError: `open` raised it, or the path is not a regular file; then `strerror` names the kind of file.
     """
     return open(path, mode, buffering=buffering, opener=_regular)
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """Read a regular file. Raises: OSError; as `open_regular`."""
+    """Read a regular file. Raises: see `open_regular`."""
     with open_regular(path) as file:
         return file.read()
 
@@ -119,7 +119,7 @@ def create(path: Path) -> Path:
 def check_out(path: Path) -> Path:
     """Return where an output file will be written, after following links. Call this before the work begins.
 
-    Raises: InputError; the path is a folder or not a regular file, or its parent folder does not exist.
+    Raises: InputError if the path is a folder or not a regular file, or its parent folder does not exist.
     """
     place = Path(os.path.realpath(path))
     if place.is_dir():

@@ -3,7 +3,8 @@
 Information has no prefix. Warnings have a prefix like the command line's errors.
 
 If a program sets a format for its root logger, that format applies. The default format of `logging.basicConfig()` does
-not: absl, through which Orbax logs, calls that function, and lines would begin with `WARNING:jaxddp.experiment:`.
+not apply, because absl, through which Orbax logs, calls that function. Lines would then begin with
+`WARNING:jaxddp.experiment:`.
 """
 
 import logging

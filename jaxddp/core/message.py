@@ -16,7 +16,7 @@ class Key:
     Attributes:
         value: the value that the message shows, if any.
         shown: the text of the value, if it is not its `repr`.
-        rendered: the name and value in the words of an entry point, such as an option; None until it is renamed.
+        rendered: the text that replaces the name and the value, such as an option; None until the key is renamed.
     """
 
     name: str

@@ -17,7 +17,7 @@ class Peers:
     """This process and the processes that it trains with. An instance of this class itself is a single process.
 
     `jaxddp.job.membership.join` returns the peers of a job. All processes must call `agree`, `exchange`, `from_first`
-    and `decide` alike, in the same order.
+    and `decide` equally often, in the same order.
     """
 
     @property
@@ -42,45 +42,45 @@ class Peers:
 
     @property
     def longest_wait(self) -> float:
-        """How many seconds to wait for another process. If that one is stuck, the watchdog acts sooner."""
+        """How many seconds to wait for another process. If that process is stuck, the watchdog ends the job sooner."""
         return _AN_HOUR
 
     def agree(self, values: Mapping[str, str]) -> None:
         """Check that all processes have the same values.
 
-        Each process sends a digest. Only if a digest differs from that of process 0, these two processes send their
-        values.
+        Each process sends a digest. If a digest differs from the digest of process 0, these two processes also send
+        their values.
 
         Raises:
-            InputError: names the first value that differs, and the value of each of the two processes.
+            InputError: a value differs. The message names the first such value, and what each of the two processes has.
         """
         text = json.dumps(dict(values))
         digest = hashlib.sha256(text.encode()).hexdigest()
         if other := int(self.decide("digests", digest, _first_that_differs)):
             own = text if self.process_index in (0, other) else ""
             name, problem = json.loads(self.decide("values", own, lambda texts: _difference(texts, other)))
-            raise InputError(Key(name), problem, advice="start every process with the same")
+            raise InputError(Key(name), problem, advice="start every process with the same value")
 
     def exchange(self, name: str, value: str) -> list[str]:
-        """Return the values of all processes, in their order. In a job of jaxddp this needs no device.
+        """Return the values of all processes, in their order. In a job that jaxddp has joined, this uses no device.
 
         Raises:
-            Unreachable: a process sends none in time.
+            Unreachable: a process sends no value in time.
         """
         return json.loads(self.decide(name, value, json.dumps))
 
     def from_first(self, name: str, make: Callable[[], str]) -> str:
-        """Return the result of `make` on process 0, on every process. Only process 0 calls it, in its current phase.
+        """Call `make` on process 0, in its current phase, and return the result on every process.
 
         Raises:
-            InputError, Unreachable: the error of process 0, on every process.
+            InputError, Unreachable: `make` raised this error on process 0. It is raised on every process.
         """
         return self.decide(name, "", lambda _: make())
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
         """Return, on every process, the result of `decide` on process 0.
 
-        Its argument is the list of the texts of all processes, in their order. Raises: as `from_first`.
+        Its argument is the list of the texts of all processes, in their order. Raises: see `from_first`.
         """
         return decide([text])
 

@@ -21,7 +21,7 @@ Phase = Literal[
 COMMIT = "commit"
 """The phase "save", while one of its threads waits for the other processes to write their parts."""
 _PATIENCE: dict[str, float] = {"start": 6, "compile": 6, "restore": 3, "save": 3, COMMIT: 3, "validation": 3}
-"""Factors of `parallel.stall_timeout`: the time that a phase may last without progress. All others have factor 1."""
+"""Factors of `parallel.stall_timeout`: the time that a phase may last without progress. Other phases have factor 1."""
 _WAITING = frozenset({"agreement", "dispatch", "device", COMMIT})
 """The phases in which a process may wait for others."""
 
@@ -54,7 +54,7 @@ class Progress(NamedTuple):
         return self.phase in _WAITING
 
     def limit(self, timeout: float) -> float:
-        """Return after how many idle seconds the process counts as stuck."""
+        """Return the number of idle seconds after which the process is considered stuck."""
         return _PATIENCE.get(self.phase, 1) * timeout
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ _tracker = _Tracker()
 def phase(name: Phase, description: str | None = None) -> Iterator[None]:
     """Enter a phase for the block, and return to the previous one after it.
 
-    If several threads of a process train, as in a notebook, the phase is that of the first one until it is done.
+    If several threads of a process train, as in a notebook, only the first one sets the phase until it is done.
 
     Args:
         description: what the process does, for users, such as "saving step 400". "" shows nothing, and None keeps the
@@ -158,7 +158,7 @@ def at_step(step: int) -> None:
 
 @contextmanager
 def committing() -> Iterator[None]:
-    """During the block, this thread, which saves, waits for the other processes."""
+    """Mark this thread, which saves a checkpoint, as waiting for the other processes during the block."""
     thread = threading.get_ident()
     _tracker.committing.add(thread)
     try:
@@ -179,12 +179,12 @@ def progress() -> Progress:
 
 
 def spent() -> dict[str, float]:
-    """Return the seconds spent in each phase that has ended, without those of the phases within it."""
+    """Return the seconds spent in each phase that has ended, without the seconds of phases within it."""
     return _tracker.spent
 
 
 def stuck(processes: Mapping[int, Progress], timeout: float) -> int | None:
-    """Return the process that makes no progress and that the others wait for; None if there is none.
+    """Return the process that makes no progress and that all others wait for; None if there is none.
 
     A process that waits for others is not stuck while another one is busy. If all wait for each other, the one that has
     done the fewest steps is returned. If several have done equally few, the one that has been idle longest is returned.

@@ -20,7 +20,7 @@ _MARK = "jaxddp: "
 
 
 class UserCodeExit(JaxddpError):
-    """The user's code tried to end the process, for example by `sys.exit`. A run that ends so would seem finished."""
+    """The user's code tried to end the process, for example by `sys.exit`. The run would then seem finished."""
 
 
 class CodePlace(NamedTuple):

@@ -1,1 +1,1 @@
-"""A trained network, loaded from its run: predictions, files of them, exported weights and programs."""
+"""Loads the trained network of a run, predicts classes, writes prediction files, and exports weights and programs."""

@@ -124,8 +124,8 @@ def _stablehlo(function: Logits, signature: Signature) -> tuple[bytes, Callable[
     except Exception as error:
         reason = first_line(error) or type(error).__name__
         raise InputError(
-            f"the network cannot be exported for any number of images ({reason}); take their number from images.shape, "
-            "not len(images), and let nothing else depend on it"
+            f"the network cannot be exported for any number of images ({reason}); use images.shape[0], "
+            "not len(images), and let no other size depend on their number"
         ) from error
     return content, lambda pixels: np.asarray(jax.export.deserialize(bytearray(content)).call(pixels))
 

@@ -39,7 +39,7 @@ def export_run(directory: Path, which: str, out: Path) -> str:
 def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers: Peers = ALONE) -> int:
     """Write arrays, given by path, under their published names; returns their number. Only the first process writes.
 
-    Raises: InputError; the file cannot be written, or its name does not end in .safetensors.
+    Raises: InputError if the file cannot be written, or its name does not end in .safetensors.
     """
     if out.suffix != ".safetensors":
         raise InputError(f"{out}: its name must end in .safetensors")

@@ -17,16 +17,16 @@ from jaxddp.core.wording import first_line, not_installed
 def convert(function: Callable[[Any], Any], example: Any, name: str, output: str) -> bytes:
     """Returns the ONNX model of a function of one array, whose shape may have names for dynamic sizes.
 
-    Raises: InputError; jax2onnx is not installed, or cannot convert an operation of the function.
+    Raises: InputError if jax2onnx is not installed, or cannot convert an operation of the function.
     """
-    # jax2onnx warns of its rules for other JAX releases, and of sizes. The logits are compared later anyway.
+    # Hide warnings about rules for other JAX releases and about sizes: the logits are compared later.
     for library in ("jax2onnx", "onnx_ir"):
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
         from jax2onnx import to_onnx
     except ModuleNotFoundError:
         raise _missing("jax2onnx") from None
-    # jax2onnx prints its progress.
+    # Discard the progress that jax2onnx prints.
     with contextlib.redirect_stdout(io.StringIO()), _open_sizes_padded():
         try:
             model: Any = to_onnx(function, [example], input_names=[name], output_names=[output])
@@ -73,7 +73,7 @@ def _open_sizes_padded() -> Iterator[None]:
 
 
 def session(content: bytes, name: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a function that runs an ONNX model on the CPU. Raises: InputError; onnxruntime is not installed."""
+    """Returns a function that runs an ONNX model on the CPU. Raises: InputError if onnxruntime is not installed."""
     try:
         import onnxruntime
     except ModuleNotFoundError:

@@ -10,7 +10,7 @@ from jaxddp.core.wording import counted, figure
 
 
 class Confusion(NamedTuple):
-    """The images of one class that were predicted as another: the labels, their number, and share of the class."""
+    """The number of images of one class that were predicted as another class, and their share of the first class."""
 
     label: int
     prediction: int
@@ -25,7 +25,7 @@ class Outcome:
     An image without a label, or with a probability that is not finite, is excluded.
 
     Attributes:
-        labels: int[N]; negative where unknown.
+        labels: int[N]; negative if unknown.
         probabilities: float[N, K].
         class_names: the names of the K classes, for display.
         step: the step of the checkpoint.
@@ -74,7 +74,7 @@ class Outcome:
         return np.divide(self.confusion.diagonal(), counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
     def confusions(self, most: int) -> list[Confusion]:
-        """Returns the most frequent confusions; among equally frequent ones those of the first classes come first."""
+        """Returns the most frequent confusions; equally frequent confusions keep the order of the classes."""
         wrong = self.confusion - np.diag(self.confusion.diagonal())
         order = np.argsort(-wrong, axis=None, kind="stable")[:most]
         labels, predictions = np.unravel_index(order, wrong.shape)

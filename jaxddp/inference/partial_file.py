@@ -24,7 +24,7 @@ class Partial:
 
     Args:
         out: the output file.
-        header: identifies the prediction; the rows of a file with another header are made anew.
+        header: identifies the prediction; the rows of a file with another header are removed.
         columns: the columns of each row.
     """
 
@@ -34,7 +34,7 @@ class Partial:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the file. Raises: InputError; another prediction holds the lock, or the file cannot be written."""
+        """Lock the file. Raises: InputError if another prediction holds the lock, or the file cannot be written."""
         while True:
             with files.readable_errors(self.path):
                 file = files.open_regular(self.path, "ab")
@@ -51,7 +51,7 @@ class Partial:
     def resume(self, multiple: int, total: int) -> int:
         """Removes unusable last rows, and returns how many rows are left: `total`, or a multiple of `multiple`.
 
-        Raises: InputError; the file cannot be read or written.
+        Raises: InputError if the file cannot be read or written.
         """
         with files.reading(self.path, "remove it"):
             first, *lines = files.read(self.path).splitlines(keepends=True) or [b""]
@@ -62,7 +62,9 @@ class Partial:
                 os.truncate(self.path, len(first) + sum(map(len, lines[:count])))
             return count
         if first:
-            _log.warning(f"{self.path}: holds predictions of other images or of another checkpoint; they are made anew")
+            _log.warning(
+                f"{self.path}: holds predictions of other images or of another checkpoint; they are computed again"
+            )
         # The file is not replaced, because it holds the lock.
         with files.readable_errors(self.path):
             os.truncate(self.path, 0)
@@ -70,11 +72,11 @@ class Partial:
         return 0
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Append the rows of the next images. Raises: InputError; the file cannot be written."""
+        """Append the rows of the next images. Raises: InputError if the file cannot be written."""
         files.append(self.path, b"".join(map(_line, rows)))
 
     def rows(self) -> Iterator[Row]:
-        """Yields all rows, in order. Raises: InputError; a line is not a row."""
+        """Yields all rows, in order. Raises: InputError if a line is not a row."""
         with files.reading(self.path, "predict again"), files.open_regular(self.path) as file:
             next(file)
             for number, line in enumerate(file, 2):

@@ -40,11 +40,11 @@ def write_predictions(
     """Write the `top` most probable classes of every image, or all classes if there are fewer.
 
     An interrupted prediction is continued. The file has the same bytes on any number of devices and processes, and it
-    appears when it is complete.
+    appears only when it is complete.
 
     Args:
         guard_formulas: whether to write an apostrophe before text that a spreadsheet would take for a formula.
-        progress: called by the first process with the numbers of images so far, and of those that cannot be used.
+        progress: called by process 0 with the number of images so far, and how many of them cannot be used.
 
     Raises:
         InputError: the file cannot be written, or the processes have different arguments.
@@ -85,7 +85,7 @@ def write_predictions(
 
 
 def _all(rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
-    """Yields the rows. Raises: InputError; their number is not `count`."""
+    """Yields the rows. Raises: InputError if their number is not `count`."""
     number = 0
     for row in rows:
         number += 1

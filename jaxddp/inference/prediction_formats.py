@@ -22,7 +22,7 @@ _THREADS = 16
 
 
 def format_of(out: Path) -> Format:
-    """Returns the format of a file by the suffix of its name. Raises: InputError; no format has this suffix."""
+    """Returns the format of a file by the suffix of its name. Raises: InputError if no format has this suffix."""
     names = get_args(Format)[:3]
     form = next((name for name in names if out.suffix.lower() == f".{name}"), None)
     if form is None:
@@ -37,7 +37,7 @@ def check(form: Format) -> None:
 
 
 def content(form: Format, columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
-    """Yields the file in parts. `rows` are those of all images of the source, in order."""
+    """Yields the file in parts. `rows` has a row for each image of the source, in order."""
     write: dict[Format, Callable[[list[str], Iterable[Row], Table], Iterator[bytes]]] = {
         "csv": _csv,
         "jsonl": _json_lines,

@@ -60,7 +60,7 @@ class PredictionStream:
     at_once: int
 
     def __iter__(self) -> Iterator[BatchPredictions]:
-        """Yields all predictions, in the order of the source. Raises: InputError; the processes' images differ."""
+        """Yields all predictions, in the order of the source. Raises: InputError if the processes' images differ."""
         self.topology.peers.agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
         self.topology.connect()
         verified = getattr(self.source, "verified", None)
@@ -77,7 +77,7 @@ class PredictionStream:
         except InputError:
             if not omissions.all:
                 raise
-        # A process that has only padding has not checked any image, and must not compute alone.
+        # A process that has only padding has not checked any image, and must not compute if the other processes stop.
         if str(True) in self.topology.peers.exchange("whether no image is left", str(omissions.all)):
             yield self._none_usable(omissions)
         else:
@@ -95,7 +95,7 @@ class PredictionStream:
     def _predictions(self, batches: Iterable[Batch], omissions: Omissions | None) -> Iterator[BatchPredictions]:
         waiting: deque[tuple[int, Any, Any]] = deque()
         for step, batch in enumerate(batches):
-            # The first one compiles.
+            # The first call compiles the network.
             with doing("" if step else "compiling the network"):
                 outputs = self.classify(self.topology.place(batch))
             waiting.append((step * self._order.batch_size, *outputs))
@@ -105,7 +105,7 @@ class PredictionStream:
             yield self._finished(*waiting.popleft(), omissions)
 
     def _none_usable(self, omissions: Omissions) -> BatchPredictions:
-        """Returns the predictions if no image can be used; the first process has the reasons."""
+        """Returns the predictions if no image can be used; process 0 knows why each image cannot be used."""
         faults = json.loads(
             self.topology.peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
         )

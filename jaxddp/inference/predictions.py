@@ -65,7 +65,7 @@ class Predictions:
     def top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the k most probable classes, int64[N, k], and their probabilities, float32[N, k].
 
-        Equally probable classes keep their order. Raises: InputError; there are fewer than k classes.
+        Equally probable classes keep their order. Raises: InputError if there are fewer than k classes.
         """
         if not 1 <= checked(k, int, "k") <= len(self.class_ids):
             raise InputError(f"k={k}: expected 1 to {len(self.class_ids)}, the number of classes")
@@ -87,7 +87,7 @@ class Predictions:
             yield dict(zip(columns, (identity, *cells, error), strict=True))
 
     def to_frame(self, top: int = 5) -> Any:
-        """Returns `rows` as a pandas DataFrame. Raises: InputError; pandas is not installed."""
+        """Returns `rows` as a pandas DataFrame. Raises: InputError if pandas is not installed."""
         try:
             import pandas
         except ImportError:

@@ -105,7 +105,7 @@ class TrainedRun:
     def outcome(self, source: Source) -> Outcome:
         """Returns statistics of the predictions for a labelled source: confusions, accuracies, confident mistakes.
 
-        Raises: InputError; the source has other classes; see also `predict`.
+        Raises: InputError if the source has other classes; see also `predict`.
         """
         self._check_one_label()
         check_labelled(check_source(source, "source"), "the source")
@@ -117,7 +117,7 @@ class TrainedRun:
     def show(self, source: Source, rows: Sequence[int] | np.ndarray) -> "Figure":
         """Returns a figure of some images of a source with label, prediction and probability, for a notebook.
 
-        Raises: InputError; the source has no such row; see also `predict`.
+        Raises: InputError if the source has no such row; see also `predict`.
         """
         from jaxddp.training.pictures import prediction_grid
 
@@ -169,7 +169,7 @@ class TrainedRun:
     def data_of(self, source: Source) -> DataConfig:
         """Returns the config for evaluation on a source.
 
-        Raises: InputError; the source has files, which cannot have the shape of the run's images.
+        Raises: InputError if the source has files, and files cannot have the shape of the run's images.
         """
         data = self.config.data
         return data.of_evaluation if source.pixel_shape is not None else self.signature.data(data)
@@ -182,7 +182,9 @@ class TrainedRun:
 
     def _check_one_label(self) -> None:
         if self.signature.multi_label:
-            raise InputError(f"{self.directory}: its images may have several labels, and this takes one; use predict")
+            raise InputError(
+                f"{self.directory}: its images may have several labels, and this method takes one; use predict"
+            )
 
     @cached_property
     def _classify(self) -> Callable[..., Any]:
@@ -201,10 +203,10 @@ def restore_run(
 
     Args:
         model: the network of a run from Python, which its work directory does not name.
-        precision: the precision of the computation; the default is that of the run.
+        precision: the precision of the computation; the default is the run's precision.
 
     Raises:
-        InputError: there is no such run or checkpoint, or the network does not fit it.
+        InputError: there is no such run or checkpoint, or the network does not fit the checkpoint.
     """
     place = Path(directory).expanduser()
     file = recipe_of_run(place)
@@ -226,7 +228,7 @@ def restore_run(
 def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path) -> TrainState:
     """Returns a checkpoint's state for evaluation, with the tree structure of the network for images [H, W, C].
 
-    Raises: InputError; the arrays do not fit the network.
+    Raises: InputError if the arrays do not fit the network.
     """
     trees = trees_of(network, image_shape)
     arrays = by_path(saved.eval_params, saved.model_state)
@@ -245,7 +247,7 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
 
 
 def _signature_of_data(place: Path, config: Config) -> Signature:
-    """Returns the signature from the data, for a run of a release that wrote none."""
+    """Returns the signature from the data, for a run of an old release, which wrote no signature."""
     try:
         return Signature.of(open_splits(config.data)["train"], config.data)
     except InputError as error:

@@ -45,10 +45,10 @@ def check_function(function: Any, name: str, of: str, arguments: str = "") -> An
 
     Args:
         name: the name of the argument.
-        of: what it is a function of, for messages.
+        of: how a message describes the function's arguments.
         arguments: the names of its positional arguments; empty to skip this check.
 
-    Raises: InputError; the argument is not a function, or takes other arguments.
+    Raises: InputError if the argument is not a function, or takes other arguments.
     """
     if function is not None and (isinstance(function, type) or not callable(function)):
         raise refused(name, function, f"give a function of {of}")
@@ -67,7 +67,7 @@ def check_unlabelled(source: Any) -> Source | None:
 
 
 def check_schedule(schedule: Any) -> optax.Schedule | None:
-    """Check that JAX can trace a schedule, and return it. Raises: InputError; it fails or does not return a number."""
+    """Check that JAX can trace a schedule, and return it. Raises: InputError if it fails or returns no number."""
     if check_function(schedule, "schedule", "the step, such as optax.cosine_decay_schedule(1.0, steps)") is None:
         return None
     try:
@@ -91,8 +91,8 @@ def check_evaluators(evaluators: Any, setup: RunSetup) -> list[Measure]:
     """Check functions of the state that return further metrics. What they return is checked when they are called.
 
     Raises:
-        InputError: an object is no function, or validation is disabled. When called: the function returned no dict of
-            numbers.
+        InputError: an object is no function, or validation is disabled. The returned functions raise it if a result is
+            no dict of numbers.
     """
     if isinstance(evaluators, str) or not isinstance(evaluators, Sequence):
         raise refused("evaluators", evaluators, "give a list of functions of the state")
@@ -101,7 +101,7 @@ def check_evaluators(evaluators: Any, setup: RunSetup) -> list[Measure]:
             raise InputError("evaluators=[None]: give functions of the state")
     if evaluators and setup.validated is None:
         names = ", ".join(map(_name, evaluators))
-        needed = "give val too" if setup.resources.val is None else "eval_every switches them off"
+        needed = "give val too" if setup.resources.val is None else "eval_every disables evaluation"
         raise InputError(f"evaluators=[{names}]: they are measured at evaluations; {needed}")
     return [_with_numbers(evaluator) for evaluator in evaluators]
 
@@ -138,7 +138,7 @@ def check_length(before: Config, after: Config) -> None:
         raise InputError(
             Key("train.lookahead"),
             f": a run of {before.train.duration} ends with the slow weights, {changed}",
-            advice="give prepare_training its length",
+            advice="give the new length to prepare_training",
         )
     thawed = before.model.thawed.items()
     shares: list[tuple[Words, Duration]] = [((Key("model.unfreeze"), f": {layer}="), each) for layer, each in thawed]
@@ -149,5 +149,5 @@ def check_length(before: Config, after: Config) -> None:
             raise InputError(
                 key,
                 f"{duration} is a fraction of a run of {before.train.duration}, {changed}",
-                advice="give prepare_training its length, or use epochs or steps",
+                advice="give the new length to prepare_training, or use epochs or steps",
             )

@@ -98,9 +98,9 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, bes
     if isinstance(objective, str):
         changes["objective"]["name"] = objective
     else:
-        # The ratio sets the size of the batches, for any objective.
+        # `unlabelled_ratio` is allowed, because it sets the size of the unlabelled batches of any objective.
         for key in changes["objective"].keys() - {"unlabelled_ratio"}:
-            advice = "give it what it needs there"
+            advice = "pass the value to the function instead"
             raise InputError(Key(key, given[key]), ": the objective is a function", advice=advice)
     config = Config().replace(seed=seed, **changes)
     check_read(config, () if isinstance(objective, str) else (OBJECTIVES.hook,))
@@ -108,7 +108,7 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, bes
 
 
 def changes_of_cadences(**given: Any) -> dict[str, dict[str, Any]]:
-    """Return the cadences of `train` as changes of a config. Raises: InputError; names an argument."""
+    """Return the changes of a config for the cadences of `train`. Raises: InputError if an argument is invalid."""
     changes: dict[str, dict[str, Any]] = {}
     for argument, (name, kind) in _CADENCES.items():
         section, _, key = name.partition(".")
@@ -123,7 +123,7 @@ def loggers_of(log_to: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def log_settings(project: str | None, name: str | None, config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the values of a config's `log` for the arguments about loggers. Raises: InputError; names an argument."""
+    """Return the values of a config's `log` for the arguments about loggers. Raises: InputError if one is invalid."""
     words = []
     for key, value in checked({} if config is None else config, dict, "log_config").items():
         word = f"{key}={value}"
@@ -138,7 +138,7 @@ def log_settings(project: str | None, name: str | None, config: Mapping[str, Any
 def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
     """Raise `InputError` if files would be written and there is no work directory."""
     if workdir is None and (profile or log_to):
-        what = (Key("profile", profile), ": a trace") if profile else (Key("log_to", log_to), ": what loggers keep")
+        what = (Key("profile", profile), ": a trace") if profile else (Key("log_to", log_to), ": the output of loggers")
         raise InputError(what, " is written into the work directory", advice="give workdir too")
 
 
@@ -159,7 +159,8 @@ def errors_name_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
 def as_argument(key: Key, names: Mapping[str, str] = _NAMES) -> str:
     """Return the argument of a key: `train.accumulate=4` becomes `accumulate=4`.
 
-    A batch size becomes "a global batch of 256", because the argument of `prepare_training` is that of one device.
+    A batch size becomes "a global batch of 256", because the argument of `prepare_training` is the batch
+    size of one device.
     """
     own = key.name.removeprefix(_OBJECTS)
     name = own if own != key.name else names.get(key.name)

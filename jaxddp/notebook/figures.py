@@ -59,12 +59,12 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     Returns:
         A Matplotlib figure.
 
-    Raises: as `evaluate`.
+    Raises: see `evaluate`.
     """
     check_measured(state, setup, table)
     checked(count, Annotated[int, Range(1, MOST_SHOWN)], "count")
     check_one_label(table)
-    # A machine that only trains needs no matplotlib.
+    # Imported here, because a machine that only trains needs no matplotlib.
     from jaxddp.training.pictures import prediction_grid
 
     # A listing without labels has no classes.

@@ -51,7 +51,7 @@ def topk_accuracy(
 ) -> dict[int, float]:
     """Measure the fraction of examples whose label is among the k largest logits.
 
-    The same parameters are measured as by `evaluate`.
+    If the state has averaged parameters (`ema`), these are measured.
 
     Args:
         state: a trained state.
@@ -63,7 +63,7 @@ def topk_accuracy(
         The accuracy for each k.
 
     Raises:
-        InputError: a k is below 1 or above the number of classes, or as `evaluate`.
+        InputError: a k is below 1 or above the number of classes; see also `evaluate`.
     """
     check_measured(state, setup, table)
     check_one_label(table)
@@ -101,7 +101,9 @@ def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
 def check_one_label(table: Source) -> None:
     """Raise `InputError` if images can have several labels."""
     if labels_of(table).several:
-        raise InputError("table: its images may have several labels, and this takes one; see the metrics of evaluate")
+        raise InputError(
+            "table: its images may have several labels, and this function takes one; use the metrics of evaluate"
+        )
 
 
 def check_measured(state: TrainState, setup: RunSetup, table: Source) -> None:

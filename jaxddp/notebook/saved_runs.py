@@ -33,7 +33,7 @@ def load_run(
         The trained run, with methods for prediction and features.
 
     Raises:
-        InputError: there is no such run or checkpoint, or it has another model.
+        InputError: there is no such run or checkpoint, or the checkpoint is of another model.
     """
     directory = Path(check_path(workdir, "workdir"))
     peers = join_job(find_job(), Config().parallel)
@@ -50,7 +50,7 @@ def evaluate_run(
         workdir: the work directory of the run. Its network must come from a config or a recipe file.
         step: "latest", "best", or the step of a checkpoint.
         data: the path of the run's data, if they were moved.
-        batch_size: the global batch size, which is divided among the devices. Default: that of the run.
+        batch_size: the global batch size, which is divided among the devices. Default: the run's `eval.batch_size`.
 
     Returns:
         The metrics by name, with `count` and `step`.

@@ -36,7 +36,7 @@ def configured_losses(config: Config, labels: LabelKind, class_counts: np.ndarra
 def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None:
     """Return the class weights, float64[K], or None. Balanced weights are N / (K n_k) for n_k of N examples in class k.
 
-    Raises: InputError; there are not K weights, or weights are balanced and a class has no examples.
+    Raises: InputError if there are not K weights, or weights are balanced and a class has no examples.
     """
     given = config.loss.weights
     if given is None:

@@ -27,9 +27,9 @@ _NAME = re.compile(r"(?!epoch_)[\w.-]+")
 
 
 def configured_metrics(config: Config, labels: LabelKind) -> dict[str, Metric | SetMetric]:
-    """Return the metrics that a config names, without those that need more classes.
+    """Return the metrics that a config names, without those that need more classes than there are.
 
-    Raises: InputError; a metric takes one label per example and the data have several, or the reverse.
+    Raises: InputError if a metric takes one label per example and the data have several, or the opposite.
     """
     named = {name: METRICS.get(name) for name in config.eval.metrics}
     for name in named:
@@ -44,13 +44,13 @@ def with_given(
     where: str,
     labels: LabelKind,
 ) -> dict[str, Metric | SetMetric]:
-    """Return a config's metrics together with the user's, which replace those of the same name.
+    """Return a config's metrics together with the user's metrics, which replace metrics of the same name.
 
     Args:
         given: a dict of names to functions like the entries of `METRICS`.
         where: names the hook or the argument in messages.
 
-    Raises: InputError; `given` is no such dict, or two metrics measure values of the same name.
+    Raises: InputError if `given` is no such dict, or two metrics measure values of the same name.
     """
     if not isinstance(given, Mapping):
         raise InputError(f"{where}: {kind_of(given)} was given; give a dict of name to function")
@@ -72,7 +72,7 @@ def with_given(
 
 
 def check_wanted(listeners: Iterable[Any], labels: LabelKind) -> None:
-    """Raise `InputError` if a listener wants a metric that does not fit the labels of the data."""
+    """Raise `InputError` if a listener requests a metric that does not fit the labels of the data."""
     for listener in listeners:
         logger = isinstance(listener, OptionalLogger)
         where = (Key("log.to"), f": {listener.name}") if logger else type(listener).__name__
@@ -89,7 +89,7 @@ def _check_takes(name: str, where: Words, advice: str, labels: LabelKind) -> Non
 def _takes(metric: Any, labels: LabelKind) -> bool:
     """Whether a built-in metric supports these labels.
 
-    A metric declares it by its attributes `takes_several` (default False) and `takes_one` (default True).
+    A metric declares this by its attributes `takes_several` (default False) and `takes_one` (default True).
     """
     return getattr(metric, "takes_several", False) if labels.several else getattr(metric, "takes_one", True)
 

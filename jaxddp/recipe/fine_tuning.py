@@ -55,7 +55,7 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Reci
 
 
 def _trained(config: Config, shapes: Shapes) -> list[str]:
-    """Return the names of the trained parameters. Raises: InputError; as `fine_tuned`."""
+    """Return the names of the trained parameters. Raises: see `fine_tuned`."""
     names, groups = parameter_names(shapes), config.optimizer.own
     if not names:
         raise InputError(

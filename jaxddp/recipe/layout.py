@@ -46,7 +46,7 @@ class TrainingData:
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "TrainingData":
-        """Return the facts about a source under a config."""
+        """Return the facts about a source that is read with the settings `data`."""
         images = functools.partial(sample_images, source, data)
         shapes = source.image_shape(data), source.image_shape(data.of_evaluation)
         labels = labels_of(source)
@@ -87,7 +87,7 @@ class Layout:
     def of(cls, config: Config, topology: Topology, data: TrainingData) -> "Layout":
         """Make the layout of a config.
 
-        Raises: InputError; the config does not fit the devices or the images, or the run has no step.
+        Raises: InputError if the config does not fit the devices or the images, or the run has no step.
         """
         gradients, plan = Gradients.of(config, topology), Plan.of(config, data.num_examples)
         gradients.check_batch_size(config.train.batch_size, topology)

@@ -36,11 +36,11 @@ def make_recipe(
     Args:
         config: with all of its values resolved, such as the precision.
         user_object: the source of the user's objects.
-        rate: the learning rate, instead of the config's schedule.
+        rate: a learning rate schedule, which replaces the config's.
 
     Raises:
-        InputError: a name is unknown, a number is out of range, or an object is of the wrong kind; names the key, the
-            hook or the argument.
+        InputError: a name is unknown, a number is out of range, or an object is of the wrong kind. The message names
+            the key, the hook or the argument.
     """
     data, followed = layout.training_data, rate or make_schedule(config, layout.steps)
     loss, eval_loss = losses_of(config, data, user_object)

@@ -25,8 +25,8 @@ _IMAGES = 2
 def check_sizes(data: DataConfig, model: Model, layout: Layout, peers: Peers) -> None:
     """Check that a network accepts images of all sizes of a run.
 
-    A warning is logged if the run ends before the images have their full size. Raises: InputError; names the first size
-    that the network does not accept.
+    A warning is logged if the run ends before the images have their full size. Raises: InputError if the
+    network does not accept a size. The message names the first such size.
     """
     whole, largest = layout.training_data.image_shape, layout.shapes[-1]
     if largest != whole and peers.is_first:
@@ -80,13 +80,13 @@ def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: 
         image_shape: [H, W, C].
 
     Raises:
-        InputError: it returns something else.
+        InputError: the network returns something else.
     """
     images = jax.ShapeDtypeStruct((_IMAGES, *image_shape), jnp.float32)
     given = *trees_of(model, image_shape), images, jax.eval_shape(lambda: jax.random.key(0))
     for train in (False, True):
         when = "the data in training" if train else "the data"
-        # A batch norm may average over the devices.
+        # The trace needs the axis of the devices, because a batch norm may average over it.
         traced = jax.make_jaxpr(functools.partial(_checked, model, (num_classes, when), train), axis_env=[(AXIS, 1)])
         traced(*given)
 
@@ -104,7 +104,7 @@ def _checked(
         made = model.apply(params, state, images, train=train, key=key if train else None, **own)
     except InputError:
         if train:
-            # Ghost batch norm needs a whole group of images.
+            # Ghost batch norm does not accept so few images. Skip the check of its output in training.
             return images
         raise
     if not isinstance(made, tuple) or len(made) != 2:

@@ -21,7 +21,7 @@ _absent = object()
 def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.GradientTransformation:
     """Check that an object has the two functions of an optax optimizer, and return it.
 
-    Raises: InputError; a function is missing, or the config sets weight decays of layers, which do not apply to an
+    Raises: InputError if a function is missing, or the config sets weight decays of layers, which do not apply to an
     optimizer object.
     """
     functions = (getattr(optimizer, name, None) for name in ("init", "update"))
@@ -39,12 +39,12 @@ def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.Gradien
 
 
 def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tuple[Part, ...]:
-    """Return the user's parts of the step together with those of the config, in the order in which they run.
+    """Return the user's parts of the step together with the config's parts, in the order in which they run.
 
-    Gradient clipping comes first. The guard of a skipped step restores the arrays of the parts before it, so parts that
-    judge a step, such as `LossScale`, come last.
+    Gradient clipping comes first. Parts that decide whether a step is skipped, such as `LossScale`, come last, because
+    the guard of a skipped step restores the arrays of the parts that run before it.
 
-    Raises: InputError; an object is no part, or two parts have the same name.
+    Raises: InputError if an object is no part, or two parts have the same name.
     """
     given = list(parts) if isinstance(parts, list | tuple) else [parts]
     if wrong := [part for part in given if not isinstance(part, Part)]:

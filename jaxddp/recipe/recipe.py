@@ -31,7 +31,7 @@ class Recipe:
         parts: optional parts of the step.
         initialize: a function of the initial (params, model_state) that returns new ones.
         learning_rate: the schedule of the optimizer, for logs; None if it is unknown.
-        schedule: a function of the step (0 first) that multiplies the optimizer's updates.
+        schedule: a function of the step number, from 0. The optimizer's updates are multiplied by its result.
     """
 
     config: Config = field(repr=False)
@@ -48,7 +48,7 @@ class Recipe:
     schedule: optax.Schedule | None = None
 
     def minimized(self, supervised: Objective) -> TrainObjective:
-        """Return what a step minimizes. Raises: InputError; the recipe's objective returned no function."""
+        """Return what a step minimizes. Raises: InputError if the recipe's objective returned no function."""
         made = self.objective(supervised)
         if not callable(made):
             raise InputError(

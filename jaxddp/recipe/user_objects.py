@@ -42,10 +42,10 @@ class UserObject:
         """Return the object as a function. An error in the function of a hook names the file and the line.
 
         Args:
-            of: what it is a function of, for messages.
+            of: how a message describes the function's arguments.
             arguments: the names of its positional arguments.
 
-        Raises: InputError; the object is not a function, or takes other arguments.
+        Raises: InputError if the object is not a function, or takes other arguments.
         """
         if isinstance(self.value, type) or not callable(self.value):
             raise self.refused(f"give a function of {of}")
@@ -60,7 +60,7 @@ ObjectSource = Callable[..., UserObject | None]
 
 
 def objects_of_hooks(hooks: Mapping[str, Hook]) -> ObjectSource:
-    """Return the source of the objects that hooks return. A hook is called when its kind is requested."""
+    """Return the source of the objects that hooks return. A hook is called when its object is requested."""
 
     def user_object(kind: str, *arguments: Any) -> UserObject | None:
         hook = hooks.get(f"get_{kind}")

@@ -59,7 +59,7 @@ class Chart(NamedTuple):
         title: plain text.
         data, layout: the arguments of plotly.js, with escaped text. If the `meta` of a trace names an entry of
             `Positions`, the page adds its x values.
-        main: whether the chart is drawn large, before the others.
+        main: whether the chart is drawn large, before all other charts.
         curve: whether the reader chooses the x axis.
         logarithmic: whether the reader can choose a logarithmic y axis.
     """
@@ -190,7 +190,10 @@ def _band(least: np.ndarray, most: np.ndarray, colour: str, key: str) -> list[di
 
 
 def _drawn_rows(values: np.ndarray) -> np.ndarray:
-    """Returns the rows to draw: all, or the minimum and the maximum of each stretch (its first if none is finite)."""
+    """Returns the rows to draw: all, or the minimum and the maximum of each stretch.
+
+    If no value of a stretch is finite, its first row is drawn.
+    """
     if len(values) <= MOST_POINTS:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), MOST_POINTS // 2 + 1).astype(int)

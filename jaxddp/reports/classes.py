@@ -66,7 +66,7 @@ def run_classes(number: int, name: str, colour: str, images: ValidationImages) -
 def accuracy_tables(runs: Sequence[RunClasses]) -> list[TextTable]:
     """Returns tables with the accuracy of each class in each run, the worst class first.
 
-    Runs with the same classes and the same number of images of each share a table.
+    Runs that have the same classes, with the same number of images of each class, are in one table.
     """
     alike: dict[tuple[object, ...], list[RunClasses]] = {}
     for run in runs:

@@ -58,7 +58,7 @@ def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
 
 
 def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> list[str]:
-    """Returns a name for each group: the settings in which it differs from the others."""
+    """Returns a name for each group: the settings in which it differs from the other groups."""
     if len(groups) == 1:
         return ["all runs"]
     between_groups = differences([runs[members[0]] for members in groups])
@@ -75,7 +75,8 @@ def _text(key: str, flat: dict[str, Any], defaults: dict[str, Any]) -> str:
     if key in flat:
         value = flat[key]
     else:
-        # A key that is newer than the run has its default. The config of a run from Python lacks whole sections.
+        # A key that did not exist when the run was made has its default. The config of a run from
+        # Python lacks whole sections.
         section = key.partition(".")[0] + "."
         if not any(other.startswith(section) for other in flat) and key != "seed":
             return UNKNOWN

@@ -66,7 +66,7 @@ class Page:
     Attributes:
         runs: a table with a row for each run.
         faults: a line for each part of a run that is left out, with the reason.
-        settings: the settings that differ between runs, or those of one run that are not the default.
+        settings: the settings that differ between runs, or the settings of a single run that are not the default.
         speed: a table of speed, memory and time.
     """
 
@@ -97,7 +97,7 @@ def check_libraries() -> None:
 
 
 def render(page: Page) -> str:
-    """Returns the page as HTML; the same runs give the same text. Raises: InputError; a library is not installed."""
+    """Returns the page as HTML; the same runs give the same text. Raises: InputError if a library is not installed."""
     check_libraries()
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs

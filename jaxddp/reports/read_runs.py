@@ -22,8 +22,8 @@ from jaxddp.workdir.lock import is_locked
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory is the work directory of a run. A config.json alone may be another program's."""
-    # Also false for a directory that is not readable.
+    """Whether a directory is the work directory of a run. A config.json alone may belong to another program."""
+    # `isfile` is also false for a directory that is not readable.
     if os.path.isfile(directory / METRICS):
         return True
     config, _ = _object(directory / CONFIG_FILE)
@@ -31,7 +31,7 @@ def is_run(directory: Path) -> bool:
 
 
 def read_runs(directories: Sequence[Path]) -> list[RunFiles]:
-    """Read the runs of some work directories. Raises: InputError; one is not a work directory, or is given twice."""
+    """Read the runs of some work directories. Raises: InputError if one is not a work directory, or is given twice."""
     places = [directory.resolve() for directory in directories]
     for directory, place in zip(directories, places, strict=True):
         if not is_run(place):
@@ -45,7 +45,7 @@ def read_runs(directories: Sequence[Path]) -> list[RunFiles]:
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """Returns the paths without the folders that all have in common."""
+    """Returns the paths without the first folders, which all paths have in common."""
     parts = [place.parts for place in places]
     shortest = min(map(len, parts)) - 1
     common = next((i for i in range(shortest) if len({path[i] for path in parts}) > 1), shortest)

@@ -22,7 +22,7 @@ class Best(NamedTuple):
     """The best validation of a run."""
 
     metric: str
-    """The metric that decides: the goal's, "top1" by default, or "loss" if that was not measured."""
+    """The metric that is compared: the metric of the goal, or "loss" if that metric was not measured."""
     value: float
     """The value of the metric, without smoothing."""
     step: int
@@ -35,10 +35,10 @@ class RunFiles:
     """A run, read from its files.
 
     Attributes:
-        name: the part of the path in which the run differs from the others.
+        name: the part of the path in which the run differs from the other runs.
         config: the content of config.json; empty if it cannot be read. A run from Python lacks most sections.
         result: the content of result.json; empty if there is none.
-        status: "running", "done", "stopped" (early, without gain), "preempted", "interrupted" or "failed"; "ended" if
+        status: "running", "done", "stopped" (by early stopping), "preempted", "interrupted" or "failed"; "ended" if
             the run ended without a result, and "unknown" if the file system does not show whether the run is active.
         goal: how the run compares its validations.
         faults: a line for each missing or damaged file, whose part is left out.
@@ -126,7 +126,7 @@ class RunFiles:
 
     @cached_property
     def validations(self) -> Columns:
-        """The columns of `series.val`, with those of averaged parameters beside them as "val_ema loss" and so on."""
+        """The columns of `series.val`, and the metrics of averaged parameters as "val_ema loss" and so on."""
         val, averaged = self.series.val, self.series.val_ema
         if not val or not averaged:
             return val

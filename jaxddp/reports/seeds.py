@@ -52,7 +52,7 @@ def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
     """Returns the mean of a validation metric over runs; None without common steps, or if a run lacks the metric."""
     if not all(metric in run.validations for run in runs):
         return None
-    # If a step has two validations, the last one counts.
+    # If a step has two validations, the last one is used.
     row_of = [dict(zip(run.series.val["step"].tolist(), itertools.count(), strict=False)) for run in runs]
     common = sorted(set.intersection(*map(set, row_of)))
     if not common:

@@ -52,7 +52,7 @@ def predict_validation_images(directory: Path, which: str, data_path: str | None
 
 
 def thumbnails(source: Source, data: DataConfig, rows: np.ndarray) -> list[str]:
-    """Returns images as `data:` URLs of PNG files with at most 128 pixels a side. Raises: as `eval_batches`."""
+    """Returns images as `data:` URLs of PNG files with at most 128 pixels a side. Raises: see `eval_batches`."""
     if not len(rows):
         return []
     return [_url(drawable(image)) for image in chosen_images(source, data, rows)]

@@ -55,7 +55,7 @@ class Config:
 
     @cached_property
     def settled(self) -> Layers:
-        """The layers whose batch norms keep their running statistics: those of `frozen` and `model.unfreeze`."""
+        """The layers whose batch norms keep their running statistics: the layers of `frozen` and `model.unfreeze`."""
         return replace(self.frozen, also=(*self.frozen.also, *self.model.thawed))
 
     def replace(self, **changes: Any) -> "Config":

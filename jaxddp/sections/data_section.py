@@ -112,14 +112,14 @@ class DataConfig:
     channels: Literal[1, 3, 4] = 3
     """Number of channels of decoded files: 1 (gray), 3 (RGB) or 4 (RGBA). Arrays keep their channels."""
     bits: Literal[8, 16] = 8
-    """Bits per channel of decoded files. With 8, files of 16 bits lose the lower 8, and the run logs this once. Arrays
-    keep their type."""
+    """Bits per channel of decoded files. With 8, files of 16 bits lose the lower 8 bits, and the run logs this once.
+    Arrays keep their type."""
     verify: Literal["first", "manifest", "never"] = "first"
-    """"first" decodes each file completely before its first use, unless an earlier run or `jaxddp data check` did.
-    "manifest" also compares the SHA-256 of each file with `manifest` on every read. "never" does neither."""
+    """"first" decodes each file completely before its first use, unless an earlier run or `jaxddp data check` has done
+    so. "manifest" also compares the SHA-256 of each file with `manifest` on every read. "never" does neither."""
     manifest: str | None = None
-    """Manifest that `jaxddp data check` wrote. If None, its default name, in the working directory or beside the
-    data."""
+    """Manifest that `jaxddp data check` wrote. If None, the file of the default name, in the working directory or
+    beside the data."""
     bad_images: Literal["fail", "substitute"] = "fail"
     """If a training image cannot be used: end the run, or substitute another image of the same class and count it."""
     max_bad_images: Share = 0.001
@@ -146,7 +146,7 @@ class DataConfig:
 
     @property
     def area(self) -> tuple[float, float]:
-        """The checked `crop_area`. Raises: InputError; the smallest fraction is 0, or above the largest."""
+        """The checked `crop_area`. Raises: InputError if the smallest fraction is 0, or above the largest."""
         least, most = self.crop_area
         if not 0 < least <= most <= 1:
             raise InputError(

@@ -55,4 +55,5 @@ NEEDS: Mapping[str, Requirement] = {
     "train.lookahead_decay": Requirement("train.lookahead"),
     "train.stop_min_gain": Requirement("train.stop_after"),
 }
-"""The needs of keys, by key. The loggers' own keys, such as `log.project`, are checked by `LogConfig.check`."""
+"""The requirement of each key that needs another key. `LogConfig.check` checks the loggers' keys, such as
+`log.project`."""

@@ -29,7 +29,7 @@ class EvalConfig:
     classes."""
     views: Views = "one"
     """Test-time augmentation: average the logits of an image and its mirror image ("mirror"), or also of copies shifted
-    by one pixel ("mirror_translate"). The cost is two or six times that of "one"."""
+    by one pixel ("mirror_translate"). The cost is two or six times the cost of "one"."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", names_of(self.metrics))
@@ -52,9 +52,9 @@ class CheckpointConfig:
     calibration error, higher for all other metrics."""
     best_smoothing: Decay = 0.0
     """Compare an exponential moving average of the metric over all validations instead of its last value. This is the
-    decay of the average, which is corrected for its start."""
+    decay of the average, which has the bias correction of Adam."""
 
     @cached_property
     def goal(self) -> Goal:
-        """The parsed `best`, `best_is` and `best_smoothing`. Raises: InputError; `best` is invalid."""
+        """The parsed `best`, `best_is` and `best_smoothing`. Raises: InputError if `best` is invalid."""
         return Goal.parse(self.best, self.best_is, self.best_smoothing)

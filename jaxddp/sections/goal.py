@@ -58,7 +58,7 @@ class Goal:
             side: "min" or "max"; None for "min" with the loss and the calibration error, else "max".
             smoothing: the decay of the average.
 
-        Raises: InputError; `name` has no split or no metric.
+        Raises: InputError if `name` has no split or no metric.
         """
         split, _, metric = name.partition(" ")
         if split not in _SPLITS or not metric or " " in metric:
@@ -99,7 +99,7 @@ class Goal:
         return max(range(len(values)), key=lambda place: (sign * values[place], place))
 
     def check(self, known: Iterable[str]) -> None:
-        """Raise `InputError` if the metric is not in `known`, names as in `flat`. The message lists them."""
+        """Raise `InputError` if the metric is not in `known`, which has names like `flat`. The message lists them."""
         names = [named(metric) for metric in known if metric != "count"]
         if self.name not in names:
             raise InputError(Key("checkpoint.best", self.name), " is not measured", advice=choices(self.name, names))

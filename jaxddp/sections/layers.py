@@ -25,7 +25,7 @@ class Layers:
 
     Attributes:
         prefixes: the prefixes of the selected layers.
-        others: select all layers except those of `prefixes`.
+        others: whether to select all layers except the layers of `prefixes`.
         also: prefixes of layers that are selected in addition.
     """
 

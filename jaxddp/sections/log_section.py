@@ -28,7 +28,7 @@ class LogConfig:
     validation's confusion matrix to confusion.csv, and "wandb" and "mlflow" log to Weights & Biases and MLflow, each of
     which needs an extra of the package. If a logger other than "jsonl" fails, the run logs this and continues."""
     project: str | None = None
-    """Project for "wandb", experiment for "mlflow". If None, their environment variables, else "jaxddp"."""
+    """Project for "wandb", experiment for "mlflow". If None, the tracker's environment variable, else "jaxddp"."""
     name: str | None = None
     """Name of the run for "wandb" and "mlflow". If None, WANDB_NAME, else the name of the work directory."""
     config: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class LogConfig:
 
     @cached_property
     def recorded(self) -> dict[str, str]:
-        """The parsed `config`, by name. Raises: InputError; the text is invalid."""
+        """The parsed `config`, by name. Raises: InputError if the text is invalid."""
         return assignments(self.config, "log.config", "NAME")
 
     def check(self) -> None:

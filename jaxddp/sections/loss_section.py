@@ -26,7 +26,7 @@ class LossConfig:
 
     @cached_property
     def weights(self) -> Literal["balanced"] | tuple[float, ...] | None:
-        """The parsed `class_weights`. Raises: InputError; the text is invalid."""
+        """The parsed `class_weights`. Raises: InputError if the text is invalid."""
         if self.class_weights is None or self.class_weights == BALANCED:
             return self.class_weights
         key = "loss.class_weights"

@@ -69,27 +69,27 @@ class ModelConfig:
 
     @cached_property
     def batch_statistics(self) -> BatchStatistics:
-        """The parsed `batch_norm`; local for None. Raises: InputError; the text is invalid."""
+        """The parsed `batch_norm`; local for None. Raises: InputError if the text is invalid."""
         return BatchStatistics() if self.batch_norm is None else BatchStatistics.parse(self.batch_norm)
 
     @cached_property
     def initialization(self) -> WeightInit:
-        """The parsed `weight_init`; he_normal for None. Raises: InputError; the text is invalid."""
+        """The parsed `weight_init`; he_normal for None. Raises: InputError if the text is invalid."""
         return WeightInit() if self.weight_init is None else WeightInit.parse(self.weight_init)
 
     @cached_property
     def new(self) -> Layers:
-        """The parsed `new_layers`. Raises: InputError; the text is invalid."""
+        """The parsed `new_layers`. Raises: InputError if the text is invalid."""
         return Layers.parse(self.new_layers or "", "model.new_layers")
 
     @cached_property
     def frozen(self) -> Layers:
-        """The parsed `freeze`. Raises: InputError; the text is invalid."""
+        """The parsed `freeze`. Raises: InputError if the text is invalid."""
         return Layers.parse(self.freeze or "", "model.freeze")
 
     @cached_property
     def thawed(self) -> dict[str, Duration]:
-        """When the training of each layer of `unfreeze` begins. Raises: InputError; the text is invalid."""
+        """When the training of each layer of `unfreeze` begins. Raises: InputError if the text is invalid."""
         found = assignments(self.unfreeze, "model.unfreeze")
         with about(Key("model.unfreeze")):
             return {layer: Duration.parse(value) for layer, value in found.items()}

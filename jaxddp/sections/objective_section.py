@@ -24,7 +24,7 @@ class ObjectiveConfig:
     temperature: Temperature | None = None
     """Distillation: the logits of teacher and student are divided by this before they are compared."""
     teacher_share: Share | None = None
-    """Distillation: the weight of the teacher's part of the loss; the loss of the labels has the rest."""
+    """Distillation: the weight of the teacher's part of the loss; the loss of the labels has 1 minus this weight."""
     unlabelled_ratio: Ratio | None = None
     """FixMatch: number of unlabelled images (`data.unlabelled`) in a step for each labelled image."""
     unlabelled_weight: Factor | None = None

@@ -70,8 +70,8 @@ class OptimizerConfig:
     """Factors of the learning rate for single layers: "conv1=0.1,fc=10". A layer is named by the beginning of its name;
     the longest match applies."""
     layer_decay: SomeShare = 1.0
-    """Layer-wise learning rate decay: the rate of each layer is this multiple of the rate of the next one. The head has
-    the full rate."""
+    """Layer-wise learning rate decay: the rate of each layer is this multiple of the rate of the next layer. The head
+    has the full rate."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rate_factors", names_of(self.rate_factors))
@@ -79,19 +79,19 @@ class OptimizerConfig:
 
     @cached_property
     def factors(self) -> dict[str, float]:
-        """The parsed `rate_factors`. Raises: InputError; the text is invalid."""
+        """The parsed `rate_factors`. Raises: InputError if the text is invalid."""
         found = assignments(self.rate_factors, "optimizer.rate_factors")
         with about(Key("optimizer.rate_factors")):
             return {layer: read_number(value, Factor, layer) for layer, value in found.items()}
 
     @cached_property
     def own(self) -> Groups:
-        """The parsed `groups`. Raises: InputError; the text is invalid, or sets a rate that `rate_factors` sets."""
+        """The parsed `groups`. Raises: InputError if the text is invalid, or sets a rate that `rate_factors` sets."""
         found = Groups.parse(self.groups, "optimizer.groups")
         found.check_apart(self.factors, "optimizer.rate_factors", "optimizer.groups")
         return found
 
     @cached_property
     def rates(self) -> dict[str, float]:
-        """The learning rate factors of layers, from both keys. Raises: InputError; as `own`."""
+        """The learning rate factors of layers, from both keys. Raises: see `own`."""
         return self.factors | self.own.rates

@@ -27,8 +27,8 @@ class ParallelConfig:
     """How often to compare the states of all devices. They are also compared before each checkpoint. "0 steps" disables
     the check."""
     self_test: Literal["auto", "always", "never"] = "auto"
-    """Before the first step, compare the averaged gradient of a few examples with that of one device. "auto" does so
-    where it is expected to take less than a second."""
+    """Before the first step, compare the averaged gradient of a few examples with the gradient that one device
+    computes. "auto" does so if it is expected to take less than a second."""
     start_timeout: Seconds = 60.0
     """Seconds that the processes of a job wait for each other at the start."""
     heartbeat_timeout: Seconds = 10.0
@@ -37,4 +37,4 @@ class ParallelConfig:
     """Seconds without progress after which a process is considered stuck and the run ends. Saving, restoring and
     validation have 3 times as long; starting and compilation have 6 times as long."""
     shutdown_timeout: Seconds = 60.0
-    """Seconds that a process waits for the others at the end."""
+    """Seconds that a process waits for the other processes at the end."""

@@ -24,7 +24,7 @@ class TrainConfig:
     """Fraction of each label that is spread evenly over all classes, in training only."""
     accumulate: Annotated[int, Range(1, 65_536)] = 1
     """Gradient accumulation: each device computes its part of a batch in this many microbatches, to save memory. With
-    local batch norm, each microbatch is normalized by itself."""
+    local batch norm, each microbatch is normalized separately."""
     precision: Precision | None = None
     """Precision of the computation. Parameters, batch statistics and the loss stay float32. If None, float32 on a CPU,
     bfloat16 on a GPU. float16 uses dynamic loss scaling."""
@@ -41,14 +41,14 @@ class TrainConfig:
     ema_warmup: bool = True
     """Limit the decay at step t to (1 + t)/(10 + t), so that the average soon forgets the initial parameters."""
     ema_every: Period = 1
-    """Update the average once per this many steps, with the decay raised to that power."""
+    """Update the average once per this many steps, with the decay raised to the power of this number."""
     lookahead: Period | None = None
-    """Lookahead: each time this many steps are done (5 is usual), the parameters are reset to slow weights that follow
-    them. If None, no Lookahead."""
+    """Lookahead: each time this many steps are done (5 is usual), slow weights move toward the parameters, and the
+    parameters are reset to the slow weights. If None, no Lookahead."""
     lookahead_decay: Share = 0.5
     """Fraction of the slow weights that each Lookahead update keeps."""
     stop_after: Period | None = None
     """Early stopping: end the run after this many validations in a row without an improvement of `checkpoint.best`. If
     None, never."""
     stop_min_gain: Factor = 0.0
-    """Smallest change that `stop_after` counts as an improvement."""
+    """Smallest change that `stop_after` treats as an improvement."""

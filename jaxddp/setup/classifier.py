@@ -56,7 +56,7 @@ class Classifier:
 
         Args:
             batches: returns an iterator over the source's batches on the devices, each in a tuple.
-            metrics: used instead of the classifier's own.
+            metrics: metrics that replace the classifier's.
             extra: functions of the state that return further metrics.
             resident: whether the images are on the devices; then each tuple is (images, batches without images).
         """

@@ -71,7 +71,7 @@ class CompiledPrograms:
         """Return the function (key) -> initial state; see `make_init`.
 
         Args:
-            weights: arrays by path, which replace fresh ones.
+            weights: arrays by path, which replace freshly initialized arrays.
         """
         parts, transform = recipe.parts, recipe.initialize
         init = self._made(

@@ -62,7 +62,7 @@ class Experiment:
     def changed(self, *, resources: Resources | None = None, **fields: Any) -> "Experiment":
         """Return a copy with other `fields` of the recipe or other resources. A new config gets a new layout.
 
-        The training data and the augmentation must stay the same. Raises: as `Layout.of`.
+        The training data and the augmentation must stay the same. Raises: see `Layout.of`.
         """
         recipe, resources = dataclasses.replace(self.recipe, **fields), resources or self.resources
         layout = self.layout
@@ -74,7 +74,7 @@ class Experiment:
 def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFile | None = None) -> Experiment:
     """Make an experiment.
 
-    Raises: InputError; the network does not accept images of all sizes, or `make_feed` or `make_preprocess` raises it.
+    Raises: InputError if the network does not accept images of all sizes; see also `make_feed` and `make_preprocess`.
     """
     check_sizes(recipe.config.data, recipe.model, layout, resources.topology.peers)
     feed = make_feed(recipe, resources, layout.growth)
@@ -86,7 +86,7 @@ def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFi
 def make_feed(recipe: Recipe, resources: Resources, growth: Growth | None = None) -> Feed:
     """Return the feed of the training data, with the unlabelled data if the objective may read them.
 
-    Raises: InputError; the images cannot be kept on the devices, or a data set is smaller than its batch.
+    Raises: InputError if the images cannot be kept on the devices, or a data set is smaller than its batch.
     """
     config, source, topology = recipe.config, resources.train, resources.topology
     check_labelled(source, "training data")
@@ -108,7 +108,7 @@ def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topol
 
 
 def make_order(source: Source, config: Config) -> SampleOrder:
-    """Return the order of examples. Raises: InputError; the batch is larger than the data set."""
+    """Return the order of examples. Raises: InputError if the batch is larger than the data set."""
     if config.data.sampling == "balanced":
         labels = labels_of(source)
         if labels.several:
@@ -132,7 +132,7 @@ def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> 
 
 
 def make_preprocess(recipe: Recipe, resources: Resources, layout: Layout) -> Preprocess:
-    """Return the preprocessing on the devices. Raises: InputError; augmentation, mean or std do not fit the images."""
+    """Return the preprocessing on the devices. Raises: InputError if augmentation, mean or std do not fit."""
     config, data, known = recipe.config, recipe.config.data, layout.training_data
     check_normalization(data, known.image_shape)
     preprocess = Preprocess.of(config, data.augment, recipe.augmentation)
@@ -194,4 +194,4 @@ def _needed(experiment: Experiment) -> Words:
     if experiment.layout.plan.evaluate.examples:
         return ""
     every = experiment.config.eval.every
-    return (Key("eval.every", every, f'"{every}"'), " switches it off")
+    return (Key("eval.every", every, f'"{every}"'), " disables validation")

@@ -43,7 +43,7 @@ _PLACED_AHEAD = 2
 
 
 class Resident(NamedTuple):
-    """A source and its images, [N + padding, H, W, C], replicated on every device. Row r is row r of the source."""
+    """A source and its images, [N + padding, H, W, C], replicated on every device. Its row r is row r of the source."""
 
     source: Source
     images: jax.Array
@@ -113,7 +113,7 @@ class Feed:
         return data, None if self.source.image_shape(data)[0] == side else Side(side)
 
     def with_side(self, fed: tuple[Any, ...], side: int) -> tuple[Any, ...]:
-        """Return the arguments of a chunk for images of another side. Arrays that change become abstract shapes."""
+        """Return the arguments of a chunk for images of another side. Arrays of images become abstract shapes."""
         data, resizing = self.images_of(side)
 
         def changed(part: Any) -> Any:
@@ -137,16 +137,16 @@ class Feed:
 
     @property
     def images(self) -> ResidentImages:
-        """The images of the source, or of both sources, on every device; see `Resident`. Raises: as `place`."""
+        """The images of the source, or of both sources, on every device; see `Resident`. Raises: see `place`."""
         self.place()
         own = self.resident[TRAINING].images
         return own if self.unlabelled is None else (own, self.resident[UNLABELLED].images)
 
     def place(self, val: Source | None = None) -> None:
-        """Copy the training images, and the images of a validation set, to every device, unless they are there.
+        """Copy the training images, and the images of a validation set, to every device, unless they are already there.
 
-        Each file is decoded once, by one process, which sends it to the others over the devices. Raises: InputError;
-        the images do not fit into a device's free memory, or too many of them cannot be used.
+        Each file is decoded once, by one process, which sends the image to the others over the devices.
+        Raises: InputError if the images do not fit into a device's free memory, or too many of them cannot be used.
         """
         there = {use: held.source for use, held in self.resident.items()}
         missing = {use: source for use, source in self._wanted(val).items() if there.get(use) is not source}
@@ -171,7 +171,7 @@ class Feed:
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
         """Iterate over the arguments of `make_resident_eval` for another source, at most `longest` batches at once.
 
-        Raises: as `place`.
+        Raises: see `place`.
         """
         self.place(source)
         images, order = self.resident[VALIDATION].images, EvalOrder(len(source), batch_size)
@@ -181,7 +181,7 @@ class Feed:
     def _read(self, steps: range) -> Iterator[Batch]:
         """Iterate over this process's parts of the batches of some steps."""
         stretches = iter([(steps, None)] if self.growth is None else self.growth.segments(steps))
-        # The first part starts loading at once, each other part when the one before it is finished.
+        # The first part starts loading at once. Each later part starts when the part before it is finished.
         parts = itertools.starmap(self._read_side, stretches)
         own = itertools.chain(next(parts, ()), itertools.chain.from_iterable(parts))
         if self.unlabelled is None:

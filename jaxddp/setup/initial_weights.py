@@ -40,7 +40,7 @@ def initial_weights(
         InputError: the weights cannot be read, are of another network (the message lists missing arrays and wrong
             shapes), or differ between processes.
     """
-    if os.path.isdir(path):  # Unlike `Path.is_dir`, it is False for a name that is too long.
+    if os.path.isdir(path):  # False if the name is too long; `Path.is_dir` raises an error.
         _, arrays = read_run(path, "best", topology)
         found, namings = {own_name(each): array for each, array in arrays.items()}, (own_name,)
         signature = Signature.read(path)

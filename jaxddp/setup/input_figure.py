@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "Figure":
-    """Show the first images of a step's batch, without normalization, with labels and rows. Steps count from 1."""
-    # A machine that only trains needs no matplotlib.
+    """Show the first images of a step's batch, without normalization, with labels and rows. The first step is 1."""
+    # Imported here, because a machine that only trains needs no matplotlib.
     from jaxddp.training.pictures import input_grid
 
     batch = next(feed.batches(step - 1, step))

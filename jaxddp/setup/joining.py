@@ -33,7 +33,7 @@ def join_and_resolve(file: RecipeFile) -> tuple[Topology, Config]:
     Returns:
         The devices, and the config with its precision and absolute paths.
 
-    Raises: InputError; the processes have different recipes, or the devices do not exist.
+    Raises: InputError if the processes have different recipes, or the devices do not exist.
     """
     config = file.config
     peers = join_job(find_job(), config.parallel)

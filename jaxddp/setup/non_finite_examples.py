@@ -18,10 +18,12 @@ _MOST_SHOWN = 8
 
 
 def describe_non_finite(state: TrainState, step: int, objective: Objective, feed: Feed, key: jax.Array) -> str:
-    """Describe the rows of a step's batch whose loss is not finite, else those whose image is not, else all rows.
+    """Describe the rows of a step's batch whose loss is not finite.
+
+    If there are none, describe the rows whose image is not finite; if there are none either, describe all rows.
 
     The network is evaluated on the augmented images of the step with running statistics, so that an image does not
-    affect the losses of others. The state may be that of a later step. All processes must call this together.
+    affect the losses of other images. The state may belong to a later step. All processes must call this together.
     """
     batch = next(feed.batches(step - 1, step))
     images, losses = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
@@ -30,7 +32,10 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
         return f"The loss is not finite for {_listed(rows[~losses])} of the training data"
     if not images.all():
         return f"Images are not finite after augmentation: {_listed(rows[~images])} of the training data"
-    return f"Each image of the batch has a finite loss alone; the batch is {_listed(rows)} of the training data"
+    return (
+        "Each image of the batch has a finite loss if it is evaluated alone; "
+        f"the batch is {_listed(rows)} of the training data"
+    )
 
 
 def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax.Array, jax.Array]]:

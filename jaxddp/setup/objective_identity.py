@@ -1,4 +1,4 @@
-"""The identity of a recipe's objective, for comparison with that of a resumed run."""
+"""The identity of a recipe's objective, for comparison with the objective of a resumed run."""
 
 import dataclasses
 import inspect
@@ -17,7 +17,7 @@ from jaxddp.workdir.digests import described
 def objective_fingerprints(experiment: Experiment) -> dict[str, str]:
     """Return the fingerprints of what an objective loads, such as a teacher, by name, from its `fingerprints` method.
 
-    Raises: InputError; the processes have different ones, or the objective does not fit the run.
+    Raises: InputError if the processes have different fingerprints, or the objective does not fit the run.
     """
     # The objective of a recipe file is wrapped, so that its errors name the line.
     method = getattr(inspect.unwrap(experiment.recipe.objective), "fingerprints", None)

@@ -36,7 +36,7 @@ def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Exp
     Args:
         rate: a learning rate schedule instead of the config's.
 
-    Raises: InputError; anything in the recipe is wrong.
+    Raises: InputError if anything in the recipe is wrong.
     """
     topology, config = join_and_resolve(file)
     resources = open_resources(config, topology)
@@ -49,7 +49,7 @@ def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Exp
 
 
 def prepare(recipe: Recipe, resources: Resources, layout: Layout, programs: CompiledPrograms | None = None) -> RunSetup:
-    """Make the experiment of a recipe and initialize its state. Raises: InputError; as `lay_out` and `initialize`."""
+    """Make the experiment of a recipe and initialize its state. Raises: see `lay_out` and `initialize`."""
     return initialize(lay_out(recipe, resources, layout), programs=programs)
 
 
@@ -57,10 +57,10 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
     """Initialize the network of an experiment.
 
     Args:
-        fresh: whether the run starts from this state. If it is restored later, no weights and no images are read.
+        fresh: whether the run starts from this state. If its state is restored later, no weights or images are read.
         programs: a cache of compiled programs.
 
-    Raises: InputError; the weights are of another network, or the processes have different data.
+    Raises: InputError if the weights are of another network, or the processes have different data.
     """
     layout, topology, shape = experiment.layout, experiment.topology, experiment.layout.training_data.image_shape
     order = experiment.feed.order
@@ -104,7 +104,7 @@ def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, 
 def completed(recipe: Recipe, layout: Layout, peers: Peers) -> tuple[Recipe, Shapes]:
     """Complete a recipe with the settings of single layers and with averaging; also return the shapes of the arrays.
 
-    Raises: as `fine_tuned`.
+    Raises: see `fine_tuned`.
     """
     trees = trees_of(recipe.model, layout.training_data.image_shape)
     shapes = {path: leaf.shape for path, leaf in by_path(*trees).items()}

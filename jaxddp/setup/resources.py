@@ -81,8 +81,10 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
                 "select the same classes in both"
             )
     if labels_of(source).several != labels_of(trained).several:
-        there, here = ("several", "one") if labels_of(source).several else ("one", "several")
-        raise InputError(f"validation data: {there} label per image, and {here} in the training data; give both alike")
+        there, here = ("several labels", "one") if labels_of(source).several else ("one label", "several")
+        raise InputError(
+            f"validation data: {there} per image, and {here} in the training data; give both one or both several"
+        )
     data = data.of_evaluation
     check_pixels(source, trained, data, "validation data")
     source.check_evaluation(data)
@@ -108,4 +110,4 @@ def check_pixels(source: Source, trained: Source, data: DataConfig, what: str) -
         raise InputError(f"{what}: images of {shapes}; give both the same shape")
     if image_dtype(source, data) != image_dtype(trained, data):
         dtypes = f"{image_dtype(source, data)}, and {image_dtype(trained, data)} in the training data"
-        raise InputError(f"{what}: pixels of {dtypes}; give both the same")
+        raise InputError(f"{what}: pixels of {dtypes}; give both the same dtype")

@@ -152,7 +152,7 @@ class RunSetup:
         return dataclasses.replace(self, experiment=self.experiment.changed(resources=resources, **fields))
 
     def with_loss(self, loss: Loss) -> "RunSetup":
-        """Return the setup with another loss for training and evaluation. Raises: as `example_loss`."""
+        """Return the setup with another loss for training and evaluation. Raises: see `example_loss`."""
         if loss is self.recipe.loss.function is self.recipe.eval_loss.function:
             return self
         taken_apart = self.programs.loss(loss, self.layout.training_data.labels)
@@ -211,12 +211,12 @@ class RunSetup:
         """Return an evaluator that measures a state on a source.
 
         Args:
-            batch_size: the global batch size. Default: that of training.
-            metrics: used instead of the recipe's.
+            batch_size: the global batch size. Default: the batch size of training.
+            metrics: metrics that replace the recipe's.
             extra: functions of the state that return further metrics.
             resident: whether to keep the images on the devices instead of decoding them for each measurement.
 
-        Raises: InputError; the source does not fit the training data or the batch size.
+        Raises: InputError if the source does not fit the training data or the batch size.
         """
         size = batch_size or self.order.batch_size
         self.topology.check_batch_size(size, "eval.batch_size")
@@ -250,5 +250,5 @@ class RunSetup:
         return f"RunSetup({count}, {counted(len(self.table), 'example')}, {batch})"
 
     def __str__(self) -> str:
-        """Also show which device computes which rows of a batch."""
+        """Return the `repr`, and a line for each device with the rows of a batch that it computes."""
         return "\n".join([repr(self), *(f"  {device}: rows {rows.start}:{rows.stop}" for device, rows in self.slices)])

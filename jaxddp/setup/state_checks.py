@@ -21,7 +21,7 @@ def check_state(state: Any, setup: RunSetup) -> None:
     """Check that a state has the parameters and the model state of a setup's network.
 
     Raises:
-        InputError: names the first array that differs, or the object that is no state.
+        InputError: the object is no state, or an array differs. The message names the object or the first such array.
     """
     check_setup(setup)
     _check_arrays(state, setup, lambda each: {"params": each.params, "model_state": each.model_state})
@@ -50,7 +50,7 @@ def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
 
 def _check_arrays(state: Any, setup: RunSetup, part: Callable[[TrainState], Any]) -> None:
     if not isinstance(state, TrainState):
-        advice = "give a TrainState, the first of the two that train returns"
+        advice = "give a TrainState, which is the first value that train returns"
         raise refused("state", state, advice)
     if differs := first_difference(part(state), part(setup.like)):
         name, found, here = differs

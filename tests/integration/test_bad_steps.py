@@ -33,5 +33,5 @@ def test_both_processes_name_the_row_and_end(arrays, start, tmp_path):
         said = run.last_of(rank)
         assert ": 1 step had no finite gradient, as many as --train.max-bad-steps 1. " in said
         # In evaluation mode, and after a ReLU, its loss is finite.
-        assert said.endswith("images are not finite: row 5 of the training data")
+        assert said.endswith("Images are not finite after augmentation: row 5 of the training data")
     assert all(loss is not None for loss in losses(tmp_path / "run").values())
