@@ -1,4 +1,4 @@
-"""Examines one image: its kind and size, what is unusual, and its fault."""
+"""Examines one image: its kind, its size, its unusual properties, and its fault."""
 
 import hashlib
 import threading
@@ -30,11 +30,11 @@ class Look:
     size: int = 0
     """The size of the file in bytes."""
     kind: str | None = None
-    """jpeg, png, webp, tiff, bmp, or array. It is None where the header is unusable, and so are height and width."""
+    """jpeg, png, webp, tiff, bmp, or array. Kind, height and width are None if the header cannot be used."""
     height: int | None = None
     width: int | None = None
     mode: str | None = None
-    """Pillow's name of the color space: L, RGB, CMYK, P, RGBA, ...; of arrays, the number of channels."""
+    """Pillow's name of the color space: L, RGB, CMYK, P, RGBA, ...; for an array, the number of channels."""
     notes: tuple[str, ...] = ()
     """Unusual properties that do not prevent training, each as `kind: detail`."""
     fault: str | None = None
@@ -44,7 +44,7 @@ class Look:
 
 
 def look_at(source: SourceTable, row: int) -> Look:
-    """Reads, hashes and verifies a row's image. Raises: Unreachable; its store does not answer."""
+    """Reads, hashes and verifies a row's image. Raises: Unreachable if its store does not answer."""
     name = source.name(row)
     try:
         data = source.read(row)
@@ -84,7 +84,7 @@ def look_at_file(data: bytes, name: str) -> Look:
 
 
 def _describe(data: bytes) -> tuple[str, list[str]]:
-    """Returns the color space of a sound image, and what is unusual about it."""
+    """Returns the color space of a sound image, and notes on its unusual properties."""
     with open_sound(data) as image:
         mode, info, turned = image.mode, image.info, image.format == "TIFF"
         try:

@@ -41,7 +41,7 @@ class _Cells(NamedTuple):
     labels: np.ndarray
     """The values of the file: int64[N], or an object array of str."""
     sound: np.ndarray
-    """bool[N], which rows were not rejected."""
+    """bool[N], true for each row that was not rejected."""
 
 
 class _Columns(NamedTuple):
@@ -65,9 +65,9 @@ def read_parquet(path: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
     """Reads the labels of one split; no image is read. An id is the name of the file and the number of the row.
 
     These are rejected: a file that is missing, damaged or without the columns; a row whose label is absent or of no
-    class; and a class that looks like another one. The messages name file and row.
+    class; and a class whose name looks like another name. The messages name file and row.
 
-    Raises: InputError; pyarrow is not installed, or no row is left.
+    Raises: InputError if pyarrow is not installed, or no row is left.
     """
     root = path.parent if path.is_file() else path
     files = [path] if path.is_file() else _files(path, split)
@@ -99,7 +99,7 @@ def _files(folder: Path, split: Split) -> list[Path]:
 
 
 def _check_parts(files: list[Path]) -> None:
-    """Checks names like `train-00000-of-00002`. Raises: InputError; a part is missing, or the totals differ."""
+    """Checks names like `train-00000-of-00002`. Raises: InputError if a part is missing, or the totals differ."""
     parts = [match for file in files if (match := _PART.search(file.name))]
     if parts and (len(parts) < len(files) or len({int(part[2]) for part in parts}) > 1):
         names = ", ".join(file.name for file in files[:4])
@@ -113,7 +113,7 @@ def _check_parts(files: list[Path]) -> None:
 
 
 def _columns(files: list[Path], refuse: Refuse) -> tuple[_Columns, list[Path]]:
-    """Returns the first readable file's columns, and the files from it on. Raises: InputError; no file is readable."""
+    """Returns the columns of the first readable file, and the files from it on. Raises: InputError if none is."""
     for place, file in enumerate(files):
         with told_to(refuse):
             return _columns_of(file), files[place:]
@@ -194,7 +194,7 @@ def _cells(file: Path, column: str, refuse: Refuse) -> _Cells:
 
 
 def _names(path: Path, cells: dict[Path, _Cells], split: Split, column: str, refuse: Refuse) -> tuple[str, ...]:
-    """Returns the classes if the schema has no names: numbers, or the strings that label the training split."""
+    """Returns the class names if the schema has none: numbers, or the label strings of the training split."""
     training = cells if split == "train" else _all_cells(_files(path, "train"), column, refuse)
     if any(of_file.labels.dtype == object for of_file in training.values()):
         first: dict[str, str] = {}

@@ -53,8 +53,9 @@ def keep_freed_memory() -> None:
     """Keeps up to half a gigabyte of freed memory for the next images, instead of returning it after each one.
 
     Once TensorFlow has started its first generator data set, glibc maps every buffer above 128 kB anew and unmaps it
-    after use: 304 page faults an image, and 650 images/s in one process. With these settings there are 13, and 1,000
-    images/s (2 cores). Call it after that data set has started. It does nothing with other C libraries.
+    after use: 304 page faults an image, and 650 images/s in one process. With these settings, there are 13 page faults
+    an image, and 1,000 images/s (2 cores). Call this function after that data set has started. It does nothing with
+    other C libraries.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
