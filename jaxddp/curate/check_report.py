@@ -32,7 +32,7 @@ class CheckedSplit:
     """One split and its findings.
 
     Attributes:
-        columns: the fields of each row's `Look`, as a structured array [N]; zero or empty where a field is None.
+        columns: the fields of each row's `Look`, as a structured array [N]; zero or empty if a field is None.
         notes, faults: dicts from a row to the notes or the fault of its `Look`; rows without one are not in the dict.
     """
 
@@ -63,7 +63,7 @@ class CheckedSplit:
         return f"{self.name} {name}" if self.source.record(row).path is None else name
 
     def class_of(self, row: int) -> str | None:
-        """Returns the id of a row's class, or several ids joined by semicolons; None where the class is unknown."""
+        """Returns the id of a row's class, or several ids joined by semicolons; None if the class is unknown."""
         labels = labels_of(self.source)
         return ";".join(labels.ids[label] for label in labels.of(row)) or None
 

@@ -26,7 +26,7 @@ class Look:
     """The findings about one image."""
 
     sha256: bytes | None = None
-    """The SHA-256 of the file, or of an array's pixels; None where it could not be read."""
+    """The SHA-256 of the file, or of an array's pixels; None if it could not be read."""
     size: int = 0
     """The size of the file in bytes."""
     kind: str | None = None
@@ -38,7 +38,7 @@ class Look:
     notes: tuple[str, ...] = ()
     """Unusual properties that do not prevent training, each as `kind: detail`."""
     fault: str | None = None
-    """The reason why the image cannot be trained on; None where it can."""
+    """The reason why the image cannot be trained on; None if it can."""
     stray: bool = False
     """Whether the file has stray bytes, which are removed each time before it is decoded."""
 
@@ -74,7 +74,7 @@ def look_at_file(data: bytes, name: str) -> Look:
     mode, notes = _describe(data)
     suffix = name[name.rfind(".") :]
     if _SUFFIXES.get(suffix.lower(), header.kind) != header.kind:
-        notes.insert(0, f"{header.kind.upper()} named {suffix}: decoded as what it is")
+        notes.insert(0, f"{header.kind.upper()} named {suffix}: decoded by its content, not its name")
     if left_over:
         notes.append(f"bytes left over: {left_over} behind the last pixel")
     if header.kind == "jpeg":

@@ -12,11 +12,11 @@ class Record(NamedTuple):
     """Identifies one example. All values can be written as JSON."""
 
     id: str | int
-    """The row's number where the example has no id."""
+    """The id of the example; the number of its row if it has none."""
     path: str | None = None
-    """The file in the data set that holds the image; None where the image is in memory."""
+    """The file in the data set that holds the image; None if the image is in memory."""
     offset: int | None = None
-    """The position of the image's record in that file; None where the file is the image."""
+    """The position of the image's record in that file; None if the file is the image."""
 
 
 class Examples(Protocol):
@@ -53,7 +53,7 @@ class Examples(Protocol):
 
     @property
     def pixel_shape(self) -> tuple[int, int, int] | None:
-        """(H, W, C) of each image where images are kept as pixels; None where they are encoded files."""
+        """(H, W, C) of each image if images are kept as pixels; None if they are encoded files."""
         ...
 
     def name(self, row: int) -> str:
@@ -62,7 +62,7 @@ class Examples(Protocol):
 
 
 def id_of(examples: Examples, row: int) -> str:
-    """Returns the id of a row from its record; the row's number where the examples have no records."""
+    """Returns the id of a row from its record; the number of the row if the examples have no records."""
     record = getattr(examples, "record", Record)
     return str(record(row).id)
 

@@ -52,7 +52,7 @@ def repeats(values: np.ndarray) -> list[tuple[int, int]]:
 
 
 def index_of_column(names: Sequence[str], wanted: str, where: str) -> int | None:
-    """Returns the index of a column; None where there is none.
+    """Returns the index of a column; None if there is none.
 
     Raises:
         InputError: another column has the same name, ignoring case and invisible characters.

@@ -64,7 +64,7 @@ class Labels:
         return np.unique(self.values, axis=0, return_inverse=True)[1].reshape(-1) if self.several else self.values
 
     def of(self, row: int) -> np.ndarray:
-        """Returns the classes of a row, int64[n], ascending; empty where they are unknown."""
+        """Returns the classes of a row, int64[n], ascending; empty if they are unknown."""
         return np.flatnonzero(self.values[row] if self.several else np.arange(len(self.ids)) == self.values[row])
 
     def share(self, limit: int) -> np.ndarray:
@@ -169,6 +169,6 @@ class LabelSets:
 
 
 def as_members(sets: list[list[int]]) -> np.ndarray:
-    """Returns lists of class indices as `LabelSets.members`."""
+    """Converts lists of class indices to the array `LabelSets.members`."""
     # `np.array` would make a matrix of tuples of equal length.
     return np.fromiter((tuple(sorted(classes)) for classes in sets), object, len(sets))

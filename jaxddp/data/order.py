@@ -148,5 +148,5 @@ def unlabelled_seed(seed: int) -> int:
 def positions(step: int, batch_size: int) -> np.ndarray:
     """Returns the positions of a batch in the stream of all examples, int64[batch_size]."""
     if step < 0:
-        raise InputError(f"step {step}: steps count from 0")
+        raise InputError(f"step {step}: the first step is 0")
     return step * batch_size + np.arange(batch_size, dtype=np.int64)

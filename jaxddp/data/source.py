@@ -78,7 +78,7 @@ class Source(Examples, Protocol):
         ...
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
-        """Yields every example once. Where the last batch is padded, mask and image are 0.
+        """Yields every example once. If the last batch is padded, mask and image are 0 in the padding.
 
         If a table has files to verify (`verified`), its method has another argument, `omissions`; see
         `ExampleTable.eval_batches`.
@@ -92,7 +92,7 @@ class Table(Examples, Protocol):
     """Examples that code can select, and whose images it can read one by one. Only a `Source` makes batches."""
 
     verified: Any
-    """`Verified`: the images that this machine has found sound before; None where there are no files to verify."""
+    """`Verified`: the images that are known to be sound, from this or an earlier run; None without files to verify."""
 
     @property
     def class_indices(self) -> tuple[int, ...]:

@@ -41,12 +41,12 @@ class StoredTable:
     offset: np.ndarray | None = None
     """int64[N], the position of an image's record in its file, for stores whose files hold many."""
     label_sets: LabelSets | None = None
-    """The listed classes of each example, where some examples have several. The label of an example with
+    """The listed classes of each example; None if no example has several. The label of an example with
     several classes is -1 until `with_several_labels` makes the labels multi-hot."""
     made_of: Literal["row", "file", "record"] = "row"
     """The kind of thing that holds an example: a row of a listing, a file of a folder, or a record of a file."""
     digests: Digests | None = None
-    """The checksums with which each file is compared as it is read; None where there are none."""
+    """The checksums with which each file is compared as it is read; None if there are none."""
 
     pixel_shape = None
 

@@ -64,7 +64,7 @@ class ExampleTable(StoredTable):
         shard: Shard = WHOLE,
         substitutes: Substitutes | None = None,
     ) -> Iterator[Batch]:
-        """Yields training batches as `Source.train_batches`, with images [B, S, S, C] in the config's `PixelFormat`.
+        """Yields training batches; see `Source.train_batches`. Images are [B, S, S, C] in the config's `PixelFormat`.
 
         S is `data.image_size`. A process verifies each file to its last pixel when it first reads the file, unless
         `verified` marks it as sound or `data.verify` is "never". The iterator raises `Unreachable` where the store does

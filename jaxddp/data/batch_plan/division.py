@@ -18,7 +18,7 @@ class Division:
         batch_size: the size of the global batch.
         shares: the number of equal shares of the batch; the mean is taken over them.
         accumulate: the number of microbatches in each share.
-        together: the number of examples that must stay in one microbatch: those of a pair or of a ghost batch. The
+        together: the number of examples that must stay in one microbatch (a pair, or a ghost batch). The
             size of a microbatch is a multiple of this number.
     """
 
@@ -57,7 +57,7 @@ class Division:
         return replace(self, batch_size=self._unit)
 
     def largest(self, fits: Callable[["Division"], bool]) -> "Division | None":
-        """Returns the largest batch below this one for which `fits` is true, with the same number of microbatches.
+        """Returns the largest smaller batch for which `fits` is true, with the same number of microbatches.
 
         Args:
             fits: whether a batch fits. If a batch fits, every smaller batch must fit too.

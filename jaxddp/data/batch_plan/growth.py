@@ -36,7 +36,7 @@ class Growth:
     def of(
         cls, data: DataConfig, last: int, *, num_examples: int, batch_size: int, total_steps: int
     ) -> "Growth | None":
-        """Returns the growth of a config, up to a side of `last` pixels; None where images do not grow.
+        """Returns the growth of a config, up to a side of `last` pixels; None if images do not grow.
 
         Raises:
             InputError: the images would shrink, `data.grow_by` is larger than the growth, or `data.grow_start` is after

@@ -77,7 +77,7 @@ def read_folders(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
     These are rejected:
 
     - a folder of a class that holds no image, that `train` does not have, or whose name looks like another name;
-    - a folder with images beside `train`, where there is no validation folder;
+    - a folder with images beside `train`, if there is no validation folder;
     - an image outside the folders of classes, one of a type that is not supported, and two images with the same id;
     - a link out of the root, or into a parent folder;
     - a name that is not UTF-8, and a file or folder that cannot be read.
@@ -147,7 +147,7 @@ def _has_image(folder: Path) -> bool:
 
 
 def _refuse_beside(trained: Path, refuse: Refuse) -> None:
-    """Rejects folders of images beside train/: "train" may be a class, and the other classes would be left out."""
+    """Rejects folders of images beside train/. Then "train" may be a class, and other classes would be left out."""
     home = trained.parent
     for other in sorted(name for name in _visible_folders(home) if name != trained.name and _has_image(home / name)):
         refuse(

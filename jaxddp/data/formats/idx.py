@@ -2,7 +2,7 @@
 
     FOLDER/train-images-idx3-ubyte  train-labels-idx1-ubyte    the training examples
     FOLDER/t10k-images-idx3-ubyte   t10k-labels-idx1-ubyte     the validation examples
-    FOLDER/classes.txt                                         optional: the names of the classes, one a line
+    FOLDER/classes.txt                                         optional: the names of the classes, one per line
 
 A file may be compressed and end in .gz. If the plain file exists too, it is read. Colour images [N, H, W, C] have four
 dimensions and may be named idx4. A file is two zero bytes, the code of the elements' type, the number of dimensions,

@@ -5,8 +5,8 @@
     ROOT/validation-00000-of-00001.parquet        or val, or test: the first of these that exists
 
 Images are in a column of structs with a field `bytes`. The column is called image or img, or is the only such column.
-Labels are integers, whose names are in the schema's metadata, or strings: the classes are then those of the training
-split, sorted.
+Labels are integers, whose names are in the metadata of the schema, or strings. If they are strings, the classes are the
+strings in the training split, sorted.
 """
 
 import json
@@ -48,7 +48,7 @@ class _Columns(NamedTuple):
     image: str
     label: str
     names: tuple[str, ...] | None
-    """The names of the classes; None where the schema has none."""
+    """The names of the classes; None if the schema has none."""
 
 
 def holds_parquet(path: Path) -> bool:
@@ -153,7 +153,7 @@ def _is_image(kind: Any) -> bool:
 
 
 def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    """Returns the features of the columns that `datasets` wrote; empty where it wrote none."""
+    """Returns the features of the columns that `datasets` wrote; empty if it wrote none."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):

@@ -59,15 +59,15 @@ class Solutions:
 
     @cached_property
     def _first(self) -> dict[bytes, int]:
-        """The line of each image; the first where it has several."""
+        """The line of each image; the first line if it has several."""
         return dict(zip(self.image_id[::-1].tolist(), self.line[::-1].tolist(), strict=True))
 
 
 def read_mapping(file: TextFile, refuse: Refuse = at_once) -> dict[str, str]:
     """Reads `LOC_synset_mapping.txt`: a dict from synset to readable name, in the order of the labels.
 
-    These are rejected: a line that is not UTF-8; and a synset that is listed twice, looks like another one, or is not
-    a valid name of a folder.
+    These are rejected: a line that is not UTF-8; and a synset that is listed twice, looks like another synset, or is
+    not a valid name of a folder.
 
     Raises: InputError if the file is missing or empty.
     """

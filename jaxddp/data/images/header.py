@@ -50,7 +50,7 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
     count. A PNG is complete if it holds its closing IEND chunk. Only `verify` reads WebP, TIFF and BMP to their end.
 
     Args:
-        segments: the segments of a JPEG, where they are known.
+        segments: the segments of a JPEG, if they are already known.
 
     Raises:
         InputError: the file is empty, cut short, without pixels or with more than `MAX_PIXELS`, a JPEG without Huffman

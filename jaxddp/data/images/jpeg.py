@@ -103,7 +103,7 @@ def _decode(data: bytes) -> None:
 def _with_one_row_more(data: bytes, segments: Sequence[Segment], end: int) -> bytes | None:
     """Returns the file up to `end`, with a restart and one more row of blocks, and zeros in place of that row's data.
 
-    Returns None where no restart can be added: if the file has several scans, or if its last restart interval does not
+    Returns None if no restart can be added, because the file has several scans or its last restart interval does not
     end with the image.
     """
     frames = [segment for segment in segments if segment.marker in FRAMES]

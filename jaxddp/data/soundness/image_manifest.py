@@ -36,7 +36,7 @@ class ImageManifest:
     """The SHA-256 of each image that `data check` could read, 32 bytes each.
 
     Attributes:
-        of_files: digests of files, by (file, offset); the offset is 0 where the file is the image.
+        of_files: digests of files, by (file, offset); the offset is 0 if the file is the image.
         of_pixels: digests of images in arrays.
     """
 

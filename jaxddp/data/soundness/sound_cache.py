@@ -42,7 +42,7 @@ class Verified:
     def __init__(self, store: Store, paths: np.ndarray, offset: np.ndarray | None = None):
         self._store, self._paths, self._offset = store, paths, offset
         self.sound = np.zeros(len(paths), bool)
-        # 0 where the image cannot be identified.
+        # 0 if the image cannot be identified.
         self._identity = np.zeros(len(paths), np.uint64)
         self._kept = self.sound.copy()
         self._due = time.monotonic() + _SECONDS

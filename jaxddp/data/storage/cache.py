@@ -91,7 +91,7 @@ def put_sealed(file: Path, content: bytes) -> None:
 
 
 def sealed(file: Path) -> bytes | None:
-    """Returns the content that `put_sealed` wrote; None where the file is damaged. Raises: OSError."""
+    """Returns the content that `put_sealed` wrote; None if the file is damaged. Raises: OSError."""
     data = files.read(file)
     content = data[_DIGEST:]
     return content if data[:_DIGEST] == hashlib.sha256(content).digest() else None

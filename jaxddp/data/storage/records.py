@@ -95,7 +95,7 @@ class ArrayRecords:
     def in_graph(self) -> None: ...
 
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns offsets and an integer feature as `RecordFiles.labels` does."""
+        """Returns offsets and an integer feature; see `RecordFiles.labels`."""
         return np.arange(length), np.array([self._value(path, row, feature, "int64_list") for row in range(length)])
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:

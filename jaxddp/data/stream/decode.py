@@ -46,7 +46,7 @@ def train_image(data: Any, key: Any, area: Area | None, image_size: int, pixels:
 
 
 def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RGB) -> Any:
-    """Returns one evaluation example, [image_size, image_size, C]: a center crop, after the short side becomes `resize`.
+    """Returns one evaluation example, [image_size, image_size, C]: a center crop after the short side becomes `resize`.
 
     The pixels differ from those of torchvision's Resize and CenterCrop by at most one of 255 levels. Only the part that
     the center needs is decoded. If the short side is `resize` already, the pixels are not changed.

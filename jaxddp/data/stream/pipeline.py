@@ -115,7 +115,7 @@ class Pipeline:
         return map(self.table.places, batches)
 
     def _digests(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the checksums of int64[b] rows, bytes[b]; empty ones where the table has none."""
+        """Returns the checksums of int64[b] rows, bytes[b]; empty ones if the table has none."""
         digests = self.table.digests
         return np.zeros(len(rows), "S1") if digests is None else digests.of(rows)
 
@@ -174,7 +174,7 @@ class Pipeline:
             raise failure
 
     def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
-        """Returns the batch with its pixels, zeros where it is padded."""
+        """Returns the batch with its pixels, and with zeros as the images of padding."""
         padding = np.zeros((len(batch.mask) - len(pixels), *pixels.shape[1:]), pixels.dtype)
         image = np.concatenate([pixels, padding]) if len(padding) else pixels
         if self.substitutes is None:

@@ -32,7 +32,7 @@ Area = tuple[float, float]
 
 
 def crop_area(data: DataConfig) -> Area | None:
-    """Returns the area of a config's training crops; None where images stay whole."""
+    """Returns the area of a config's training crops; None if images stay whole."""
     return None if data.crop == "whole" else data.area
 
 
