@@ -23,7 +23,7 @@ from jaxddp.registry import FORMATS
 
 
 def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
-    """Opens and checks the training and validation data of a config; `val_limit` is the most validation examples.
+    """Opens and checks the training and validation data of a config; `val_limit` limits the validation examples.
 
     Raises: see `open_splits` and `Table.check`.
     """

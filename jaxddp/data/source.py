@@ -148,8 +148,8 @@ class SourceTable(Source, Table, Protocol):
     """A source that is also a table; every format of data sets opens one."""
 
 
-# The members that a source must have. `fingerprint` is not one of them, because the protocol only annotates it. It must
-# not be one of them, because `hasattr` would compute it, which may take long.
+# The members that `check_source` looks for. `vars` leaves out `fingerprint`, which the protocol only annotates. This is
+# intended: `hasattr` would compute the fingerprint, which may take long.
 _MEMBERS = [name for kind in (Source, Examples) for name in vars(kind) if not name.startswith("_")]
 
 

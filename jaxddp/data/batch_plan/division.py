@@ -18,8 +18,8 @@ class Division:
         batch_size: the size of the global batch.
         shares: the number of equal shares of the batch; the mean is taken over them.
         accumulate: the number of microbatches in each share.
-        together: the number of examples that must stay in one microbatch (a pair, or a ghost batch). The
-            size of a microbatch is a multiple of this number.
+        together: the number of examples that must stay in one microbatch (a pair, or a ghost batch). The size of a
+            microbatch is a multiple of this number.
     """
 
     batch_size: int

@@ -147,7 +147,7 @@ def _has_image(folder: Path) -> bool:
 
 
 def _refuse_beside(trained: Path, refuse: Refuse) -> None:
-    """Rejects folders of images beside train/. Then "train" may be a class, and other classes would be left out."""
+    """Rejects image folders beside train/: if "train" is a class too, the other classes would be left out."""
     home = trained.parent
     for other in sorted(name for name in _visible_folders(home) if name != trained.name and _has_image(home / name)):
         refuse(

@@ -44,8 +44,8 @@ def train_solutions(
     Args:
         root: the directory of Kaggle's archive; its URL, `s3://bucket/imagenet`, `gs://…` or `https://…` (docs/data.md
             describes keys and endpoints); or a name in datasets.toml, if there is no directory of that name.
-        csv: the solution file, in the root unless it is an absolute path. datasets.toml may
-            replace the default.
+        csv: the solution file, in the root unless it is an absolute path. datasets.toml may replace the
+            default.
         classes: see `Table.select`; None selects all, or those of the entry in datasets.toml.
         cache: a folder of this machine where fetched images of a URL are kept; see `CachedStore`.
         refuse: called with a message for each row that cannot be used; by default it raises an error.

@@ -4,8 +4,8 @@
     train_labels  val_labels     integers [N], class indices from 0
     class_names                  optional: strings [K]
 
-Images in a folder are memory maps: a batch reads only its own rows, so the images may be larger than the memory. Floats
-are read at once. Pickled objects are never read, since reading them can run any code.
+Images in a folder are memory maps: a batch reads only its own rows, so the images may be larger than the memory. Arrays
+of floats are read into memory at once. Pickled objects are never read, since reading them can run any code.
 """
 
 import math
@@ -95,7 +95,7 @@ def _mapped(file: Path) -> np.ndarray:
 
 
 def _unpacked(path: Path, name: str) -> np.ndarray:
-    # np.load would allocate the size in the array's header before it reads the first byte.
+    # np.load would allocate the memory that the array's header promises before it reads the first byte.
     with zipfile.ZipFile(path) as archive:
         try:
             stream = cast(zipfile.ZipExtFile, archive.open(f"{name}.npy"))

@@ -113,7 +113,10 @@ def _check_parts(files: list[Path]) -> None:
 
 
 def _columns(files: list[Path], refuse: Refuse) -> tuple[_Columns, list[Path]]:
-    """Returns the columns of the first readable file, and the files from it on. Raises: InputError if none is."""
+    """Returns the columns of the first readable file, and the files from it on.
+
+    Raises: InputError if no file can be read.
+    """
     for place, file in enumerate(files):
         with told_to(refuse):
             return _columns_of(file), files[place:]
@@ -209,7 +212,7 @@ def _names(path: Path, cells: dict[Path, _Cells], split: Split, column: str, ref
 
 
 def _labels(file: Path, cells: _Cells, names: tuple[str, ...], refuse: Refuse) -> np.ndarray:
-    """Returns class indices, int32[N]; -1 where the class is unknown, as `datasets` marks splits without labels."""
+    """Returns class indices, int32[N]; -1 if the class is unknown. `datasets` writes -1 in splits without labels."""
     if cells.labels.dtype == object:
         index = {name: label for label, name in enumerate(names)}
         labels = np.array([index.get(str(label), len(names)) for label in cells.labels.tolist()], np.int64)

@@ -191,7 +191,7 @@ def _store(shards: _Shards) -> RecordFiles | ArrayRecords:
 
 
 def _refusing_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
-    """Returns the saved index, or builds and saves one. An index of faulty files is not saved, so faults come again."""
+    """Returns the saved index, or builds and saves one. An index with faults is not saved; faults are shown again."""
     about = f"{shards.label} of {len(shards.class_names)} in {shards.lengths}"
     try:
         return kept_index(shards.split, shards.root, shards.files, about, lambda: _index(shards, store, at_once))

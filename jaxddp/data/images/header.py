@@ -62,7 +62,7 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
         header, end = _scan_jpeg(data, jpeg_segments(data) if segments is None else segments)
     elif data.startswith(PNG_START):
         size = {"height": int.from_bytes(data[20:24]), "width": int.from_bytes(data[16:20])}
-        # The bit depth follows width and height; a damaged one is ignored.
+        # The bit depth follows width and height. If it is damaged, 8 is used.
         bits = data[24] if len(data) > 24 and data[24] in (1, 2, 4, 8, 16) else 8
         header = ImageHeader("png", **size, bits=bits)
         end = None if PNG_END in data else "IEND chunk"

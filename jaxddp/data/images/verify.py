@@ -67,8 +67,8 @@ def _read_jpeg(data: bytes, segments: Sequence[Segment]) -> int:
     if not has_every_scan(data, segments):
         raise InputError(f"cut short: the scans of its finer detail are missing; {AGAIN}")
     check_holes(data, segments)
-    # The decoder reports only its first error. An error in the metadata would hide an error in the image, so the
-    # metadata are removed.
+    # The decoder reports only its first error. An error in the metadata would hide an error in the image data, so
+    # the metadata are removed.
     return bytes_left_over(*essence(data, segments))
 
 

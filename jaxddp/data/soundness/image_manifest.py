@@ -106,7 +106,7 @@ def find_manifest(address: str, wanted: str | None) -> Path:
 def held_to_manifest(
     splits: Mapping[str, SourceTable], manifest: ImageManifest, data: DataConfig
 ) -> dict[str, SourceTable]:
-    """Returns the splits with checksums. Files are compared with the manifest when they are read; arrays now.
+    """Returns the splits with checksums. Files are compared with the manifest when they are read, arrays at once.
 
     Raises:
         InputError: the manifest does not list an image that may not be substituted, or an array differs from it.

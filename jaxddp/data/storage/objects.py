@@ -88,7 +88,7 @@ class Objects:
         return self._insist(self.name(path), self._download(path), times=_LARGE)
 
     def sizes(self, folder: bytes) -> dict[bytes, int]:
-        """Returns the bytes of each object directly in a folder, by path. HTTP cannot list. Raises: see `read`."""
+        """Returns the size in bytes of each object directly in a folder, by path. Raises: see `read`."""
         name = self.name(folder + b"/") if folder else f"{self.url}/"
 
         def listed(_: float) -> dict[bytes, int]:
@@ -103,7 +103,7 @@ class Objects:
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        """Lists folders to find the faults of `Store.faults`. Over plain HTTP it finds none; reading does.
+        """Lists folders to find the faults of `Store.faults`. Over plain HTTP it finds none, because HTTP cannot list.
 
         Raises: see `read`, for a folder.
         """

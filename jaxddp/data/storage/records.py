@@ -43,7 +43,7 @@ class RecordFiles:
 
         file, name = self.root / os.fsdecode(path), self.name(path, offset)
         with _opened(file) as records:
-            # TensorFlow allocates the length in the header, so that length is first compared with the file's size.
+            # TensorFlow allocates as many bytes as the header says, so `_end` first compares that with the file's size.
             _end(records, offset, file)
         try:
             return _record_image(os.fsencode(file), tf.constant(offset, tf.int64), self.feature).numpy()

@@ -75,7 +75,7 @@ def looked_at(data: Any, wanted: Any, digest: Any) -> tuple[Any, Any]:
     The verdict is `REFUSED`, `SOUND`, or `STRAY` for a sound image that is returned without its stray bytes.
 
     Args:
-        wanted: bool scalar, whether to verify the image; if False, it is assumed to be sound.
+        wanted: bool scalar, whether to verify the image; if False, only the digest is compared.
         digest: string scalar, the SHA-256 that the image must have; empty if any is accepted.
     """
     held = tf.cond(

@@ -19,7 +19,7 @@ from jaxddp.core.phases import doing
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 # TensorFlow's import ends with an import of Keras, which this project does not use, and which imports scikit-learn and
-# half of SciPy if they are installed. Without it the import takes 2.0 s of CPU instead of 3.2 (2 cores). TensorFlow
+# half of SciPy if they are installed. Without Keras the import takes 2.0 s of CPU instead of 3.2 (2 cores). TensorFlow
 # has no setting for this, but accepts that Keras is missing, and `tf.keras` imports it on first use.
 _HIDES_KERAS = "keras" not in sys.modules
 if _HIDES_KERAS:
