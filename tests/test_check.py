@@ -60,7 +60,7 @@ def transparent() -> Image.Image:
 
 
 NOTES = {
-    "png": (encode(picture(40, 48), "PNG"), "PNG named .JPEG: decoded as what it is"),
+    "png": (encode(picture(40, 48), "PNG"), "PNG named .JPEG: decoded by its content, not its name"),
     "cmyk": (encode(picture(40, 48, "CMYK")), "CMYK: Adobe's inverted kind; converted to RGB"),
     "gray": (encode(picture(40, 48, "L")), "gray: repeated as RGB"),
     "alpha": (encode(transparent(), "PNG"), "transparency: dropped"),

@@ -77,7 +77,7 @@ def test_evaluation_sees_every_row_once_and_pads_with_minus_one(num_examples: in
         (lambda: SampleOrder(2**31, 4, 0), "num_examples=2147483648: expected 1 to 2,147,483,647"),
         (lambda: SampleOrder(10, 2, -1), "seed=-1: expected 0 to 9,223,372,036,854,775,807"),
         (lambda: SampleOrder(10, 2, 2**63), "seed=9223372036854775808: expected 0 to"),
-        (lambda: SampleOrder(10, 2, 0).rows(-1), "step -1: steps count from 0"),
+        (lambda: SampleOrder(10, 2, 0).rows(-1), "step -1: the first step is 0"),
         (
             lambda: Shard(0, 4).of(SampleOrder(10, 5, 0).rows(0)),
             "batch size 5 does not divide into 4 equal parts; use 4 or 8",

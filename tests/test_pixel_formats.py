@@ -265,7 +265,7 @@ def test_check_describes_the_new_kinds_and_pack_takes_them():
         data = encode(picture(SIZE, SIZE, 3), kind)
         look = look_at_file(data, f"a.{kind.lower()}")
         assert (look.kind, look.height, look.mode, look.notes, look.fault) == (kind.lower(), SIZE, "RGB", (), None)
-        assert f"{kind} named .png: decoded as what it is" in look_at_file(data, "a.png").notes
+        assert f"{kind} named .png: decoded by its content, not its name" in look_at_file(data, "a.png").notes
         assert parse_header(packed_image(data, PackOptions())).kind == "jpeg"
     gray = encode(picture(SIZE, SIZE, dtype=np.uint16), "TIFF")
     assert "16 bits: the upper 8 are kept" in look_at_file(gray, "a.tif").notes

@@ -1,4 +1,4 @@
-"""`jaxddp data check`: reads a data set once, and finds images that cannot be used and what else is unusual."""
+"""`jaxddp data check`: reads a data set once, and finds images that cannot be used or are unusual."""
 
 import os
 import warnings
@@ -18,7 +18,7 @@ from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.source import SourceTable
 
 _AHEAD = 32
-"""The number of pending rows for each thread. Other threads work on them while one image takes long."""
+"""The number of pending rows for each thread, so the other threads have work while one image takes long."""
 _LEAST_THREADS = 8
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def check(
     threads: int | None = None,
     progress: ProgressBar | None = None,
 ) -> CheckReport:
-    """Reads every image of every split once, and compares all images.
+    """Reads every image of every split once, and finds images with the same content.
 
     Faults are reported in the order of the rows, and the report does not depend on the number of threads. The memory
     holds at most one encoded image for each thread, and about 100 bytes for each row.
@@ -42,14 +42,14 @@ def check(
         threads: by default twice the number of cores, since some threads wait for the disk; at least 8.
         progress: shows the progress and the faults.
 
-    Raises: InputError; there is no split.
+    Raises: InputError if there is no split.
     """
     if not sources:
         raise InputError("nothing to check: give at least one split")
     threads = threads or max(_LEAST_THREADS, 2 * (os.cpu_count() or 1))
     splits, looked, faults = [], 0, 0
     with warnings.catch_warnings():
-        # Pillow warns of images near its limit of pixels; images above `MAX_PIXELS` are faults.
+        # Pillow's warning of images with many pixels is not needed, because images above `MAX_PIXELS` are faults.
         warnings.filterwarnings("ignore", "Image size .* exceeds limit")
         for name, source in sources.items():
             splits.append(split := CheckedSplit(name, source))
@@ -72,7 +72,8 @@ def _verifying(source: SourceTable) -> Iterator[np.ndarray]:
     if source.verified is None:
         yield np.zeros(len(source), bool)
         return
-    # This comes before any image is read. So if a file changes during the check, the next run verifies it again.
+    # The identities of files are taken before any image is read. So if a file changes during the check, the next run
+    # verifies it again.
     source.verified.recall()
     try:
         yield source.verified.sound

@@ -15,7 +15,7 @@ from jaxddp.data.source import Table
 
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
 WARNINGS = (CONTRADICTION, LEAK)
-"""Kinds of notes that distort a measured accuracy but do not stop a run; ImageNet has some."""
+"""The kinds of notes on images that distort the measured accuracy. They do not stop a run: ImageNet has some."""
 
 _COLUMNS = np.dtype(
     [("sha256", "V32"), ("bytes", "i8"), ("height", "i4"), ("width", "i4"), ("kind", "S5"), ("mode", "S8")]
@@ -32,8 +32,8 @@ class CheckedSplit:
     """One split and its findings.
 
     Attributes:
-        columns: the fields of each row's `Look`, as a structured array [N]; zero or empty where a field is None.
-        notes, faults: those of `Look`, by row, for rows that have any.
+        columns: the fields of each row's `Look`, as a structured array [N]; zero or empty if a field is None.
+        notes, faults: dicts from a row to the notes or the fault of its `Look`; rows without one are not in the dict.
     """
 
     def __init__(self, name: str, source: Table):
@@ -59,11 +59,11 @@ class CheckedSplit:
     def name_of(self, row: int) -> str:
         """Returns a readable name of a row's image."""
         name = self.source.name(row)
-        # Arrays of other splits have the same names.
+        # Images of arrays are named by their row alone, so the name of the split is added.
         return f"{self.name} {name}" if self.source.record(row).path is None else name
 
     def class_of(self, row: int) -> str | None:
-        """Returns the id of a row's class, or several ids joined by semicolons; None where the class is unknown."""
+        """Returns the id of a row's class, or several ids joined by semicolons; None if the class is unknown."""
         labels = labels_of(self.source)
         return ";".join(labels.ids[label] for label in labels.of(row)) or None
 
@@ -79,9 +79,10 @@ class CheckedSplit:
 
 
 class CheckReport:
-    """The splits of a check, with a note on each image of the same content as an earlier one.
+    """The splits of a check, with a note on each image that has the same content as an earlier image.
 
-    A `duplicate` is in the same split and class, a `contradiction` in another class, and a `leak` in another split.
+    A `duplicate` is in the same split and class as the earlier image, a `contradiction` is in another class, and a
+    `leak` is in another split.
 
     Attributes:
         refused: a message for each row or file of the data set that was rejected and is in no split.
@@ -108,7 +109,7 @@ class CheckReport:
         return {split.name: _summary(split) | _lacking(self.splits[0], split) for split in self.splits}
 
     def lines(self) -> list[str]:
-        """Returns the summary as readable lines, some for each split."""
+        """Returns the summary as readable lines, several for each split."""
         lines = [line for name, summary in self.summary().items() for line in _lines(name, summary)]
         if self.refused:
             lines.insert(
@@ -118,7 +119,7 @@ class CheckReport:
 
 
 def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, CheckedSplit, int]]:
-    """Returns (split, row, split and row of the first) for every sound image with the content of an earlier one."""
+    """Returns (split, row, first split, first row) for every sound image with the same content as an earlier one."""
     rows = [np.array([row for row in range(len(s.source)) if row not in s.faults], np.int64) for s in splits]
     digests = np.concatenate([s.columns["sha256"][some] for s, some in zip(splits, rows, strict=True)])
     owner = np.repeat(np.arange(len(splits)), [len(some) for some in rows])

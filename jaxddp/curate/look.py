@@ -1,4 +1,4 @@
-"""Examines one image: its kind and size, what is unusual, and its fault."""
+"""Examines one image: its kind, its size, its unusual properties, and its fault."""
 
 import hashlib
 import threading
@@ -26,25 +26,25 @@ class Look:
     """The findings about one image."""
 
     sha256: bytes | None = None
-    """The SHA-256 of the file, or of an array's pixels; None where it could not be read."""
+    """The SHA-256 of the file, or of an array's pixels; None if it could not be read."""
     size: int = 0
     """The size of the file in bytes."""
     kind: str | None = None
-    """jpeg, png, webp, tiff, bmp, or array. It is None where the header is unusable, and so are height and width."""
+    """jpeg, png, webp, tiff, bmp, or array. Kind, height and width are None if the header cannot be used."""
     height: int | None = None
     width: int | None = None
     mode: str | None = None
-    """Pillow's name of the color space: L, RGB, CMYK, P, RGBA, ...; of arrays, the number of channels."""
+    """Pillow's name of the color space: L, RGB, CMYK, P, RGBA, ...; for an array, the number of channels."""
     notes: tuple[str, ...] = ()
     """Unusual properties that do not prevent training, each as `kind: detail`."""
     fault: str | None = None
-    """The reason why the image cannot be trained on; None where it can."""
+    """The reason why the image cannot be trained on; None if it can."""
     stray: bool = False
     """Whether the file has stray bytes, which are removed each time before it is decoded."""
 
 
 def look_at(source: SourceTable, row: int) -> Look:
-    """Reads, hashes and verifies a row's image. Raises: Unreachable; its store does not answer."""
+    """Reads, hashes and verifies a row's image. Raises: Unreachable if its store does not answer."""
     name = source.name(row)
     try:
         data = source.read(row)
@@ -74,7 +74,7 @@ def look_at_file(data: bytes, name: str) -> Look:
     mode, notes = _describe(data)
     suffix = name[name.rfind(".") :]
     if _SUFFIXES.get(suffix.lower(), header.kind) != header.kind:
-        notes.insert(0, f"{header.kind.upper()} named {suffix}: decoded as what it is")
+        notes.insert(0, f"{header.kind.upper()} named {suffix}: decoded by its content, not its name")
     if left_over:
         notes.append(f"bytes left over: {left_over} behind the last pixel")
     if header.kind == "jpeg":
@@ -84,7 +84,7 @@ def look_at_file(data: bytes, name: str) -> Look:
 
 
 def _describe(data: bytes) -> tuple[str, list[str]]:
-    """Returns the color space of a sound image, and what is unusual about it."""
+    """Returns the color space of a sound image, and notes on its unusual properties."""
     with open_sound(data) as image:
         mode, info, turned = image.mode, image.info, image.format == "TIFF"
         try:

@@ -1,4 +1,4 @@
-"""Writes the manifest of a check as JSON lines: the first describes the data set, each other line one image."""
+"""Writes the manifest of a check as JSON lines. The first describes the data set; each other describes one image."""
 
 import json
 from itertools import chain
@@ -14,14 +14,14 @@ from jaxddp.data.soundness.image_manifest import VERSION, manifest_name
 def manifest_place(root: Path, wanted: Path | None) -> Path:
     """Returns the place of a data set's manifest: `wanted`, or a file in the working directory, named after the root.
 
-    Raises: InputError; it cannot be written, or the default place is inside the data set.
+    Raises: InputError if it cannot be written, or the default place is inside the data set.
     """
     place = (wanted or Path(manifest_name(root))).absolute()
     if wanted is None and place.resolve().is_relative_to(root.resolve()):
         raise InputError(f"{place}: is inside the data set; give the manifest's place with --manifest")
     if place.is_dir():
         raise InputError(f"{place}: is a directory; give --manifest a file")
-    # Otherwise writing would fail only after an hour of reading.
+    # Without this test, an error of writing would appear only after an hour of reading.
     with readable_errors(place):
         probe = place.with_name(f".{place.name}.tmp")
         probe.touch()
@@ -30,7 +30,7 @@ def manifest_place(root: Path, wanted: Path | None) -> Path:
 
 
 def write_manifest(report: CheckReport, place: Path) -> None:
-    """Writes the whole manifest, or nothing. Raises: InputError.
+    """Writes the whole manifest, or nothing. Raises: InputError if it cannot be written.
 
     The first line holds `manifest`, the version of the format; `splits`, the summary of each split; and `refused`, a
     message for each row or file that was rejected. The other lines are the images in the order of the rows; a missing

@@ -44,11 +44,11 @@ def pack(
     packing: PackOptions,
     progress: ProgressBar | None = None,
 ) -> dict[str, Any]:
-    """Writes a packed copy of the splits into a directory, which appears when it is complete; returns its manifest.
+    """Writes a packed copy of the splits into a directory, which appears only when complete; returns its manifest.
 
     Raises:
-        InputError: the directory exists or cannot be written, the images are in memory, or an image cannot be used,
-            which the message names.
+        InputError: the directory exists or cannot be written, the images are in memory, or an image cannot be used
+            (the message names it).
     """
     if any(source.pixel_shape is not None for source in sources.values()):
         raise InputError("the images of this data set are already arrays in few files; train on it directly")
@@ -78,7 +78,7 @@ def pack(
 def packed_image(data: bytes, packing: PackOptions) -> bytes:
     """Returns an image as JPEG, its shorter side reduced to `packing.short_side` with an antialiasing filter.
 
-    Raises: InputError; the image cannot be used.
+    Raises: InputError if the image cannot be used.
     """
     header = verify(data)
     with open_sound(data) as image:

@@ -30,7 +30,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
                 progress.TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
-                # Faults are printed above the bar where both share a terminal, otherwise into the file or pipe.
+                # Faults are printed above the bar if standard output is the terminal too, else to the file or pipe.
                 redirect_stdout=sys.stdout.isatty(),
             )
             self._task = self._bar.add_task("", total=total, pace="")

@@ -1,4 +1,4 @@
-"""`jaxddp data show`: draws the training images exactly as the model gets them, at any step of any run."""
+"""`jaxddp data show`: draws the training images of any step of a run, after augmentation."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
 
     Returns: a description of the picture.
 
-    Raises: InputError; the config or the data are wrong, or the picture cannot be written.
+    Raises: InputError if the config or the data are wrong, or the picture cannot be written.
     """
     picture = input_figure(experiment.feed, experiment.preprocess, step, count)
     files.create(out.parent)

@@ -21,7 +21,7 @@ from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.selection.subset import ClassSelection
 from jaxddp.data.soundness.bad_images import Substitutes
 
-# Hashing copies images that are not contiguous. This number of images at a time limits the memory for the copy.
+# Hashing copies images that are not contiguous, this many at a time, to limit the memory for the copy.
 _HASHED_AT_ONCE = 1024
 
 
@@ -31,7 +31,7 @@ class ArrayTable:
 
     Args:
         images: uint8 or uint16 [N, H, W, C], as decoded; the device normalizes. They may be a memory map
-            (`np.load(mmap_mode="r")`): a batch reads its own rows, and only the fingerprint reads all. Floats are
+            (`np.load(mmap_mode="r")`): a batch reads only its own rows; the fingerprint reads all. Floats are
             converted to such pixels at once; see `jaxddp.data.images.float_pixels.from_floats`.
         labels: integers [N], dense class indices 0..K-1, or -1 where the class is unknown; kept as int32. Where an
             image may have several classes or none: multi-hot [N, K], 0 or 1 each; kept as uint8.
@@ -196,7 +196,7 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 
 def check_class_names(names: Any) -> None:
-    """Checks class names. Raises: InputError; they are not a list of text, or two different names look alike."""
+    """Checks class names. Raises: InputError if they are not a list of text, or two different names look alike."""
     if not isinstance(names, Collection) or isinstance(names, str | set | frozenset):
         raise refused("class_names", names, "give a list of the classes' names")
     for name in names:

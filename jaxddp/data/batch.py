@@ -14,9 +14,9 @@ class Batch(NamedTuple):
     """
 
     image: Any
-    """uint8 or uint16 [B, H, W, C], as decoded; the device normalizes."""
+    """uint8 or uint16 [B, H, W, C], the decoded pixels; the device normalizes them."""
     label: Any
-    """int32[B], dense class indices; where an example may have several, uint8[B, K], 1 for each of its classes."""
+    """int32[B], class indices; if an example may have several classes, uint8[B, K], 1 for each class."""
     mask: Any
     """float32[B], 1 for an example and 0 for padding."""
     row: Any
@@ -25,13 +25,13 @@ class Batch(NamedTuple):
     """int32[B], how often this example has appeared before; 0 in evaluation."""
     substituted: Any = None
     """float32[B], 1 where an image cannot be used and another example's image takes its place. In a batch that spans
-    two epochs, it is 0 for all examples of the second one. None where images are never substituted."""
+    two epochs, it is 0 for all examples of the second epoch. None if images are never substituted."""
     side: Any = None
     """`jaxddp.augment.resize.Side`, which holds no array: the size to which the device resizes training images; None
     where they keep their size."""
     unlabelled: Any = None
-    """A `Batch` from a second source without labels (-1), of a multiple of B examples; None without such a source. Code
-    that divides a batch must divide this one into as many parts."""
+    """A `Batch` from a second source without labels (-1), with a multiple of B examples; None without such a source.
+    Code that divides a batch must divide `unlabelled` into as many parts."""
 
     def __repr__(self) -> str:
         columns = {name: column for name, column in self._asdict().items() if column is not None}

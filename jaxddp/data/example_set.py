@@ -1,4 +1,4 @@
-"""The protocol of labelled examples. It does not depend on how their images are stored or read."""
+"""`Examples`: the protocol of labelled examples, however the images are stored and read."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -9,14 +9,14 @@ from jaxddp.data.labels import Labels
 
 
 class Record(NamedTuple):
-    """The identity of an example, in JSON's types."""
+    """Identifies one example. All values can be written as JSON."""
 
     id: str | int
-    """The row's number where the example has no id."""
+    """The id of the example; the number of its row if it has none."""
     path: str | None = None
-    """The file in the data set that holds the image; None where the image is in memory."""
+    """The file in the data set that holds the image; None if the image is in memory."""
     offset: int | None = None
-    """The position of the image's record in that file; None where the file is the image."""
+    """The position of the image's record in that file; None if the file is the image."""
 
 
 class Examples(Protocol):
@@ -24,17 +24,19 @@ class Examples(Protocol):
 
     # An attribute and not a property, because type checkers do not accept a `cached_property` in place of a property.
     fingerprint: Any
-    """A str, which differs where any example or class differs."""
+    """A string. Two data sets have different fingerprints if an example or a class differs."""
 
     @property
     def labels(self) -> np.ndarray:
-        """int32[N], class indices 0..K-1; -1 where the class is unknown. Where an example may have several labels, or
-        none: uint8[N, K], 1 for each of its classes."""
+        """int32[N], the class index of each example, 0..K-1; -1 if the class is unknown.
+
+        If examples may have several labels, or none, the array is uint8[N, K]: 1 for each class of an example, else 0.
+        """
         ...
 
     @property
     def class_ids(self) -> tuple[str, ...]:
-        """K ids, by which data sets are compared; equal to the names where classes have no ids."""
+        """The ids of the K classes. Data sets are compared by them. Classes without ids have their names as ids."""
         ...
 
     @property
@@ -51,7 +53,7 @@ class Examples(Protocol):
 
     @property
     def pixel_shape(self) -> tuple[int, int, int] | None:
-        """(H, W, C) of each image where images are kept as pixels; None where they are encoded files."""
+        """(H, W, C) of each image if images are kept as pixels; None if they are encoded files."""
         ...
 
     def name(self, row: int) -> str:
@@ -60,7 +62,7 @@ class Examples(Protocol):
 
 
 def id_of(examples: Examples, row: int) -> str:
-    """Returns the id of a row from its record; the row's number where the examples have no records."""
+    """Returns the id of a row from its record; the number of the row if the examples have no records."""
     record = getattr(examples, "record", Record)
     return str(record(row).id)
 

@@ -9,7 +9,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import appearance, code_points, show
 
 Refuse = Callable[[str], None]
-"""Takes a message for each row or file that cannot be used. It raises an error, or returns to leave that one out."""
+"""Is called with a message for each row or file that cannot be used. It raises an error, or returns to skip it."""
 
 
 def at_once(fault: str) -> None:
@@ -19,7 +19,7 @@ def at_once(fault: str) -> None:
 
 @contextmanager
 def told_to(refuse: Refuse) -> Iterator[None]:
-    """Passes the message of an `InputError` in the block to `refuse`; what the block would have read is left out."""
+    """If the block raises an `InputError`, passes its message to `refuse`, and continues after the block."""
     try:
         yield
     except InputError as error:
@@ -43,7 +43,7 @@ def check_apart(names: Iterable[str], where: Callable[[str], str], refuse: Refus
 
 def repeats(values: np.ndarray) -> list[tuple[int, int]]:
     """Returns (row, first row of the same value) for each row that repeats an earlier one, in the order of the rows."""
-    # Sorting a column of a million names takes half the time of looking each one up among those before it.
+    # For a million names, sorting takes half the time of looking up each name among the earlier ones.
     order = np.argsort(values, kind="stable")
     new = np.ones(len(values), bool)
     new[1:] = values[order[1:]] != values[order[:-1]]
@@ -52,7 +52,7 @@ def repeats(values: np.ndarray) -> list[tuple[int, int]]:
 
 
 def index_of_column(names: Sequence[str], wanted: str, where: str) -> int | None:
-    """Returns the index of a column; None where there is none.
+    """Returns the index of a column; None if there is none.
 
     Raises:
         InputError: another column has the same name, ignoring case and invisible characters.
@@ -75,6 +75,6 @@ def _folded(name: str) -> str:
 
 
 def look_alike(name: str, other: str) -> str:
-    """Returns a message that two names look alike, with their code points."""
+    """Returns the clause that two names look alike, with the code points in which they differ."""
     one, another = code_points(name, other)
     return f"{show(name)} ({one}) looks like {show(other)} ({another})"

@@ -24,20 +24,20 @@ class Place:
     data: DataConfig
     """The config, completed by the entry of datasets.toml."""
     refuse: Refuse = at_once
-    """Formats that can leave out single rows and files call it with a message for each that cannot be used."""
+    """Called with a message for each row or file that cannot be used, by formats that can leave these out."""
 
     @property
     def local(self) -> Path | None:
-        """The absolute path, links not resolved; None where the address is not a path of this machine."""
+        """The absolute path, links not resolved; None if the address is not a path."""
         return None if is_address(self.address) else Path(self.address).expanduser().absolute()
 
 
 class Match(IntEnum):
-    """The degree to which a place matches a format. The best match reads the place; two equally good are an error."""
+    """How well a place matches a format. The best match opens the place; two equally good matches are an error."""
 
     NONE = 0
     PARTLY = 1
-    """The place, or a folder next to it, holds a part of such a data set. The reader reports what is missing."""
+    """The place, or a folder next to it, holds a part of such a data set. Opening it reports what is missing."""
     WHOLE = 2
     NAMED = 3
     """The config names the format or a file that only this format has; weaker matches are ignored."""
@@ -63,8 +63,8 @@ class Format(Protocol):
         """Returns the examples of a split that are of the classes `place.data.classes`. No image file is opened.
 
         Raises:
-            InputError: the data have a fault that ends the reading; others go to `place.refuse`. The message names file
-                and line.
+            InputError: the data have a fault that ends the reading, and the message names file and line. Other faults
+                go to `place.refuse`.
         """
         ...
 
@@ -79,7 +79,7 @@ class LocalFormat:
     read: Callable[..., SourceTable]
     """`(path, split) -> table`; with `goes_on`, `(path, split, refuse) -> table`."""
     is_divided: Callable[[Path], bool] = lambda path: True
-    """Whether a path has its own validation split, as `Format.divided`."""
+    """Whether a path has its own validation split; see `Format.divided`."""
     goes_on: bool = False
     """Whether `read` passes rows and files that cannot be used to `refuse`, and then continues without them."""
 

@@ -71,7 +71,7 @@ def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
     """Yields the paths of all images below a folder; `above` is the real paths of its parent folders."""
     real_path = os.path.realpath(top / folder)
     if real_path in above:
-        return  # A link leads to a parent folder, whose images are found without it.
+        return  # A link leads to a parent folder, whose images are found without the link.
     with files.reading(top / folder, "make it a readable folder"):
         entries = [*os.scandir(top / folder)]
     for entry in entries:
@@ -91,6 +91,6 @@ def _table(images: list[tuple[str, str]]) -> ExampleTable:
     if len(unique) < len(ids):
         raise InputError(f"{os.fsdecode(unique[count > 1][0])}: is given twice; give each image once")
     unknown = np.full(len(ids), -1, np.int32)
-    # Links are resolved, so the files may be anywhere.
+    # Links are resolved, so the files may be anywhere on the machine, and the root of the store is `/`.
     paths = np.array([os.fsencode(path).removeprefix(b"/") for _, path in images])
     return ExampleTable(LocalFiles(Path("/")), np.array(ids), paths, unknown)

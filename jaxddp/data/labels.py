@@ -25,9 +25,9 @@ class Labels:
     """The labels of N examples of K classes.
 
     Attributes:
-        values: int32[N], class indices 0..K-1; -1 where the class is unknown. Where an example may have several labels,
-            or none: uint8[N, K], 1 for each of its classes.
-        ids: K ids, by which data sets are compared.
+        values: int32[N], class indices 0..K-1; -1 if the class is unknown. If examples may have several labels, or
+            none, it is uint8[N, K]: 1 for each class of an example, else 0.
+        ids: K ids; data sets are compared by these ids.
         names: K readable names.
     """
 
@@ -46,7 +46,7 @@ class Labels:
 
     @property
     def counts(self) -> np.ndarray:
-        """The number of examples of each class, int64[K]; an example of several classes counts for each."""
+        """The number of examples of each class, int64[K]; an example of several classes counts once in each."""
         if self.several:
             return self.values.sum(0, dtype=np.int64)
         return np.bincount(self.values[self.values >= 0], minlength=len(self.ids))
@@ -64,11 +64,11 @@ class Labels:
         return np.unique(self.values, axis=0, return_inverse=True)[1].reshape(-1) if self.several else self.values
 
     def of(self, row: int) -> np.ndarray:
-        """Returns the classes of a row, int64[n], ascending; empty where they are unknown."""
+        """Returns the classes of a row, int64[n], ascending; empty if they are unknown."""
         return np.flatnonzero(self.values[row] if self.several else np.arange(len(self.ids)) == self.values[row])
 
     def share(self, limit: int) -> np.ndarray:
-        """Returns the rows of at most `limit` examples, int64[n], with each class's share; see `balanced_rows`."""
+        """Returns the rows of at most `limit` examples, int64[n]; each class keeps its share. See `balanced_rows`."""
         return balanced_rows(self.codes, limit)
 
     def select(self, classes: str | Iterable[int | str], first: str) -> "tuple[np.ndarray, np.ndarray, Labels]":
@@ -88,7 +88,7 @@ class Labels:
             values = self.values[:, chosen]
             rows = np.flatnonzero(values.any(1))
         else:
-            # The additional last element is the one that an unknown label, -1, indexes.
+            # An unknown label, -1, indexes the additional last element.
             dense = np.full(len(self.ids) + 1, -1, np.int32)
             dense[chosen] = np.arange(len(chosen))
             values = dense[self.values]
@@ -157,7 +157,7 @@ class LabelSets:
         return hot
 
     def check_single(self, class_names: tuple[str, ...]) -> None:
-        """Checks that every example has one class. Raises: InputError, with file and line; one has several."""
+        """Checks that every example has one class. Raises: InputError, with file and line, if not."""
         several = np.flatnonzero(self.several)
         if len(several):
             names = ", ".join(class_names[label] for label in self.members[several[0]])
@@ -169,6 +169,6 @@ class LabelSets:
 
 
 def as_members(sets: list[list[int]]) -> np.ndarray:
-    """Returns lists of class indices as `LabelSets.members`."""
+    """Converts lists of class indices to the array `LabelSets.members`."""
     # `np.array` would make a matrix of tuples of equal length.
     return np.fromiter((tuple(sorted(classes)) for classes in sets), object, len(sets))

@@ -23,9 +23,9 @@ from jaxddp.registry import FORMATS
 
 
 def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
-    """Opens and checks the training and validation data of a config; `val_limit` bounds the validation examples.
+    """Opens and checks the training and validation data of a config; `val_limit` limits the validation examples.
 
-    Raises: as `open_splits` and `Table.check`.
+    Raises: see `open_splits` and `Table.check`.
     """
     train, val = open_unchecked(data, val_limit)
     with doing("looking for the images"):
@@ -35,7 +35,7 @@ def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceT
 
 
 def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
-    """Opens the data as `open_tables` does, but does not check that images exist. Raises: as `open_splits`."""
+    """Opens the data as `open_tables` does, but does not check that images exist. Raises: see `open_splits`."""
     train, val = open_held(data).values()
     if data.limit is not None:
         train = train.take(data.limit)
@@ -46,11 +46,11 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
 
 @permitted()
 def open_held(data: DataConfig) -> dict[str, SourceTable]:
-    """Opens both splits. Labels are multi-hot if an image has several.
+    """Opens both splits. Labels are multi-hot if an image of either split has several labels.
 
     With `data.verify=manifest`, the images are also compared with a manifest; see `held_to_manifest`.
 
-    Raises: as `open_splits` and `held_to_manifest`.
+    Raises: see `open_splits` and `held_to_manifest`.
     """
     splits = open_splits(data)
     if data.verify == "manifest":
@@ -74,8 +74,8 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceT
     """Opens "train" and "val" with the selected classes; images are not checked.
 
     Args:
-        refuse: called with a message for each row, file or split that cannot be used. The others are read if it
-            returns; by default it raises.
+        refuse: called with a message for each row, file or split that cannot be used. If it returns, the rest of the
+            data set is read; by default it raises an error.
 
     Raises:
         InputError: a path and a name are both given or both missing; a validation split and `data.val_share` are both
@@ -100,11 +100,11 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceT
 
 
 def _each_split(data_format: Format, place: Place, where: str) -> dict[str, SourceTable]:
-    """Opens those splits that can be opened. Raises: InputError; none can, or `refuse` raises it."""
+    """Opens those splits that can be opened. Raises: InputError if none can, or if `refuse` raises it."""
     opened: dict[str, SourceTable] = {}
     splits: tuple[Split, Split] = ("train", "val")
     for split in splits:
-        # A fault of one whole split does not hide those of the other. A file that the user names must be readable.
+        # A fault of one split does not hide the faults of the other. But a file that the config names must be readable.
         with told_to(at_once if getattr(place.data, split) else place.refuse):
             opened[split] = data_format.open(place, split)
     if not opened:
@@ -117,12 +117,12 @@ def _each_split(data_format: Format, place: Place, where: str) -> dict[str, Sour
 def open_images(path: str, data: DataConfig) -> SourceTable:
     """Opens the images at another path, whatever their classes: a data set's training split, or all images there.
 
-    No image is checked. Raises: InputError; there are no images, or the data have a fault.
+    No image is checked. Raises: InputError if there are no images, or the data have a fault.
     """
     elsewhere = {"path": path, "name": None, "train": None, "val": None, "classes": None}
     place = Place(path, dataclasses.replace(data, **elsewhere))
     certain = any(FORMATS.get(name).match(place) >= Match.WHOLE for name in FORMATS.names())
-    # A CSV file that lists images may list labels or not.
+    # A CSV file may have no labels, so only its images are read.
     return _format_of(place).open(place, "train") if certain and not path.endswith(".csv") else open_inputs([path])
 
 

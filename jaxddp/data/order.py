@@ -39,7 +39,8 @@ class Shard(NamedTuple):
 
 WHOLE = Shard()
 """The whole global batch."""
-# The second word of Philox's key in `unlabelled_seed`. In `permutation` it is the epoch, which never gets so large.
+# The second word of Philox's key in `unlabelled_seed`. In `permutation`, that word is the epoch, which is never this
+# large, so the two functions never use the same key.
 _UNLABELLED = 0x756E6C6162656C
 
 
@@ -84,7 +85,7 @@ class SampleOrder:
         return self.stretches(step)
 
     def stretches(self, step: int) -> np.ndarray:
-        """Returns the number of the stretch of `num_examples` positions of each of `rows(step)`, int64[batch_size]."""
+        """Returns, for each of `rows(step)`, how many times `num_examples` positions came before, int64[batch_size]."""
         return positions(step, self.batch_size) // self.num_examples
 
 
@@ -92,14 +93,14 @@ class SampleOrder:
 class EvalOrder:
     """The evaluation order: every row once, in the table's order; -1 fills the last batch.
 
-    A batch may be larger than the data set. Raises: InputError; a size is below 1.
+    A batch may be larger than the data set. Raises: InputError if a size is below 1.
     """
 
     num_examples: Count
     batch_size: Count
 
     seed = 0
-    """Evaluation draws nothing at random."""
+    """A constant, because evaluation draws nothing at random."""
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -147,5 +148,5 @@ def unlabelled_seed(seed: int) -> int:
 def positions(step: int, batch_size: int) -> np.ndarray:
     """Returns the positions of a batch in the stream of all examples, int64[batch_size]."""
     if step < 0:
-        raise InputError(f"step {step}: steps count from 0")
+        raise InputError(f"step {step}: the first step is 0")
     return step * batch_size + np.arange(batch_size, dtype=np.int64)

@@ -31,7 +31,7 @@ class Source(Examples, Protocol):
     """
 
     def default_data(self) -> DataConfig:
-        """Returns the config for these images where none is given."""
+        """Returns the config that is used for these images if none is given."""
         ...
 
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
@@ -43,7 +43,7 @@ class Source(Examples, Protocol):
         ...
 
     def check_evaluation(self, data: DataConfig) -> None:
-        """Checks that the config's evaluation suits these images.
+        """Checks that the evaluation settings of the config suit these images.
 
         Raises:
             InputError: it does not suit them. As in every check of this class, the message names the key, or the first
@@ -56,7 +56,7 @@ class Source(Examples, Protocol):
         ...
 
     def substitutes(self, data: DataConfig) -> Substitutes | None:
-        """Returns the replacement of images that cannot be used; None if such an image ends the run or cannot occur."""
+        """Returns the substitutes for unusable images; None if an unusable image ends the run or cannot occur."""
         ...
 
     def train_batches(
@@ -78,12 +78,12 @@ class Source(Examples, Protocol):
         ...
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
-        """Yields every example once. Where the last batch is padded, mask and image are 0.
+        """Yields every example once. If the last batch is padded, mask and image are 0 in the padding.
 
         If a table has files to verify (`verified`), its method has another argument, `omissions`; see
         `ExampleTable.eval_batches`.
 
-        Raises: as `train_batches`.
+        Raises: see `train_batches`.
         """
         ...
 
@@ -92,7 +92,7 @@ class Table(Examples, Protocol):
     """Examples that code can select, and whose images it can read one by one. Only a `Source` makes batches."""
 
     verified: Any
-    """`Verified`: the images that this machine has found sound before; None where there are no files to verify."""
+    """`Verified`: the images that are known to be sound, from this or an earlier run; None without files to verify."""
 
     @property
     def class_indices(self) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ class Table(Examples, Protocol):
         ...
 
     def record(self, row: int) -> Record:
-        """Returns what identifies a row in a manifest."""
+        """Returns the record that identifies a row in a manifest."""
         ...
 
 
@@ -148,13 +148,13 @@ class SourceTable(Source, Table, Protocol):
     """A source that is also a table; every format of data sets opens one."""
 
 
-# The members that a source must have. `fingerprint` is not one of them, because the protocol only annotates it. It must
-# not be one of them, because `hasattr` would compute it, which may take long.
+# The members that `check_source` looks for. `vars` leaves out `fingerprint`, which the protocol only annotates. This is
+# intended: `hasattr` would compute the fingerprint, which may take long.
 _MEMBERS = [name for kind in (Source, Examples) for name in vars(kind) if not name.startswith("_")]
 
 
 def check_source(source: Any, name: str) -> Source:
-    """Returns the argument `source`, called `name` in messages. Raises: InputError; it lacks a member of a source."""
+    """Returns the argument `source`, called `name` in messages. Raises: InputError if it lacks a member of `Source`."""
     missing = [member for member in _MEMBERS if not hasattr(source, member)]
     if len(missing) == len(_MEMBERS) or isinstance(source, type):
         advice = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"

@@ -35,18 +35,18 @@ class StoredTable:
     labels: np.ndarray
     class_ids: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
-    """By default the ids."""
+    """The names of the classes; by default the ids."""
     class_indices: tuple[int, ...] = ()
-    """By default 0 to K-1."""
+    """The index of each class in the whole data set; by default 0 to K-1."""
     offset: np.ndarray | None = None
     """int64[N], the position of an image's record in its file, for stores whose files hold many."""
     label_sets: LabelSets | None = None
-    """The listed classes of each example, where some examples have several. The label of these is -1 until
-    `with_several_labels` makes the labels multi-hot."""
+    """The listed classes of each example; None if no example has several. The label of an example with
+    several classes is -1 until `with_several_labels` makes the labels multi-hot."""
     made_of: Literal["row", "file", "record"] = "row"
     """The kind of thing that holds an example: a row of a listing, a file of a folder, or a record of a file."""
     digests: Digests | None = None
-    """The checksums with which each file is compared as it is read; None where there are none."""
+    """The checksums with which each file is compared as it is read; None if there are none."""
 
     pixel_shape = None
 
@@ -66,11 +66,11 @@ class StoredTable:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, as hex, of ids, paths, labels, classes and offsets in order, but not of the store's place."""
+        """SHA-256, as hex, of ids, paths, labels, classes and offsets, in order. The store's place is not hashed."""
         digest = hashlib.sha256(b"jaxddp example table 1\n")
         class_ids = np.array([class_id.encode() for class_id in self.class_ids], "S")
         for column in (self.id, self.path, class_ids):
-            # A column that was selected from a larger one keeps its width, so the width that these rows need is hashed.
+            # After a selection, the dtype may be wider than the rows need. The hash uses only the width that they need.
             width = int(np.strings.str_len(column).max(initial=1))
             digest.update(b"%d %d\n" % (len(column), width))
             digest.update(column.astype(f"S{width}").tobytes())
@@ -140,7 +140,7 @@ class StoredTable:
         return replace(self, **columns, offset=offset, label_sets=sets, digests=digests)
 
     def without(self, rows: Sequence[int]) -> Self:
-        """Returns all examples except those of some rows. Raises: InputError; none is left."""
+        """Returns all examples except those of some rows. Raises: InputError if no example is left."""
         if not rows:
             return self
         left = np.delete(np.arange(len(self)), rows)
@@ -164,7 +164,7 @@ class StoredTable:
         return replace(self._labelled(unknown), class_indices=(), label_sets=None)
 
     def with_label_sets(self, sets: LabelSets) -> Self:
-        """Returns the examples with these classes; they become plain labels where no example has several."""
+        """Returns the examples with the classes in `sets`, or with single labels if no example has several classes."""
         return replace(self, labels=sets.labels, label_sets=sets if sets.several.any() else None)
 
     def with_several_labels(self) -> Self:

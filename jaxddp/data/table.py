@@ -54,7 +54,7 @@ class ExampleTable(StoredTable):
     def substitutes(self, data: DataConfig) -> Substitutes | None:
         return None if data.bad_images == "fail" else Substitutes(self)
 
-    # TensorFlow takes seconds to import, so what needs it is imported where it is used.
+    # TensorFlow takes seconds to import, so the modules that need it are imported where they are used.
 
     def train_batches(
         self,
@@ -64,7 +64,7 @@ class ExampleTable(StoredTable):
         shard: Shard = WHOLE,
         substitutes: Substitutes | None = None,
     ) -> Iterator[Batch]:
-        """Yields training batches as `Source.train_batches`, with images [B, S, S, C] in the config's `PixelFormat`.
+        """Yields training batches; see `Source.train_batches`. Images are [B, S, S, C] in the config's `PixelFormat`.
 
         S is `data.image_size`. A process verifies each file to its last pixel when it first reads the file, unless
         `verified` marks it as sound or `data.verify` is "never". The iterator raises `Unreachable` where the store does
@@ -83,10 +83,10 @@ class ExampleTable(StoredTable):
         """Yields every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
 
         With `data.resize == data.image_size`, square images stay whole. A bad image is an error, since replacing it
-        would give the metrics of another data set. With `omissions`, another image is read in its place, and
-        `substituted` is 1 there.
+        would give the metrics of another data set. With `omissions`, another image is read in place of a bad
+        one, and `Batch.substituted` is 1 for it.
 
-        Raises: as `train_batches` and `check_evaluation`.
+        Raises: see `train_batches` and `check_evaluation`.
         """
         from jaxddp.data.stream.graph import EvalPixels
         from jaxddp.data.stream.pipeline import Pipeline

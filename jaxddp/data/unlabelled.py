@@ -1,4 +1,4 @@
-"""Data for training with few labels: the examples that keep their labels, and a second source without labels."""
+"""Data for training with few labels: a small source with labels, and a second source without labels."""
 
 import hashlib
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger("jaxddp.data")
 def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[SourceTable, SourceTable | None]:
     """Returns the labelled source and, where `data.unlabelled` names one, the unlabelled source; both are checked.
 
-    With `data.unlabelled="train"`, the second has all training images, also those that keep their labels.
+    With `data.unlabelled="train"`, the unlabelled source has all training images, including the labelled ones.
 
     Raises:
         InputError: `few_labels` rejects the labelled data, or the unlabelled images cannot be opened or used.
@@ -44,7 +44,7 @@ def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[Sourc
 def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable:
     """Returns `per_class` examples of each class, in the order of the rows.
 
-    The choice in a class depends on the seed, the class's id and its number of examples alone, and a smaller choice is
+    The choice in a class depends only on the seed, the id of the class and its number of examples. A smaller choice is
     a subset of a larger one. Examples without a label are left out.
 
     Raises:

@@ -28,9 +28,9 @@ class ClassRows:
 
 @dataclass(frozen=True)
 class BalancedOrder(SampleOrder):
-    """An order whose epochs of N positions hold each of K classes N / K times, rounded up or down, at random positions.
+    """An order in which an epoch of N positions holds each of K classes N / K times (rounded up or down), shuffled.
 
-    Within a class every example appears before any appears again: each class is a stream of its own permutations. A
+    Each class is a stream of permutations of its examples, so every example appears before any appears again. A
     batch depends on (labels, batch size, seed, step) alone. Classes without examples are ignored.
     """
 
@@ -38,7 +38,7 @@ class BalancedOrder(SampleOrder):
 
     @classmethod
     def of(cls, labels: np.ndarray, batch_size: int, seed: int) -> "BalancedOrder":
-        """Makes an order from the labels int[N] of all examples. Raises: as `SampleOrder`."""
+        """Makes an order from the labels int[N] of all examples. Raises: see `SampleOrder`."""
         return cls(len(labels), batch_size, seed, ClassRows.of(labels))
 
     def rows(self, step: int) -> np.ndarray:
@@ -87,7 +87,7 @@ def _class_orders(size: int, seed: int, place: int, first: int, last: int) -> np
     They are made of Philox's raw words, as in `permutation`. Each class has its own stream, read from round `first` on.
     """
     block, spare = divmod(first * size, 4)
-    # `permutation` never reaches a counter whose third word is not 0.
+    # The third word of the counter is not 0. In `permutation` it is always 0, so no random words are used twice.
     words = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=[block, 0, place + 1, 0])
     drawn = words.random_raw(spare + (last - first + 1) * size)[spare:]
     return np.argsort(drawn.reshape(-1, size), axis=1, kind="stable")

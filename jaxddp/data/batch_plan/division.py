@@ -1,4 +1,4 @@
-"""The division of a global batch into shares, one a device, and of each share into microbatches."""
+"""Divides a global batch into shares, one for each device, and each share into microbatches."""
 
 import bisect
 import math
@@ -16,10 +16,10 @@ class Division:
 
     Attributes:
         batch_size: the size of the global batch.
-        shares: the number of equal parts over which the mean is taken.
+        shares: the number of equal shares of the batch; the mean is taken over them.
         accumulate: the number of microbatches in each share.
-        together: the number of examples that must not be separated, a pair or a ghost batch; the size of a microbatch
-            is a multiple of it.
+        together: the number of examples that must stay in one microbatch (a pair, or a ghost batch). The size of a
+            microbatch is a multiple of this number.
     """
 
     batch_size: int
@@ -36,7 +36,7 @@ class Division:
 
     @property
     def is_even(self) -> bool:
-        """Whether all microbatches are equal, and examples that belong together are in one microbatch."""
+        """Whether all microbatches have the same size, and examples that belong together are in one microbatch."""
         return self.batch_size > 0 and self.batch_size % self._unit == 0
 
     @property
@@ -45,7 +45,7 @@ class Division:
         return self.batch_size // (self.shares * self.accumulate)
 
     def finer(self) -> Iterator["Division"]:
-        """Yields the same batch in more microbatches, from few to many."""
+        """Yields divisions of the same batch into more and more microbatches."""
         most = min(self.batch_size // (self.shares * self.together), MOST_MICROBATCHES)
         for accumulate in range(self.accumulate + 1, most + 1):
             if (finer := replace(self, accumulate=accumulate)).is_even:
@@ -57,7 +57,7 @@ class Division:
         return replace(self, batch_size=self._unit)
 
     def largest(self, fits: Callable[["Division"], bool]) -> "Division | None":
-        """Returns the largest batch below this one for which `fits` is true, with the same number of microbatches.
+        """Returns the largest smaller batch for which `fits` is true, with the same number of microbatches.
 
         Args:
             fits: whether a batch fits. If a batch fits, every smaller batch must fit too.

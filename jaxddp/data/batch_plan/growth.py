@@ -1,4 +1,4 @@
-"""Training images that grow during a run: small images cost less to compute, and suffice for most of the steps.
+"""Training images that grow during a run. Small images cost less to compute, and most steps need no larger ones.
 
 Touvron et al. 2019, "Fixing the train-test resolution discrepancy" (arXiv:1906.06423) train networks on smaller images
 than they evaluate on. The side grows linearly, in multiples of 32, as for FFCV's ResNets
@@ -20,9 +20,9 @@ from jaxddp.core.message import Key
 class Growth:
     """The side of a run's training images, in pixels, as a function of the step alone.
 
-    `start` and `end` are numbers of examples that were used before the step. The side is `first` up to `start`, and
-    `last` from `end` on. Between them it is the multiple of `by` nearest to a straight line from `first` to `last` (the
-    larger of two equally near ones).
+    `start` and `end` count the examples that were used before the step. The side is `first` up to `start`, and `last`
+    from `end` on. Between `start` and `end` it follows a straight line from `first` to `last`, rounded to the nearest
+    multiple of `by` (halves up).
     """
 
     first: int
@@ -36,7 +36,7 @@ class Growth:
     def of(
         cls, data: DataConfig, last: int, *, num_examples: int, batch_size: int, total_steps: int
     ) -> "Growth | None":
-        """Returns the growth of a config, up to a side of `last` pixels; None where images do not grow.
+        """Returns the growth of a config, up to a side of `last` pixels; None if images do not grow.
 
         Raises:
             InputError: the images would shrink, `data.grow_by` is larger than the growth, or `data.grow_start` is after
@@ -83,7 +83,7 @@ class Growth:
         return [steps.start for steps, _ in self.segments(range(total_steps))][1:]
 
     def segments(self, steps: range) -> Iterator[tuple[range, int]]:
-        """Divides steps where the side changes; yields (steps, side) for each part."""
+        """Divides a range of steps where the side changes; yields (steps, side) for each part."""
         while steps:
             side = self.side(steps[0])
             same = bisect_right(steps, side, key=self.side)

@@ -1,4 +1,4 @@
-"""Functions for the readers of array files: errors that name the file, checks of lengths, names of classes."""
+"""Functions that the readers of array files share: errors that name the file, checks of lengths, class names."""
 
 import gzip
 import zlib
@@ -24,7 +24,7 @@ _MOST_NUMBERED = 100_000
 def errors_of(
     where: Path | str, damaged: str = "download it again", *, missing: str = "download or unpack the data set again"
 ) -> Iterator[None]:
-    """Turns errors of reading a file into an `InputError` that begins with `where`.
+    """Turns errors of reading a file into an `InputError` whose message begins with `where`.
 
     Args:
         damaged, missing: the advice for a file that is damaged or missing.
@@ -46,10 +46,10 @@ def errors_of(
 
 
 def read_rest(stream: BufferedIOBase, promised: int) -> bytearray:
-    """Reads the bytes after a header, which must be as many as the header promises. Raises: as `check_length`.
+    """Reads the bytes after a header, which must be as many as the header promises. Raises: see `check_length`.
 
-    The memory grows with the bytes that the stream has, up to the promised number. So a forged header needs no more
-    memory than the stream has bytes, and a small file that unpacks to gigabytes no more than its header promises.
+    The memory grows with the bytes that were read, and reading stops at the promised number. So a forged header cannot
+    allocate more than the stream holds, and a small file that unpacks to gigabytes cannot fill the memory.
     """
     data = bytearray()
     try:
@@ -65,7 +65,7 @@ def read_rest(stream: BufferedIOBase, promised: int) -> bytearray:
 
 
 def check_length(actual: int, promised: int) -> None:
-    """Checks the number of bytes after a header. Raises: InputError; it is not the promised number."""
+    """Checks the number of bytes after a header. Raises: InputError if it is not the promised number."""
     if actual < promised:
         raise InputError(f"cut short: the header promises {promised} bytes, {actual} follow it; download it again")
     if actual > promised:
@@ -73,7 +73,7 @@ def check_length(actual: int, promised: int) -> None:
 
 
 def read_names(file: Path) -> tuple[str, ...]:
-    """Reads the names of the classes from a UTF-8 file, one a line; blank lines may follow. Raises: InputError."""
+    """Reads the names of the classes from a UTF-8 file, one per line. Blank lines may follow. Raises: InputError."""
     with errors_of(file):
         names = [line.strip() for line in files.read(file).decode("utf-8-sig").rstrip().splitlines()]
         if not names:
@@ -88,7 +88,7 @@ def check_names(names: Sequence[str], where: Callable[[int], str]) -> None:
     """Checks names of classes.
 
     Args:
-        where: returns the place in the file of a name, by its number, for messages.
+        where: a function of a name's number that returns its place in the file, for messages.
 
     Raises:
         InputError: two names are equal or look alike.
@@ -104,7 +104,7 @@ def check_names(names: Sequence[str], where: Callable[[int], str]) -> None:
 def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
     """Returns names "0", "1", ... up to the largest label of all splits, for data without names of classes.
 
-    Raises: InputError; a label is too large for the number of a class.
+    Raises: InputError if a label is too large to be the number of a class.
     """
     if columns := [array.shape[1] for array in labels if array.ndim == 2 and array.shape[1] > 1]:
         return tuple(map(str, range(max(columns))))

@@ -43,7 +43,7 @@ _VERSIONS = (
 
 
 def holds_cifar(folder: Path) -> bool:
-    """Returns whether the folder is that of an unpacked CIFAR archive, or contains it."""
+    """Returns whether the folder is an unpacked CIFAR archive, or contains one."""
     return bool(_places(folder))
 
 
@@ -51,7 +51,7 @@ def read_cifar(folder: Path, split: Split) -> ArrayTable:
     """Reads one split: images uint8[N, 32, 32, 3] with the classes of CIFAR-10, or the fine classes of CIFAR-100.
 
     Raises:
-        InputError: there are neither or both archives, a file is missing or does not consist of whole records, or a
+        InputError: there is no archive or there are both, a file is missing or does not consist of whole records, or a
             label has no name.
     """
     places = _places(folder)

@@ -32,16 +32,21 @@ SEPARATOR = ";"
 """The separator of several labels in a cell."""
 _COLUMNS = ("path", "label")
 _FILES: dict[Split, str] = {"train": "train.csv", "val": "val.csv"}
-# A relative path below the folder, without empty parts, `.` or `..`, so it equals the entry of a directory listing.
+# A relative path below the folder. Without empty parts, `.` or `..`, it can be found in listings of the folders.
 _PATH = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]{1,1000}")
 
 
 def read_csv(file: Path, split: Split = "train", refuse: Refuse = at_once) -> ExampleTable:
-    """Reads the images of a CSV file, or for "val" those of val.csv beside it. No image is opened.
+    """Reads the images that a CSV file lists; for "val", those that val.csv beside it lists. No image is opened.
 
-    Ids are the paths as written. Where a row has several labels, the table has `label_sets`. These rows are rejected,
-    with file and line: a row without a path or a label, with a path that is listed twice or is outside the folder, with
-    a label that looks like another one, or, in val.csv, with a label that the training file does not have.
+    Ids are the paths as written. If a row has several labels, the table has `label_sets`.
+
+    These rows are rejected, with a message that names the file and the line:
+
+    - a row without a path or without a label;
+    - a row whose path is listed already, or is outside the folder;
+    - a row whose label looks like another label;
+    - a row of val.csv with a label that the training file does not have.
 
     Raises:
         InputError: there is no such file or column, or no row is left.
@@ -58,7 +63,7 @@ def read_csv(file: Path, split: Split = "train", refuse: Refuse = at_once) -> Ex
 def read_paths(file: Path) -> ExampleTable:
     """Reads only the column `path`: images without classes, with labels of -1.
 
-    Raises: InputError; there is a row that `read_csv` rejects.
+    Raises: InputError if there is a row that `read_csv` rejects.
     """
     home = open_root(file.parent, file.name)
     text = home.file(file.name)
@@ -89,7 +94,7 @@ def _listing(file: TextFile, refuse: Refuse) -> _Listing:
 
 
 def _each_once(file: TextFile, rows: list[_Row], advice: str, refuse: Refuse) -> list[_Row]:
-    """Returns the first row of each path; rejects the others. Raises: InputError; there are no rows."""
+    """Returns the first row of each path; rejects the others. Raises: InputError if there are no rows."""
     if not rows:
         raise InputError(f"{file}: no rows below the header; give each image a row")
     again = repeats(np.array([row.path for row in rows]))
@@ -138,7 +143,7 @@ def holds_csv(path: Path) -> bool | Match:
     file = path / _FILES["train"]
     if not file.is_file() or not _has_columns(file):
         return Match.NONE
-    # Folders of both splits are a data set of their own, even if a file lists their images.
+    # If both splits have folders, the format `folders` reads them, even if a CSV file lists their images.
     in_folders = (path / "train").is_dir() and has_validation_folder(path)
     return Match.PARTLY if in_folders else Match.WHOLE
 
@@ -154,7 +159,7 @@ def _training_file(path: Path) -> Path:
 
 
 def _has_columns(file: Path) -> bool:
-    # The reader reports what is wrong with the file.
+    # A fault is not reported here; `read_csv` reports it.
     try:
         with open_root(file.parent, file.name).file(file.name).text(newline="") as text:
             header = next(csv.reader(text), [])

@@ -1,4 +1,4 @@
-"""Functions for the readers of CSV files: rows of named columns, and errors that name file and line."""
+"""Functions that the readers of CSV files share: rows of named columns, and errors that name file and line."""
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from jaxddp.data.storage.home import TextFile
 def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = at_once) -> Iterator[list]:
     """Yields [line, *fields of the named columns] for every row except blank and rejected ones.
 
-    Raises: InputError; there is no such file or column.
+    Raises: InputError if there is no such file or column.
     """
     with file.text(newline="") as text:
         reader = csv.reader(text, strict=True)

@@ -3,7 +3,7 @@
 ROOT/train/<class>/**/*.jpg     jpg, jpeg, jpe, jfif, png, webp, tif, tiff or bmp
 ROOT/val/<class>/**/*.jpg       or validation/, or test/: the first of these that exists
 
-Without a validation folder, or without both (ROOT/<class>/**/*.jpg), `data.val_share` divides the images.
+Without a validation folder, or without both folders (ROOT/<class>/**/*.jpg), `data.val_share` divides the images.
 """
 
 import errno
@@ -27,7 +27,7 @@ from jaxddp.registry import FORMATS
 
 _FOLDERS = {"train": ("train",), "val": ("val", "validation", "test")}
 _IMAGES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp"})
-# Image files of these kinds are an error, since skipping them would train on fewer images.
+# Image files of these kinds are an error, because a run without them would train on fewer images.
 _FOREIGN = frozenset({".gif", ".heic", ".avif", ".ppm", ".pgm"})
 
 # Listing folders mostly waits for the disk or for a server.
@@ -37,8 +37,8 @@ _THREADS = 16
 def holds_folders(root: Path) -> bool | Match:
     """Returns whether a directory looks like such a tree: it has a folder `train` that contains folders.
 
-    A directory without folders of splits, whose folders hold images, matches partly, because another format may list
-    the images.
+    A directory that has no folders of splits but other folders with images is a partial match, because its images may
+    belong to another format.
     """
     if (root / "train").is_dir():
         return bool(_visible_folders(root / "train"))
@@ -58,17 +58,17 @@ def is_image_name(name: str) -> bool:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Returns whether an entry is a folder, or a link to one. Raises: InputError; it may not be read."""
+    """Returns whether an entry is a folder, or a link to one. Raises: InputError if it may not be read."""
     try:
         return entry.is_dir()
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return False  # A link to itself is no folder; the caller judges it by its name.
+            return False  # A link to itself is not a folder. The caller treats it as a file.
         raise InputError(f"{entry.path}: cannot be read ({error.strerror}); make it readable, or remove it") from None
 
 
 def read_folders(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
-    """Reads the examples of one split; without folders of splits, "train" is all examples. No image is opened.
+    """Reads the examples of one split. Without folders of splits, "train" holds all examples. No image is opened.
 
     The classes of both splits are the names of the folders in `train`, sorted. An id is the image's path without its
     suffix. Rows are sorted by class and path. Names that begin with a dot, and files without the suffix of an image,
@@ -76,8 +76,8 @@ def read_folders(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
 
     These are rejected:
 
-    - a folder of a class that holds no image, that `train` does not have, or whose name looks like another one;
-    - a folder with images beside `train`, where there is no validation folder;
+    - a folder of a class that holds no image, that `train` does not have, or whose name looks like another name;
+    - a folder with images beside `train`, if there is no validation folder;
     - an image outside the folders of classes, one of a type that is not supported, and two images with the same id;
     - a link out of the root, or into a parent folder;
     - a name that is not UTF-8, and a file or folder that cannot be read.
@@ -139,15 +139,15 @@ def _visible_folders(folder: Path) -> set[str]:
 
 
 def _has_image(folder: Path) -> bool:
-    # A folder that may not be read counts as one without images. If the directory is a tree of classes, its reader
-    # reports the folder.
+    # A folder that cannot be read is treated as one without images. If the directory is a tree of classes,
+    # `read_folders` reports the folder.
     with suppress(OSError), os.scandir(folder) as entries:
         return any(os.path.splitext(entry.name)[1].lower() in _IMAGES for entry in entries)
     return False
 
 
 def _refuse_beside(trained: Path, refuse: Refuse) -> None:
-    """Rejects folders of images beside train/: "train" may be a class, and the other classes would be left out."""
+    """Rejects image folders beside train/: if "train" is a class too, the other classes would be left out."""
     home = trained.parent
     for other in sorted(name for name in _visible_folders(home) if name != trained.name and _has_image(home / name)):
         refuse(
@@ -213,7 +213,7 @@ def _suffix(entry: os.DirEntry[str]) -> str:
 
 
 def _within(home: Path, path: Path) -> str:
-    """Returns the real path, links followed. Raises: InputError; it is outside the real root."""
+    """Returns the real path, with links followed. Raises: InputError if it is outside the real root."""
     if fault := link_out(os.fsencode(path), os.path.realpath(os.fsencode(home))):
         raise InputError(f"{path}: {fault}; put the files themselves into the root")
     return os.path.realpath(path)

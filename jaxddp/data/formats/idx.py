@@ -2,9 +2,9 @@
 
     FOLDER/train-images-idx3-ubyte  train-labels-idx1-ubyte    the training examples
     FOLDER/t10k-images-idx3-ubyte   t10k-labels-idx1-ubyte     the validation examples
-    FOLDER/classes.txt                                         optional: the names of the classes, one a line
+    FOLDER/classes.txt                                         optional: the names of the classes, one per line
 
-A file may be compressed and end in .gz; where both exist, the plain one is read. Colour images [N, H, W, C] have four
+A file may be compressed and end in .gz. If the plain file exists too, it is read. Colour images [N, H, W, C] have four
 dimensions and may be named idx4. A file is two zero bytes, the code of the elements' type, the number of dimensions,
 their sizes as big-endian uint32, and the elements, the last dimension running fastest
 (https://yann.lecun.com/exdb/mnist, "the IDX file format").
@@ -44,11 +44,11 @@ def holds_idx(folder: Path) -> bool:
 
 
 def read_idx(folder: Path, split: Split) -> ArrayTable:
-    """Reads one split: images uint8[N, H, W, C], C = 1 for gray ones.
+    """Reads one split: images uint8[N, H, W, C], with C = 1 for gray images.
 
     Raises:
         InputError: a file is missing, not IDX, cut short, too long or damaged, or its elements are not unsigned bytes;
-            labels and images differ in number, or a label has no name. Names the file.
+            labels and images differ in number, or a label has no name. The message names the file.
     """
     images_file, labels_file = _need(folder, _IMAGES[split]), _need(folder, _LABELS[split])
     labels = _read(labels_file, {1: "labels"})
@@ -82,10 +82,10 @@ def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
     """Reads one file as uint8[...].
 
     Args:
-        kinds: the content of a file, for messages, by each allowed number of dimensions.
+        kinds: a dict from each allowed number of dimensions to the kind of content, for messages.
     """
     with errors_of(file), files.open_regular(file) as raw:
-        # Browsers unpack some downloads but keep the name, so the content decides.
+        # Browsers unpack some downloads but keep their names, so only the content shows whether a file is compressed.
         stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP else raw
         magic = stream.read(4)
         if len(magic) < 4 or magic[:2] != b"\0\0":

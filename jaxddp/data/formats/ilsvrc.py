@@ -44,10 +44,11 @@ def train_solutions(
     Args:
         root: the directory of Kaggle's archive; its URL, `s3://bucket/imagenet`, `gs://…` or `https://…` (docs/data.md
             describes keys and endpoints); or a name in datasets.toml, if there is no directory of that name.
-        csv: the solution file, in the root unless it is an absolute path. The default may be replaced by datasets.toml.
-        classes: as in `ExampleTable.select`; None selects all, or those of the entry in datasets.toml.
+        csv: the solution file, in the root unless it is an absolute path. datasets.toml may replace the
+            default.
+        classes: see `Table.select`; None selects all, or those of the entry in datasets.toml.
         cache: a folder of this machine where fetched images of a URL are kept; see `CachedStore`.
-        refuse: called with a message for each row that cannot be used; by default it raises the first.
+        refuse: called with a message for each row that cannot be used; by default it raises an error.
 
     Raises:
         InputError: a file has a fault, or a link leads out of the root. The message names file, line and value.
@@ -66,7 +67,7 @@ def val_solutions(
     *,
     refuse: Refuse = at_once,
 ) -> ExampleTable:
-    """Reads the validation examples, whose images are in one folder; otherwise as `train_solutions`."""
+    """Reads the validation examples, whose images are in one folder; otherwise see `train_solutions`."""
     entry = _named(root)
     csv = entry.val or csv if csv == VAL_CSV else csv
     return _labelled(entry, csv, classes, cache, f"{_IMAGES}/val/", refuse)
@@ -75,7 +76,7 @@ def val_solutions(
 def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None = None) -> ExampleTable:
     """Reads the names of the test images from the sample submission: labels are -1, and there are no classes.
 
-    Only the column ImageId is read. Raises: as `train_solutions`.
+    Only the column ImageId is read. Raises: see `train_solutions`.
     """
     home = _open(_named(root).path, csv, cache)
     solutions = read_solutions(home.file(csv), None)
@@ -111,7 +112,7 @@ def _table(home: Home, solutions: Solutions, folders: np.ndarray, mapping: dict[
 
 
 def _within(table: ExampleTable, solutions: Solutions, refuse: Refuse) -> ExampleTable:
-    """Returns the examples whose files are within the root, symbolic links followed."""
+    """Returns the examples whose files are within the root after symbolic links are followed."""
     return table.without_links_out(
         lambda row: f"{solutions.where(table.id[row])}: ImageId {show(table.id[row].decode())}", refuse
     )

@@ -4,8 +4,8 @@
     train_labels  val_labels     integers [N], class indices from 0
     class_names                  optional: strings [K]
 
-Images in a folder are memory maps: a batch reads its own rows, so the images may be larger than the memory. Floats are
-read at once. Pickled objects are never read, since reading them can run any code.
+Images in a folder are memory maps: a batch reads only its own rows, so the images may be larger than the memory. Arrays
+of floats are read into memory at once. Pickled objects are never read, since reading them can run any code.
 """
 
 import math
@@ -43,8 +43,8 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
     """Reads the arrays of one split.
 
     Raises:
-        InputError: an array is missing (names the existing ones), a file is cut short or NumPy did not save it, it
-            holds pickled objects, or `ArrayTable` rejects the arrays.
+        InputError: an array is missing (the message names the existing ones), a file is cut short, was not saved by
+            NumPy or holds pickled objects, or `ArrayTable` rejects the arrays.
     """
     present = _present(path)
     images, labels = (_load(path, f"{split}_{kind}", present) for kind in ("images", "labels"))
@@ -95,12 +95,12 @@ def _mapped(file: Path) -> np.ndarray:
 
 
 def _unpacked(path: Path, name: str) -> np.ndarray:
-    # np.load would allocate the size in the array's header before it reads the first byte.
+    # np.load would allocate the memory that the array's header promises before it reads the first byte.
     with zipfile.ZipFile(path) as archive:
         try:
             stream = cast(zipfile.ZipExtFile, archive.open(f"{name}.npy"))
         except RuntimeError as error:
-            # It is encrypted, or compressed with a method that this Python lacks.
+            # The array is encrypted, or compressed with a method that this Python lacks.
             raise InputError(f"{error}; save it again with np.savez") from None
         with stream:
             shape, column_major, dtype = _header(stream)

@@ -35,7 +35,7 @@ def holds_packed(root: Path) -> bool:
 
 
 def read_packed(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
-    """Reads one split of a packed data set. A file that is missing, or has changed its size, is rejected.
+    """Reads one split of a packed data set. A file that is missing, or whose size has changed, is rejected.
 
     Raises:
         InputError: there is no such split, its index is missing or damaged, or no file is left.

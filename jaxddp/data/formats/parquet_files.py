@@ -5,8 +5,8 @@
     ROOT/validation-00000-of-00001.parquet        or val, or test: the first of these that exists
 
 Images are in a column of structs with a field `bytes`. The column is called image or img, or is the only such column.
-Labels are integers, whose names are in the schema's metadata, or strings: the classes are then those of the training
-split, sorted.
+Labels are integers, whose names are in the metadata of the schema, or strings. If they are strings, the classes are the
+strings in the training split, sorted.
 """
 
 import json
@@ -41,14 +41,14 @@ class _Cells(NamedTuple):
     labels: np.ndarray
     """The values of the file: int64[N], or an object array of str."""
     sound: np.ndarray
-    """bool[N], which rows were not rejected."""
+    """bool[N], true for each row that was not rejected."""
 
 
 class _Columns(NamedTuple):
     image: str
     label: str
     names: tuple[str, ...] | None
-    """The names of the classes; None where the schema has none."""
+    """The names of the classes; None if the schema has none."""
 
 
 def holds_parquet(path: Path) -> bool:
@@ -65,9 +65,9 @@ def read_parquet(path: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
     """Reads the labels of one split; no image is read. An id is the name of the file and the number of the row.
 
     These are rejected: a file that is missing, damaged or without the columns; a row whose label is absent or of no
-    class; and a class that looks like another one. The messages name file and row.
+    class; and a class whose name looks like another name. The messages name file and row.
 
-    Raises: InputError; pyarrow is not installed, or no row is left.
+    Raises: InputError if pyarrow is not installed, or no row is left.
     """
     root = path.parent if path.is_file() else path
     files = [path] if path.is_file() else _files(path, split)
@@ -99,7 +99,7 @@ def _files(folder: Path, split: Split) -> list[Path]:
 
 
 def _check_parts(files: list[Path]) -> None:
-    """Checks names like `train-00000-of-00002`. Raises: InputError; a part is missing, or the totals differ."""
+    """Checks names like `train-00000-of-00002`. Raises: InputError if a part is missing, or the totals differ."""
     parts = [match for file in files if (match := _PART.search(file.name))]
     if parts and (len(parts) < len(files) or len({int(part[2]) for part in parts}) > 1):
         names = ", ".join(file.name for file in files[:4])
@@ -113,7 +113,10 @@ def _check_parts(files: list[Path]) -> None:
 
 
 def _columns(files: list[Path], refuse: Refuse) -> tuple[_Columns, list[Path]]:
-    """Returns the first readable file's columns, and the files from it on. Raises: InputError; no file is readable."""
+    """Returns the columns of the first readable file, and the files from it on.
+
+    Raises: InputError if no file can be read.
+    """
     for place, file in enumerate(files):
         with told_to(refuse):
             return _columns_of(file), files[place:]
@@ -153,7 +156,7 @@ def _is_image(kind: Any) -> bool:
 
 
 def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    """Returns the features of the columns that `datasets` wrote; empty where it wrote none."""
+    """Returns the features of the columns that `datasets` wrote; empty if it wrote none."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
@@ -194,7 +197,7 @@ def _cells(file: Path, column: str, refuse: Refuse) -> _Cells:
 
 
 def _names(path: Path, cells: dict[Path, _Cells], split: Split, column: str, refuse: Refuse) -> tuple[str, ...]:
-    """Returns the classes if the schema has no names: numbers, or the strings that label the training split."""
+    """Returns the class names if the schema has none: numbers, or the label strings of the training split."""
     training = cells if split == "train" else _all_cells(_files(path, "train"), column, refuse)
     if any(of_file.labels.dtype == object for of_file in training.values()):
         first: dict[str, str] = {}
@@ -209,7 +212,7 @@ def _names(path: Path, cells: dict[Path, _Cells], split: Split, column: str, ref
 
 
 def _labels(file: Path, cells: _Cells, names: tuple[str, ...], refuse: Refuse) -> np.ndarray:
-    """Returns class indices, int32[N]; -1 where the class is unknown, as `datasets` marks splits without labels."""
+    """Returns class indices, int32[N]; -1 if the class is unknown. `datasets` writes -1 in splits without labels."""
     if cells.labels.dtype == object:
         index = {name: label for label, name in enumerate(names)}
         labels = np.array([index.get(str(label), len(names)) for label in cells.labels.tolist()], np.int64)

@@ -3,7 +3,7 @@
     DATA_DIR/<name>[/<config>]/<version>/{dataset_info.json,features.json,<name>-train.tfrecord-00000-of-00004,...}
 
 Nothing is downloaded, and no image is decoded: the stream gets the encoded images of the files. TFRecord files are read
-at the offset of a record, ArrayRecord files through the library's data source.
+at the offset of a record; ArrayRecord files are read through the data source of tensorflow-datasets.
 """
 
 import os
@@ -50,7 +50,7 @@ def read_tfds(
         name: `cifar10`, `cifar10:3.0.2` or `name/config`.
         split: "val" is the set's validation split, or else its test split.
         data_dir: the folder of prepared sets; by default TFDS_DATA_DIR, or ~/tensorflow_datasets.
-        refuse: called with a message for each fault; by default it raises the first.
+        refuse: called with a message for each fault; by default it raises an error.
 
     Raises:
         InputError: the set is missing (with the command that prepares it), is not for image classification, has no such
@@ -94,7 +94,7 @@ def _library() -> Any:
 
 def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
     tfds = _library()
-    # The same default folder as the library's.
+    # This is also the default folder of tensorflow-datasets.
     home = Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser().absolute()
     _check_regular(home / re.split("[/:]", name)[0])
     try:
@@ -111,7 +111,7 @@ def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
 
 
 def _check_regular(folder: Path) -> None:
-    """Checks the files of a set, since the library would wait for a FIFO. Raises: InputError; one is not regular."""
+    """Checks the files of a set, since the library would wait for a FIFO. Raises: InputError if one is not regular."""
     for file in sorted(path for path in folder.rglob("*") if path.exists() and not path.is_dir()):
         with reading(file, "prepare the set again"):
             open_regular(file).close()
@@ -162,7 +162,7 @@ def _shards(builder: Any, split: Split) -> _Shards:
 
 
 def _features(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the names of the image and label features. Raises: InputError; either is missing or there are several."""
+    """Returns the names of the image and label features. Raises: InputError if there is not exactly one of each."""
     kinds = _library().features
     top = dict(features.items()) if isinstance(features, kinds.FeaturesDict) else {}
     images = [name for name, kind in top.items() if isinstance(kind, kinds.Image) and kind.np_dtype == np.uint8]
@@ -191,7 +191,7 @@ def _store(shards: _Shards) -> RecordFiles | ArrayRecords:
 
 
 def _refusing_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
-    """Returns the saved index, or builds and saves one. With faults it is not saved, so the next run reports them."""
+    """Returns the saved index, or builds and saves one. An index with faults is not saved; faults are shown again."""
     about = f"{shards.label} of {len(shards.class_names)} in {shards.lengths}"
     try:
         return kept_index(shards.split, shards.root, shards.files, about, lambda: _index(shards, store, at_once))
@@ -202,7 +202,7 @@ def _refusing_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: 
 
 
 def _index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
-    """Builds the index; rejected records have the label `_REFUSED`. Raises: InputError, if `refuse` raises it."""
+    """Builds the index; rejected records have the label `_REFUSED`. Raises: InputError if `refuse` raises it."""
 
     def look(file: str, length: int) -> tuple[np.ndarray, np.ndarray] | InputError:
         try:

@@ -17,11 +17,11 @@ def from_floats(images: np.ndarray) -> np.ndarray:
     """Converts images [N, H, W, C] of floats to uint8 or uint16, without loss where possible.
 
     Numbers from 0 to 1 become uint8 if all are multiples of 1/255, as in an image divided by 255. Otherwise they become
-    uint16, rounded to multiples of 1/65,535; a warning is logged if that changes a number. Whole numbers, some of them
-    above 1, keep their values.
+    uint16, rounded to multiples of 1/65,535; a warning is logged if that changes a number. If a number is above 1, all
+    numbers must be whole, and they keep their values.
 
     Raises:
-        InputError: a number is negative, infinite or NaN, or is above 1 where not all are whole.
+        InputError: a number is negative, infinite, NaN or above 65,535, or one is above 1 and not all are whole.
     """
     parts = [images[start : start + _AT_ONCE] for start in range(0, len(images), _AT_ONCE)]
     lowest, highest = float(min(part.min() for part in parts)), float(max(part.max() for part in parts))
@@ -49,11 +49,11 @@ def from_floats(images: np.ndarray) -> np.ndarray:
 
 
 def widened(pixels: np.ndarray) -> np.ndarray:
-    """Converts uint8 to uint16: 8 bits are repeated, so white stays white."""
+    """Converts uint8 to uint16 by repeating the 8 bits, so white stays white."""
     return pixels.astype(np.uint16) * 257
 
 
 def _are_multiples(part: np.ndarray, scale: int) -> bool:
-    """Returns whether numbers are multiples of 1 / scale, apart from the rounding of a division."""
+    """Returns whether all numbers are multiples of 1 / scale, within the rounding error of a division."""
     wide = part.astype(np.float64)
     return bool((np.abs(wide - np.rint(wide * scale) / scale) <= 2 * np.spacing(part)).all())

@@ -8,7 +8,7 @@ import numpy as np
 from jaxddp.config import DataConfig
 
 MAX_PIXELS = 100_000_000
-"""The largest image that is decoded: a file of a few kilobytes can need gigabytes of memory."""
+"""The most pixels of an image that is decoded. Without a limit, a file of a few kilobytes could need gigabytes."""
 
 AGAIN = "download it again or leave it out"
 """The advice for a damaged file."""
@@ -28,7 +28,7 @@ class ImageHeader:
     left_over: int = field(default=0, compare=False)
     """The number of bytes after the image data on which no pixel depends; `verify` counts them."""
     bits: int = field(default=8, compare=False)
-    """The bits of a value. In a PNG: 1, 2, 4, 8 or 16. In other kinds: 16, or 8, which also stands for fewer bits."""
+    """The bits of a value: 1, 2, 4, 8 or 16 in a PNG; in other kinds 16, or 8 if the values have 8 bits or fewer."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PixelFormat:
     channels: int = 3
     """1 gray (the luma of RGB, ITU-R BT.601), 3 RGB, 4 RGBA (opaque where the file has no alpha)."""
     bits: int = 8
-    """8 or 16. Conversion from 16 bits to 8 keeps the upper half; from 8 to 16 it repeats them: white stays white."""
+    """8 or 16. Conversion from 16 bits to 8 keeps the upper 8. From 8 bits to 16 it repeats them: white stays white."""
 
     @classmethod
     def of(cls, data: DataConfig) -> "PixelFormat":

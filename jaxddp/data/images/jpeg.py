@@ -21,7 +21,8 @@ from jaxddp.data.images.header import DHT, DRI, FRAMES, JPEG_END, PROGRESSIVE, S
 FORGIVEN = 7
 """The most bytes that may be left over after the last block. An encoder that writes words of 8 bytes may leave 7.
 
-None of 60,200 real files has bytes left over. If the header has one row of blocks less, each of them has 10 or more.
+None of 60,200 real files has bytes left over. If one row of blocks is removed from the header, each of these files has
+10 or more bytes left over.
 """
 
 _AHEAD = bytes(16)
@@ -45,10 +46,10 @@ def bytes_left_over(data: bytes, segments: Sequence[Segment]) -> int:
 
     Above `FORGIVEN`, the number is a lower bound.
 
-    Raises: ValueError, or an error of Pillow, with the decoder's first message; the data are damaged, or end before the
-        image does.
+    Raises: ValueError or an error of Pillow, with the decoder's first message, if the data are damaged or end before
+        the image does.
     """
-    # Fill bytes may precede a marker; before other bytes they would be data.
+    # Fill bytes (0xFF) before the end marker are removed, because they would be data before any other byte.
     end = len(data) - len(JPEG_END)
     while data[end - 1] == JPEG_END[0]:
         end -= 1
@@ -70,7 +71,7 @@ def check_holes(data: bytes, segments: Sequence[Segment]) -> None:
     Zeros decode as a sequence of the shortest code. An encoder writes many of these codes only if the shortest code
     stands for an empty block. Scans that refine coefficients hold plain bits, which may be zeros.
 
-    Raises: ValueError; there are such zeros.
+    Raises: ValueError if there are such zeros.
     """
     if _HOLE not in data:
         return
@@ -95,14 +96,14 @@ def check_holes(data: bytes, segments: Sequence[Segment]) -> None:
 
 
 def _decode(data: bytes) -> None:
-    """Decodes strictly, at an eighth of the size, in gray. Raises: ValueError; has the decoder's first message."""
+    """Decodes strictly, at an eighth of the size, in gray. Raises: ValueError with the decoder's first message."""
     simplejpeg.decode_jpeg(data, "gray", fastdct=True, min_height=1, min_width=1, min_factor=8)
 
 
 def _with_one_row_more(data: bytes, segments: Sequence[Segment], end: int) -> bytes | None:
     """Returns the file up to `end`, with a restart and one more row of blocks, and zeros in place of that row's data.
 
-    Returns None where no restart can be added: if the file has several scans, or if its last restart interval does not
+    Returns None if no restart can be added, because the file has several scans or its last restart interval does not
     end with the image.
     """
     frames = [segment for segment in segments if segment.marker in FRAMES]
@@ -130,12 +131,12 @@ def _with_one_row_more(data: bytes, segments: Sequence[Segment], end: int) -> by
         return None
     restart = b"\xff\xdd\x00\x04" + interval.to_bytes(2)
     header = data[: frame + 3], taller.to_bytes(2), data[frame + 5 : scan.start], restart
-    # A view, since a copy of a photograph costs a tenth of the time to verify it.
+    # A view, because a copy of a photograph would take a tenth of the time that its verification takes.
     return b"".join((*header, memoryview(data)[scan.start : end], _AHEAD, JPEG_END))
 
 
 def _by_extending(extended: bytes) -> int:
-    """Returns the number of bytes that the decoder reports where it looks for the last restart."""
+    """Returns the number of bytes left over: those that the decoder skips where it expects the last restart."""
     try:
         _decode(extended)
     except ValueError as error:
@@ -149,7 +150,7 @@ def _by_extending(extended: bytes) -> int:
 
 
 def _by_cutting(data: bytes) -> int:
-    """Returns the number for a file without its end marker: removes bytes at the end until the decoder misses one."""
+    """Returns the number of bytes left over in a file without end marker, by removing bytes until one is missed."""
     cut = 0
     while cut <= FORGIVEN + 1:
         try:
@@ -171,13 +172,13 @@ def _by_altering(data: bytes) -> int:
 
     This nearly always detects data that end early, and bytes that are left over because of damage in the middle.
 
-    Raises: ValueError; bytes after the data change a pixel.
+    Raises: ValueError if bytes after the data change a pixel.
     """
     whole = {_pixels(one) for one in _with_other_ends(data)}
     if len(whole) > 1:
         raise ValueError("premature end of data segment")
     cut = 1
-    # Other bytes in place of needed ones may not decode.
+    # If needed bytes are replaced, the file may not decode.
     with suppress(OSError):
         while cut <= FORGIVEN + 1 and {_pixels(one) for one in _with_other_ends(data[:-cut])} == whole:
             cut += 1

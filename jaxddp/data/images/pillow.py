@@ -1,4 +1,4 @@
-"""Reads WebP, TIFF and BMP with Pillow, since TensorFlow decodes them in part or not at all."""
+"""Reads WebP, TIFF and BMP with Pillow, because TensorFlow cannot decode all such files."""
 
 import ctypes
 import io
@@ -17,29 +17,29 @@ _MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGB
 _GRAY16 = frozenset(("I;16", "I;16B", "I;16L"))
 _DEPTHS = {1, 2, 4, 8, 16}
 _WIDEN = 257
-"""65535 / 255."""
+"""65535 / 255, the factor from 8 to 16 bits."""
 # Tags of TIFF 6.0, section 8.
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
 
 
 def pillow_header(data: bytes, kind: PillowKind) -> ImageHeader:
-    """Returns the header of a file of one image. Raises: InputError; it is damaged, or its pixels are not supported."""
+    """Returns the header of a file. Raises: InputError if it is damaged, or its pixels are not supported."""
     with _opened(data, kind) as image:
         return ImageHeader(kind, image.height, image.width, bits=_checked_bits(image))
 
 
 def check_pillow(data: bytes, kind: PillowKind) -> None:
-    """Decodes a file to its last pixel. Raises: InputError; it is cut short or damaged."""
+    """Decodes a file to its last pixel. Raises: InputError if it is cut short or damaged."""
     with _opened(data, kind) as image:
         image.load()
 
 
 def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np.ndarray:
-    """Returns the pixels, uint8 or uint16 [H, W, channels], of 3 or 4 channels; see `PixelFormat`.
+    """Returns the pixels, uint8 or uint16 [H, W, channels]; `channels` is 3 or 4, as in `PixelFormat`.
 
     Raises:
-        InputError: the file is damaged, or `bits` is 16 and the file has colors of 16 bits, of which Pillow reads only
-            the upper 8.
+        InputError: the file is damaged, or `bits` is 16 and the file has colors of 16 bits. Pillow would read only the
+            upper 8 bits of these colors.
     """
     with _opened(data, kind) as image:
         depth = _checked_bits(image)
@@ -57,7 +57,7 @@ def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np
 
 
 def _checked_bits(image: Image.Image) -> int:
-    """Returns the bits of a value, at least 8. Raises: InputError; there are several images or unsupported values."""
+    """Returns the bits of a value, at least 8. Raises: InputError if there are several images or unsupported values."""
     frames = getattr(image, "n_frames", 1)
     if frames > 1:
         raise InputError(f"holds {frames} images; keep one in a file")
@@ -72,7 +72,7 @@ def _checked_bits(image: Image.Image) -> int:
 
 @contextmanager
 def _opened(data: bytes, kind: PillowKind) -> Iterator[Image.Image]:
-    """Opens a Pillow image, which reads pixels on use. Turns any error of Pillow in the block into an `InputError`."""
+    """Opens a Pillow image, and turns any error of Pillow in the block into an `InputError`."""
     _libtiff_errors.lines = []
     try:
         with Image.open(io.BytesIO(data), formats=(kind.upper(),)) as image:
@@ -92,13 +92,13 @@ def _opened(data: bytes, kind: PillowKind) -> Iterator[Image.Image]:
 
 
 _libtiff_errors = threading.local()
-"""`lines` are the errors of libtiff in the file that a thread reads; Pillow does not report all of them."""
+"""`lines` holds libtiff's errors in the file that the current thread reads. Pillow does not report all of them."""
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
 def _keep_error(module: bytes | None, form: bytes | None, values: int | None) -> None:
-    # The values are left out, since their type differs between machines.
-    # The name is left out, since Pillow calls every file tempfile.tif.
+    # The values are left out, because their C type differs between machines.
+    # The file name is left out, because Pillow calls every file tempfile.tif.
     where = b"" if module is None or b"." in module else module
     words = [b"libtiff", where, (form or b"").partition(b"%")[0].strip()]
     getattr(_libtiff_errors, "lines", []).append(": ".join(word.decode(errors="replace") for word in words if word))

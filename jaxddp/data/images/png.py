@@ -1,6 +1,8 @@
-"""Verifies a PNG file to its end (PNG specification, third edition): checksums, and the number of rows in its header.
+"""Verifies a PNG file to its end: its checksums, and that it has as many rows as its header says.
 
-Pillow ignores rows after the last one, and accepts a missing palette, which TensorFlow's decoder rejects.
+Pillow is not enough: it ignores additional rows, and accepts a missing palette, which TensorFlow's decoder rejects.
+
+Section numbers are those of the PNG specification, third edition.
 """
 
 import struct
@@ -23,7 +25,7 @@ _KNOWN = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 
 
 def png_bytes_left_over(data: bytes) -> int:
-    """Returns the number of bytes of image data after the last row. Raises: ValueError or zlib.error; it is damaged."""
+    """Returns the number of bytes of image data after the last row. Raises: ValueError or zlib.error if damaged."""
     header, coded, before, palette = b"", [], b"", False
     for kind, body in _chunks(data):
         if (kind == b"IHDR") != (before == b"") or (kind[0] < ord("a") and kind not in _KNOWN):
@@ -49,7 +51,7 @@ def png_bytes_left_over(data: bytes) -> int:
 
 
 def _rows(height: int, width: int, bits: int, passes: tuple[tuple[int, int, int, int], ...]) -> list[tuple[int, int]]:
-    """Returns the number of rows of each pass, and their size in bytes with the filter's byte (7.2)."""
+    """Returns, for each pass, the number of rows and the bytes of a row, including the byte of the filter (7.2)."""
     sizes = []
     for top, left, down, across in passes:
         columns = -(-max(width - left, 0) // across)
@@ -59,13 +61,13 @@ def _rows(height: int, width: int, bits: int, passes: tuple[tuple[int, int, int,
 
 
 def _inflate(coded: bytes, rows: list[tuple[int, int]]) -> int:
-    """Returns the number of bytes after the stream of rows. Raises: ValueError or zlib.error; the rows do not match."""
+    """Returns the number of bytes after the compressed rows. Raises: ValueError or zlib.error if the rows are wrong."""
     expected = sum(count * size for count, size in rows)
     stream = zlib.decompressobj()
     pixels = stream.decompress(coded, expected + 1)
     if len(pixels) != expected:
         raise ValueError(f"{'fewer' if len(pixels) < expected else 'more'} rows than its header says")
-    # This asks for one more byte, which must not exist, so zlib reads the checksum at the end.
+    # zlib reads the checksum at the end only if one more byte is requested. That byte must not exist.
     if stream.decompress(stream.unconsumed_tail, 1) or not stream.eof:
         raise ValueError("image data end too early or too late")
     position = 0
@@ -78,7 +80,7 @@ def _inflate(coded: bytes, rows: list[tuple[int, int]]) -> int:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields kind and content of each chunk up to the last one. Raises: ValueError; a checksum is wrong."""
+    """Yields kind and content of each chunk up to the last one. Raises: ValueError if a checksum is wrong."""
     position, kind = len(PNG_START), b""
     while kind != b"IEND":
         size, kind = struct.unpack_from(">I4s", data, position)

@@ -1,4 +1,4 @@
-"""Verifies an image file to its last pixel; its markers alone cannot show whether it is sound."""
+"""Verifies an image file to its last pixel, because a damaged file can have correct markers."""
 
 import dataclasses
 import io
@@ -41,7 +41,7 @@ def verify(data: bytes) -> ImageHeader:
         left_over = _read_to_end(data, header.kind, segments)
     except InputError:
         raise
-    # A damaged header raises the last three.
+    # A damaged header can raise the last three of these errors.
     except (ValueError, OSError, SyntaxError, zlib.error, LookupError, struct.error) as error:
         raise InputError(f"damaged: {error}; {AGAIN}") from None
     if left_over > FORGIVEN:
@@ -53,7 +53,7 @@ def verify(data: bytes) -> ImageHeader:
 
 
 def _read_to_end(data: bytes, kind: Kind, segments: Sequence[Segment]) -> int:
-    """Returns the number of bytes left over. Raises: InputError; ValueError, or another error for a damaged header."""
+    """Returns the number of bytes left over. Raises: InputError, ValueError, or another if the header is damaged."""
     if kind == "jpeg":
         return _read_jpeg(data, segments)
     if kind == "png":
@@ -63,12 +63,12 @@ def _read_to_end(data: bytes, kind: Kind, segments: Sequence[Segment]) -> int:
 
 
 def _read_jpeg(data: bytes, segments: Sequence[Segment]) -> int:
-    """Returns the number of bytes left over. Raises: InputError; ValueError, or an error of Pillow."""
+    """Returns the number of bytes left over. Raises: InputError, ValueError, or an error of Pillow."""
     if not has_every_scan(data, segments):
         raise InputError(f"cut short: the scans of its finer detail are missing; {AGAIN}")
     check_holes(data, segments)
-    # The decoder reports only its first error. An error in the metadata would hide an error in the image, so the
-    # metadata are removed.
+    # The decoder reports only its first error. An error in the metadata would hide an error in the image data, so
+    # the metadata are removed.
     return bytes_left_over(*essence(data, segments))
 
 

@@ -1,4 +1,4 @@
-"""Images of chosen rows of a source, with the pixels of evaluation, or of training without random crops."""
+"""Images of chosen rows of a source, prepared as for evaluation, or as for training but without random crops."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class ChosenOrder(EvalOrder):
 
 
 def chosen_images(source: Source, data: DataConfig, rows: np.ndarray) -> np.ndarray:
-    """Returns the evaluation pixels of int[n] rows, n of 1 or more: [n, H, W, C]. Raises: as `Source.eval_batches`."""
+    """Returns the evaluation pixels, [n, H, W, C], of int[n] rows, n >= 1. Raises: see `Source.eval_batches`."""
     return np.asarray(next(iter(source.eval_batches(_in_one_batch(source, rows), data))).image)
 
 
@@ -36,7 +36,7 @@ def sample_images(source: Source, data: DataConfig, count: int) -> np.ndarray:
 
     Each class keeps its share of the images.
 
-    Raises: InputError; an image cannot be used.
+    Raises: InputError if an image cannot be used.
     """
     order, whole = _in_one_batch(source, labels_of(source).share(count)), dataclasses.replace(data, crop="whole")
     return next(iter(source.train_batches(order, whole, range(1), substitutes=source.substitutes(whole)))).image

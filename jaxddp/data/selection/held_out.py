@@ -15,7 +15,7 @@ from jaxddp.data.table import ExampleTable
 def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, ExampleTable]:
     """Divides a table into "train" and "val", each in the order of the rows.
 
-    An example of several classes counts for the first of them.
+    If an example has several classes, only the first class is used.
 
     Args:
         share: the share of each class that "val" holds out, above 0 and below 1; see `held_out_rows`.
@@ -44,10 +44,10 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
 def held_out_rows(ids: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
     """Returns which examples are held out, bool[N].
 
-    Of a class of n examples, it holds out the k examples whose ids have the smallest hashes: the first 8 bytes of
-    SHA-256. k is `share * n`, rounded to the nearest integer, halves up, but at least 1 and at most n - 1. So the share
-    of each class is exact to half an example, and the order of the rows does not matter. Adding or removing an example
-    moves at most one other example, of the same class.
+    In a class of n examples, it holds out the k examples whose ids have the smallest hashes (the first 8 bytes of
+    SHA-256). k is `share * n`, rounded to the nearest integer (halves up), but at least 1 and at most n - 1. So the
+    share of each class is exact to half an example, and the order of the rows does not matter. Adding or removing an
+    example moves at most one other example, of the same class, from one split to the other.
 
     Args:
         ids: bytes 'S'[N], all different.

@@ -18,7 +18,7 @@ _TAKE_KEY = 0x7A6B65
 
 
 def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str]) -> np.ndarray:
-    """Returns the indices of the chosen classes, int64[K], in the order of `class_ids`, however they are written.
+    """Returns the indices of the chosen classes, int64[K], in the order of `class_ids` and not of `classes`.
 
     Raises:
         InputError: a class id is unknown, an index is out of bounds, a class is named twice, or none is named.
@@ -26,7 +26,7 @@ def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str])
     where = f"classes {show(classes)}"
     items = _items(classes, where)
     if isinstance(items, range) and items:
-        # Checking the ends rejects a range of a billion without listing it.
+        # Only the ends are checked first, so a range of a billion classes is rejected without listing it.
         _check_bounds((items[0], items[-1]), len(class_ids), where)
     position = {class_id: index for index, class_id in enumerate(class_ids)}
     indices = [_index(item, position, where) for item in items]
@@ -45,7 +45,7 @@ def balanced_rows(label: np.ndarray, limit: int) -> np.ndarray:
     smaller limit chooses a subset of a larger one's rows. The m rows of a class, in a fixed pseudo-random order, get
     the ranks 1/2m, 3/2m, 5/2m, ...; the rows with the smallest ranks are chosen (Webster's method of apportionment).
 
-    Raises: InputError; the limit is below 1.
+    Raises: InputError if the limit is below 1.
     """
     if limit < 1:
         raise InputError(f"limit {limit}: selects no example; give a limit of 1 or more")

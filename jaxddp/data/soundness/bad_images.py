@@ -1,4 +1,4 @@
-"""The images that are read in place of images that cannot be used, in training and in predictions."""
+"""Chooses which image is read in place of an image that cannot be used, in training and in predictions."""
 
 import logging
 
@@ -13,8 +13,8 @@ _log = logging.getLogger("jaxddp.data")
 class Substitutes:
     """Replaces each image that cannot be used by the next usable one of the same class, or set of classes.
 
-    A host knows only the faults of rows that it has read. All hosts still choose the same substitutes: where a
-    substitute cannot be used either, the host that reads it takes the next one.
+    A host knows the faults only of the images that it has read. Still, all hosts end with the same substitute: a host
+    that reads a substitute and finds that it cannot be used takes the next image.
     """
 
     def __init__(self, examples: Examples):
@@ -23,13 +23,13 @@ class Substitutes:
         self._refused: set[int] = set()
 
     def resolve(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the row whose image is read for each of int[n] rows: the row itself, unless it was refused."""
+        """Returns, for each of int[n] rows, the row whose image is read: a substitute if the row was refused."""
         if not self._refused:
             return rows
         return np.array([self._substitute(row) for row in rows.tolist()], rows.dtype)
 
     def refuse(self, row: int, fault: str) -> None:
-        """Replaces a row's image from now on, and logs the fault. Raises: InputError; no image can replace it."""
+        """Replaces a row's image from now on, and logs the fault. Raises: InputError if no image can replace it."""
         self._refused.add(row)
         substitute = self._substitute(row)
         if substitute in self._refused:
@@ -38,7 +38,7 @@ class Substitutes:
         _log.warning("%s; its substitute is %s", fault, self._name(substitute))
 
     def _substitute(self, row: int) -> int:
-        """Returns the first row of the same class, from this row on, that was not refused; the row itself if none."""
+        """Returns the next row of the same class, cyclically, that was not refused; the row itself if none is left."""
         if row not in self._refused:
             return row
         codes = self._codes
@@ -54,7 +54,7 @@ class Omissions:
     of these rows, and `Batch.substituted` marks them.
 
     Attributes:
-        faults: a message for each row that cannot be used, by the row.
+        faults: a dict from each row that cannot be used to a message.
     """
 
     def __init__(self, num_examples: int):
@@ -67,7 +67,7 @@ class Omissions:
         return len(self.faults) == self._num_examples
 
     def resolve(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the row whose image is read for each of int[n] rows: the row itself, unless it was refused."""
+        """Returns, for each of int[n] rows, the row whose image is read: a substitute if the row was refused."""
         refused = np.isin(rows, np.fromiter(self.faults, rows.dtype, len(self.faults)))
         if not refused.any():
             return rows
@@ -77,7 +77,7 @@ class Omissions:
         return resolved
 
     def refuse(self, row: int, fault: str) -> None:
-        """Leaves a row out from now on. Raises: InputError; no row is left."""
+        """Leaves a row out from now on. Raises: InputError if no row is left."""
         self.faults[row] = fault
         if self.all:
             raise InputError(f"{fault}; and no image is left that can be used")

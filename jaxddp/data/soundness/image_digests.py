@@ -15,7 +15,7 @@ class Digests:
 
     Attributes:
         manifest: the file of the manifest, for messages.
-        sha256: void 'V32'[N]; zeros where the manifest does not list the row.
+        sha256: void 'V32'[N]; zeros if the manifest does not list the row.
     """
 
     manifest: str
@@ -36,7 +36,7 @@ class Digests:
         return np.array(self.sha256[rows].tolist(), object)
 
     def fault(self, row: int, data: bytes) -> str | None:
-        """Returns how a row's file differs from the manifest, as a clause; None where it does not."""
+        """Returns how a row's file differs from the manifest, as a clause; None if it does not."""
         expected, actual = self.sha256[row].tobytes(), hashlib.sha256(data).digest()
         if actual == expected:
             return None

@@ -36,7 +36,7 @@ class ImageManifest:
     """The SHA-256 of each image that `data check` could read, 32 bytes each.
 
     Attributes:
-        of_files: digests of files, by (file, offset); the offset is 0 where the file is the image.
+        of_files: digests of files, by (file, offset); the offset is 0 if the file is the image.
         of_pixels: digests of images in arrays.
     """
 
@@ -46,7 +46,7 @@ class ImageManifest:
 
     @classmethod
     def read(cls, file: Path) -> "ImageManifest":
-        """Reads a manifest. Raises: InputError; the file is missing, or a line is wrong; the message names it."""
+        """Reads a manifest. Raises: InputError that names the file, if it is missing or a line is wrong."""
         manifest, number = cls(file), 1
         missing = ("no such file; give ", Key("data.manifest"), " what `jaxddp data check` wrote")
         with files.reading(file, _AGAIN, missing=missing), files.open_regular(file, buffering=-1) as lines:
@@ -86,7 +86,7 @@ def manifest_name(address: str | os.PathLike[str]) -> str:
 def find_manifest(address: str, wanted: str | None) -> Path:
     """Returns the manifest of a data set: `wanted`, or else one in the working directory or beside the data set.
 
-    Raises: InputError; there is none.
+    Raises: InputError if there is none.
     """
     if wanted is not None:
         return Path(wanted).expanduser().absolute()
@@ -106,10 +106,10 @@ def find_manifest(address: str, wanted: str | None) -> Path:
 def held_to_manifest(
     splits: Mapping[str, SourceTable], manifest: ImageManifest, data: DataConfig
 ) -> dict[str, SourceTable]:
-    """Returns the splits with checksums: files are compared with the manifest as they are read, arrays at once.
+    """Returns the splits with checksums. Files are compared with the manifest when they are read, arrays at once.
 
     Raises:
-        InputError: the manifest does not list an image that may not be substituted, or an array differs.
+        InputError: the manifest does not list an image that may not be substituted, or an array differs from it.
     """
     held: dict[str, SourceTable] = {}
     for split, source in splits.items():
@@ -134,7 +134,7 @@ def _check_listed(table: Any, manifest: ImageManifest) -> None:
 
 
 def _check_pixels(source: Table, manifest: ImageManifest) -> None:
-    # Rows may be a selection of those that were checked.
+    # The table may hold only some of the images in the manifest, so each digest is looked up in a set.
     for row in range(len(source)):
         digest = hashlib.sha256(source.read(row)).digest()
         if digest not in manifest.of_pixels:

@@ -1,10 +1,10 @@
-"""A cache on this machine of the images that were verified to the last pixel, for later runs.
+"""A cache, on this machine, of the images that were verified to the last pixel. Later runs do not verify them again.
 
 An image is identified by a digest of its file: the path below the root, the size, and the times of modification and
 change (see `Store.faults`). So a changed image is verified again, and any selection of classes can use the cache. The
-digests of a root are in the cache folder. Each process of a job has its own part, which it reads, extends and renames
-into place. Two jobs that do this at the same time may lose entries of one of them. This does no harm: those images are
-verified again.
+digests of a root are in the cache folder, in one file (a part) for each process of a job. A process reads its part,
+extends it, and replaces the file by a rename. If two jobs do this at the same time, entries of one of them may be lost.
+This does no harm: those images are verified again.
 """
 
 import logging
@@ -42,7 +42,7 @@ class Verified:
     def __init__(self, store: Store, paths: np.ndarray, offset: np.ndarray | None = None):
         self._store, self._paths, self._offset = store, paths, offset
         self.sound = np.zeros(len(paths), bool)
-        # 0 where the image cannot be identified.
+        # 0 if the image cannot be identified.
         self._identity = np.zeros(len(paths), np.uint64)
         self._kept = self.sound.copy()
         self._due = time.monotonic() + _SECONDS
@@ -65,7 +65,7 @@ class Verified:
         return faults
 
     def recall(self) -> None:
-        """Does what `look` does, for stores that identify images without a request to another machine."""
+        """Calls `look` if the store can identify images without a request to another machine."""
         if self._store.root is not None:
             self.look()
 
@@ -101,7 +101,7 @@ class Verified:
 
 
 def _part(root: Path, part: int) -> Path:
-    """Returns the file of a part. Raises: RuntimeError; as `cache_folder`."""
+    """Returns the file of a part. Raises: RuntimeError; see `cache_folder`."""
     return cache_folder() / _FOLDER / f"{name_of_folder(root)}-{RULES}.{part % _PARTS}"
 
 

@@ -1,4 +1,4 @@
-"""`CachedStore`: fetched images of a remote store, kept in a folder of this machine; and files with a checksum."""
+"""`CachedStore` keeps fetched images of a remote store in a local folder. `put_sealed` writes files with a checksum."""
 
 import hashlib
 import logging
@@ -25,11 +25,11 @@ class CachedStore:
     A file holds the image, followed by the SHA-256 of the image's name and bytes, so a damaged file is detected and the
     image fetched again. Several processes may share the folder, which is made if it does not exist.
 
-    Files are never removed, nor compared with the store again. So the folder needs room for the data set, and must be
-    emptied when images change but keep their names. If the folder cannot be written, as on a full disk, this is logged
-    once, and reading continues.
+    Files are never removed, nor compared with the store again. So the folder needs room for the data set, and the user
+    must empty it when images change but keep their names. If the folder cannot be written, for example because the disk
+    is full, a warning is logged once, and reading continues.
 
-    Raises: InputError; the folder cannot be made.
+    Raises: InputError if the folder cannot be made.
     """
 
     root = None
@@ -55,7 +55,7 @@ class CachedStore:
             self._keep(file, data + _digest(name, data))
         return data
 
-    # In the graph, TensorFlow would not fill the folder.
+    # TensorFlow ops would not fill the folder.
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
@@ -80,7 +80,7 @@ def put(file: Path, content: bytes) -> None:
         unfinished.write_bytes(content)
         os.replace(unfinished, file)
     finally:
-        # After the rename it no longer exists.
+        # After the rename, the unfinished file no longer exists.
         with suppress(OSError):
             unfinished.unlink()
 
@@ -91,7 +91,7 @@ def put_sealed(file: Path, content: bytes) -> None:
 
 
 def sealed(file: Path) -> bytes | None:
-    """Returns the content that `put_sealed` wrote; None where the file is damaged. Raises: OSError."""
+    """Returns the content that `put_sealed` wrote; None if the file is damaged. Raises: OSError."""
     data = files.read(file)
     content = data[_DIGEST:]
     return content if data[:_DIGEST] == hashlib.sha256(content).digest() else None

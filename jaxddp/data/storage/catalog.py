@@ -1,4 +1,4 @@
-"""Names of data sets: `datasets.toml` maps each name to its place, for a machine or a group of users.
+"""Names of data sets: the file `datasets.toml` maps each name to a path or URL, for one machine or a group of users.
 
 configs/datasets.toml is an example.
 """
@@ -57,10 +57,10 @@ def resolve(name: str) -> DatasetEntry:
 
 
 def place_of(place: str | os.PathLike[str]) -> DatasetEntry:
-    """Returns the data set that an argument means: an existing path, an address, or a name in the catalog.
+    """Returns the data set that an argument stands for: an existing path, an address, or a name in the catalog.
 
     Raises:
-        InputError: there is a catalog, the argument is a name, and `resolve` rejects it.
+        InputError: there is a catalog, and the argument is a name that `resolve` rejects.
     """
     word = os.fspath(place)
     is_path = not isinstance(place, str) or "/" in word or word.startswith("~") or os.path.exists(word)

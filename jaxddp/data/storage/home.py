@@ -24,7 +24,7 @@ class TextFile:
     """A text file, on this machine or elsewhere."""
 
     name: str
-    """A readable name for messages, also the `str` of the file."""
+    """A readable name for messages; `str(file)` returns it too."""
     open: Callable[[], BinaryIO]
     """Opens the file. Raises: FileNotFoundError, another OSError, or an error of the store."""
     hint: Callable[[], str]
@@ -37,7 +37,7 @@ class TextFile:
     def text(self, newline: str | None = None) -> Iterator[TextIO]:
         """Opens the file as UTF-8, with or without a byte order mark; other bytes become lone surrogates.
 
-        Raises: InputError; the file is missing or cannot be read, before the block or in it.
+        Raises: InputError if the file cannot be opened, or a read in the block fails.
         """
         try:
             with io.TextIOWrapper(self.open(), "utf-8-sig", errors="surrogateescape", newline=newline) as text:
@@ -91,8 +91,8 @@ def open_root(root: str | PathLike[str], holds: str, cache: str | PathLike[str] 
 
     Args:
         holds: the name of a file in it, for messages.
-        cache: a folder of this machine where fetched images of a URL are kept; see `CachedStore`. Text files are always
-            fetched.
+        cache: a local folder that keeps the images fetched from a URL; see `CachedStore`. Text files are always fetched
+            again.
 
     Raises:
         InputError: there is no such directory, it may not be entered, the URL is not valid, or `cache` is given for a
@@ -120,13 +120,13 @@ def _elsewhere(path: Path) -> str:
 
 def nearest_beside(path: Path) -> str:
     """Returns a hint with the most similar entry beside a path that does not exist."""
-    # An entry of the same name is a broken link.
+    # An entry of the same name is a broken link, which is no useful hint.
     beside = [entry.name for entry in path.parent.iterdir() if entry != path] if path.parent.is_dir() else []
     return nearest(path.name, beside)
 
 
 def _near(objects: Objects, path: bytes) -> str:
-    """Returns a hint with the most similar object beside one that does not exist, where the store can list objects."""
+    """Returns a hint with the most similar object beside a missing one, if the store can list objects."""
     folder, _, name = os.fsdecode(path).rpartition("/")
     beside: list[str] = []
     # Permission to read an object does not include permission to list.

@@ -1,4 +1,4 @@
-"""Images on disk below a data set's root: reads them, and checks that they exist and no link leads out of the root."""
+"""Images on disk below a data set's root: reads them; checks that they exist and are in the root."""
 
 import hashlib
 import os
@@ -49,7 +49,7 @@ def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
     """Returns the rows of bytes 'S'[N] whose image, or a folder above it, is a symbolic link out of the root.
 
     The root itself may be a link, and links may lead anywhere within the root. Missing files are ignored. Each folder
-    is listed once, which shows links without another system call.
+    is listed once, because the listing shows which entries are links without a system call for each entry.
     """
     return _faults(root, paths, _leaving)
 
@@ -61,7 +61,7 @@ def _file(path: Any, offset: Any) -> Any:
 
 
 def _faults(root: Path, paths: np.ndarray, look: Callable[..., Iterator[Fault]]) -> list[Fault]:
-    """Returns the faults that `look` finds in each folder; it takes the folder's path, its rows, and the real root."""
+    """Returns the faults that `look` finds in each folder. It takes the folder's path, its rows, and the real root."""
     top, home = os.fsencode(root), os.path.realpath(os.fsencode(root))
 
     def in_folder(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
@@ -121,7 +121,7 @@ def _identity(path: bytes, status: os.stat_result) -> int:
 
 
 def link_out(path: bytes, home: bytes) -> str | None:
-    """Returns a fault that names a path's target, if links lead out of `home`, which is a real path; else None."""
+    """Returns a fault with the target of a path if it is outside `home`, a real path; None if it is inside."""
     target = os.path.realpath(path)
     if target == home or target.startswith(os.path.join(home, b"")):
         return None

@@ -1,6 +1,6 @@
 """Objects of a remote store: `s3://bucket/prefix`, `gs://bucket/prefix`, `https://host/prefix`.
 
-obstore makes each request. `Patience` decides whether a failed request is retried, so there is one deadline.
+obstore makes each request and never retries it. `Patience` retries, so one deadline holds for all tries.
 
 obstore reads keys and endpoints from the environment; docs/data.md names the variables.
 """
@@ -21,7 +21,7 @@ from jaxddp.data.storage.store import Fault, faults_by_folder
 
 # Listing waits for the server, and a training set has a thousand folders of two pages each.
 _THREADS = 32
-# The deadline of a text file, which may have tens of MB, as a multiple of that of an image.
+# The deadline of a text file, which may have tens of MB, as a multiple of an image's deadline.
 _LARGE = 10
 _PATIENCE = Patience()
 
@@ -45,11 +45,11 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, patience: Patience = _PATIENCE) -> "Objects":
-        """Returns the objects of a URL without a request. Raises: InputError; the URL is wrong, or obstore missing."""
+        """Returns the objects of a URL without a request. Raises: InputError if the URL is wrong or obstore missing."""
         scheme, mark, rest = url.partition("://")
         store = cls(scheme + mark + rest.rstrip("/"), patience)
         place, *prefix = rest.rstrip("/").split("/")
-        # A key in a URL would appear in every message.
+        # A secret key in a URL would appear in every message.
         if not place or any(sign in rest for sign in "?#@"):
             raise InputError(
                 f"{store._scheme}://: not the address of a store; write {store._scheme}://NAME/PREFIX alone"
@@ -68,7 +68,7 @@ class Objects:
 
     @property
     def can_list(self) -> bool:
-        """Whether the store can list its objects. Over plain HTTP only reading shows whether one exists."""
+        """Whether the store can list its objects. Over plain HTTP, only reading shows whether an object exists."""
         return self._scheme in ("s3", "gs")
 
     def name(self, path: bytes, offset: int = 0) -> str:
@@ -83,12 +83,12 @@ class Objects:
     def read_text(self, path: bytes) -> bytes:
         """Returns the bytes of a text file, which may be large, with ten times an image's deadline.
 
-        Raises: FileNotFoundError; there is no such object. Otherwise as `read`.
+        Raises: FileNotFoundError if there is no such object; otherwise the errors of `read`.
         """
         return self._insist(self.name(path), self._download(path), times=_LARGE)
 
     def sizes(self, folder: bytes) -> dict[bytes, int]:
-        """Returns the sizes of a folder's own objects in bytes, by path. HTTP cannot list them. Raises: as `read`."""
+        """Returns the size in bytes of each object directly in a folder, by path. Raises: see `read`."""
         name = self.name(folder + b"/") if folder else f"{self.url}/"
 
         def listed(_: float) -> dict[bytes, int]:
@@ -99,13 +99,13 @@ class Objects:
 
         return self._insist(name, listed)
 
-    # In the graph, TensorFlow would neither retry nor keep a deadline.
+    # TensorFlow ops would neither retry nor keep a deadline.
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        """Lists folders to find the faults of `Store.faults`. Over plain HTTP it finds none; only reading does.
+        """Lists folders to find the faults of `Store.faults`. Over plain HTTP it finds none, because HTTP cannot list.
 
-        Raises: as `read`, for a folder.
+        Raises: see `read`, for a folder.
         """
         if not self.can_list:
             return []
@@ -171,7 +171,7 @@ class Objects:
 
 
 def _key(name: str, path: str) -> str:
-    """Returns the path if it is valid in a store. Raises: InputError; it is not."""
+    """Returns the path if it is valid in a store. Raises: InputError if it is not."""
     if any(part in ("", ".", "..") for part in path.split("/")):
         raise InputError(
             f"{name}: {show(path)} is not a path in a store; write names with single slashes between them, no . or .."

@@ -1,6 +1,6 @@
-"""`ParquetFiles`: images in a column of Parquet files, by the number of the row; each cell is a struct with `bytes`.
+"""`ParquetFiles`: reads images from a column of Parquet files, in which each cell is a struct with a field `bytes`.
 
-Files are read by row groups; the last used ones stay in memory.
+Files are read one row group at a time. The most recently used row groups stay in memory.
 """
 
 import os
@@ -32,7 +32,7 @@ class ParquetFiles:
 
     Args:
         column: the column of structs with a field `bytes`.
-        most_kept: the most bytes of row groups in memory, beside those that readers still hold.
+        most_kept: the most bytes of row groups that stay in memory; readers may hold others.
     """
 
     def __init__(self, root: Path, column: str, most_kept: int = MOST_KEPT):
@@ -46,7 +46,7 @@ class ParquetFiles:
     def read(self, path: bytes, offset: int = 0) -> bytes:
         file = self.root / os.fsdecode(path)
         if path not in self._starts:
-            # Two threads may do so at the same time, with the same result.
+            # Two threads may read them at the same time; both get the same result.
             self._starts[path] = _starts(file)
         number = bisect_right(self._starts[path], offset) - 1
         cells = self._groups.get((path, number), lambda: self._cells(file, number))
@@ -72,11 +72,11 @@ class ParquetFiles:
 class _Group:
     reading: Any = field(default_factory=threading.Lock)
     cells: Any = None
-    """A column of structs; None until it is read."""
+    """The column of structs; None until the group is read."""
 
 
 class _RowGroups:
-    """The last used row groups, of at most `most_kept` bytes, or a single larger one."""
+    """The most recently used row groups: at most `most_kept` bytes, or one group that is larger."""
 
     def __init__(self, most_kept: int):
         self._most_kept, self._kept = most_kept, 0
@@ -87,7 +87,7 @@ class _RowGroups:
         with self._lock:
             group = self._groups.setdefault(key, _Group())
             self._groups.move_to_end(key)
-        # The first thread reads the group for all that wait.
+        # The first thread reads the group; other threads that need it wait.
         with group.reading:
             if group.cells is None:
                 group.cells = read()
@@ -115,7 +115,7 @@ def _starts(file: Path) -> list[int]:
 
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """Opens a `pyarrow.parquet.ParquetFile`. Raises: InputError; pyarrow or the file is missing, or it is damaged."""
+    """Opens a `pyarrow.parquet.ParquetFile`. Raises: InputError if it is damaged, or pyarrow is missing."""
     try:
         import pyarrow.parquet
     except ImportError:

@@ -18,7 +18,7 @@ _KEY_SERVICE = re.compile("/latest/api/token|/latest/meta-data/|/computeMetadata
 
 
 class Cut(Exception):
-    """A body that is shorter than its header promises, or that is not complete at the deadline."""
+    """Raised if the body of a response is shorter than its header promises, or is not complete at the deadline."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,20 @@ class Patience:
     tries: int = 10
 
     def insist(self, name: str, attempt: Callable[[float], T], deadline: float, advice: str) -> T:
-        """Returns the result of an attempt, which is retried where that may help.
+        """Calls `attempt`, and repeats it if another try may help; returns its result.
 
         The pauses double. Each is shortened by up to a half at random, so many hosts do not retry at the same time.
 
         Args:
             name: the object to fetch, for messages.
-            attempt: a function of the deadline, on the clock of time.monotonic(); it should end by itself then.
-            deadline: the deadline in seconds, in place of the attribute, for objects that are not images.
+            attempt: a function that takes the time, as of time.monotonic(), by which it should return or raise.
+            deadline: the seconds for all tries; it replaces the attribute, because text files need more time.
             advice: what to do if another try would not help.
 
         Raises:
-            FileNotFoundError: from the attempt.
+            FileNotFoundError: the attempt raised it.
             InputError: another try would not help.
-            Unreachable: no tries or no time are left.
+            Unreachable: no tries or no time is left.
         """
         began, tries = time.monotonic(), 0
         while True:

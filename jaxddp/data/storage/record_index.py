@@ -1,8 +1,8 @@
 """An index of the offset and the label of every record of a data set, built in one pass and saved for the next run.
 
 The index is saved next to the files or, where that folder cannot be written, in the cache folder. It holds the size and
-the modification time of every file, so changed files are indexed again, and a hash of itself, so a damaged index is not
-used. It is renamed into place, so a reader never sees a part of it.
+the modification time of every file, so changed files are indexed again. It also holds its own hash, so a damaged
+index is not used. The index is written to another file, which is then renamed, so a reader never sees a part of it.
 """
 
 import io
@@ -42,15 +42,15 @@ def kept_index(
 ) -> RecordIndex:
     """Returns the saved index of some files if they have not changed; else builds and saves it.
 
-    If the index cannot be saved, this is only logged.
+    If the index cannot be saved, a warning is logged.
 
     Args:
         name: the name of the index; a folder may have several.
         files: names in the folder.
-        about: anything else on which the index depends.
+        about: a text with everything else on which the index depends.
         build: builds the index.
 
-    Raises: InputError; a file is missing.
+    Raises: InputError if a file is missing.
     """
     stamp = json.dumps([_FORMAT, about, [_state(folder / file) for file in files]])
     places = (folder / f"{name}.jaxddp-index", cache_folder() / f"{name_of_folder(folder)}-{name}.jaxddp-index")

@@ -1,7 +1,8 @@
 """Images in records of TFRecord or ArrayRecord files; each record is a tf.train.Example.
 
 In a TFRecord file, a record is the length of the data (8 bytes, little-endian), a checksum of the length (4), the data,
-and a checksum of the data (4). Its offset is its first byte. In an ArrayRecord file, the offset is the record's number.
+and a checksum of the data (4). The offset of a record is the position of its first byte. In an ArrayRecord file, the
+offset is the number of the record.
 """
 
 import functools
@@ -37,12 +38,12 @@ class RecordFiles:
         return f"{self.root / os.fsdecode(path)}, record at byte {offset}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        # TensorFlow takes seconds to import, and only reading single records needs it.
+        # TensorFlow takes seconds to import, and is needed only to read single records.
         from jaxddp.data.stream.tensorflow_cpu import tf
 
         file, name = self.root / os.fsdecode(path), self.name(path, offset)
         with _opened(file) as records:
-            # TensorFlow allocates the length in the header, so that length is first compared with the file's size.
+            # TensorFlow allocates as many bytes as the header says, so `_end` first compares that with the file's size.
             _end(records, offset, file)
         try:
             return _record_image(os.fsencode(file), tf.constant(offset, tf.int64), self.feature).numpy()
@@ -55,7 +56,7 @@ class RecordFiles:
         return _reader(self.feature)
 
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns offsets and an integer feature of the records of a file, int64[length] each. Raises: InputError."""
+        """Returns offsets and an integer feature of all records of a file, int64[length] each. Raises: InputError."""
         file = self.root / os.fsdecode(path)
         offsets = record_offsets(file)
         if len(offsets) != length:
@@ -94,7 +95,7 @@ class ArrayRecords:
     def in_graph(self) -> None: ...
 
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns offsets and an integer feature as `RecordFiles.labels` does."""
+        """Returns offsets and an integer feature; see `RecordFiles.labels`."""
         return np.arange(length), np.array([self._value(path, row, feature, "int64_list") for row in range(length)])
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
@@ -164,7 +165,7 @@ def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarra
 
     Args:
         files: bytes 'S'[F], their paths in the store.
-        lengths: how many records each has.
+        lengths: the number of records in each file.
 
     Returns: ids, bytes 'S'[N] such as train-00000.parquet__17; paths, bytes 'S'[N]; and the records' numbers in their
         files, int64[N].
@@ -187,7 +188,7 @@ def missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) ->
 
 
 def _end(records: BinaryIO, offset: int, file: Path) -> int:
-    """Returns the end of the record at an offset, from its header. The file's position is then after the header."""
+    """Returns the end of the record at an offset, from its header. Leaves the file's position after the header."""
     size = os.fstat(records.fileno()).st_size
     records.seek(offset)
     head = records.read(_HEAD)
@@ -200,6 +201,6 @@ def _end(records: BinaryIO, offset: int, file: Path) -> int:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[BinaryIO]:
-    # Unbuffered, since megabytes that need not be read follow a header.
+    # Unbuffered: only headers are read, and megabytes follow each header.
     with files.reading(file, AGAIN), files.open_regular(file, buffering=0) as records:
         yield records

@@ -9,15 +9,15 @@ from typing import Any, Protocol
 import numpy as np
 
 Fault = tuple[int, str]
-"""A row, and the fault of its image as a clause."""
+"""A row, and a clause that says what is wrong with its image."""
 
 
 class Store(Protocol):
-    """A store of encoded images. A path names a file in it; an offset is the record in a file that holds many."""
+    """A store of encoded images. A path names a file in it; an offset names an image in a file of many images."""
 
     @property
     def root(self) -> Path | None:
-        """The directory of its files; None where a file cannot be identified without reading it."""
+        """The directory of the store's files; None if a file cannot be identified without reading it."""
         ...
 
     def name(self, path: bytes, offset: int = 0) -> str:
@@ -34,7 +34,7 @@ class Store(Protocol):
         ...
 
     def in_graph(self) -> Callable[[Any, Any], Any] | None:
-        """Returns TensorFlow ops that read an image faster than `read`; None where threads must call `read`.
+        """Returns TensorFlow ops that read an image faster than `read`; None if threads must call `read`.
 
         The function takes a file below the `root`, a string scalar, and an offset, an int64 scalar, and returns the
         encoded image, a string scalar. Stores that read in the same way return the same function, so a graph with

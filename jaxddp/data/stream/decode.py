@@ -1,4 +1,4 @@
-"""TensorFlow functions that decode an image to pixels of one size. The device flips and normalizes them."""
+"""TensorFlow functions that decode an image to pixels of one size. The device flips and normalizes the pixels."""
 
 import logging
 import threading
@@ -26,7 +26,7 @@ _warned = threading.Lock()
 # The weights of red, green and blue in gray, in 65536ths, as in Pillow (ITU-R BT.601).
 _LUMA = (19595, 38470, 7471)
 
-# A decoder can give a JPEG at a half, a quarter or an eighth of its size with less work.
+# A JPEG can be decoded at a half, a quarter or an eighth of its size, with less work.
 _SCALES = (8, 4, 2)
 # The exact cosine transform gives the pixels of Pillow. The coarse one, TensorFlow's default, differs by a few levels
 # and saves a tenth of the decoding time.
@@ -46,10 +46,10 @@ def train_image(data: Any, key: Any, area: Area | None, image_size: int, pixels:
 
 
 def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RGB) -> Any:
-    """Returns one evaluation example, [image_size, image_size, C]: the short side resized to `resize`, then the center.
+    """Returns one evaluation example, [image_size, image_size, C]: a center crop after the short side becomes `resize`.
 
     The pixels differ from those of torchvision's Resize and CenterCrop by at most one of 255 levels. Only the part that
-    the center needs is decoded. Where the short side is `resize` already, the pixels are those of the image.
+    the center needs is decoded. If the short side is `resize` already, the pixels are not changed.
     """
     size = _size(data, pixels)
     box = center_box(size, image_size, resize)
@@ -66,7 +66,7 @@ def fitted_window(data: Any, window: Window, image_size: int, *, exact: bool = T
 
 
 def decodes(data: bytes, pixels: PixelFormat = RGB) -> None:
-    """Decodes an image, and discards it. Raises: InputError; its decoder rejects it."""
+    """Decodes an image, and discards it. Raises: InputError if its decoder rejects it."""
     kind = parse_header(data).kind
     if kind in get_args(PillowKind):
         _pillow_pixels(pixels, data)
@@ -86,10 +86,10 @@ def decode_window(
     `parse_header` rejects raises a TensorFlow error, even if the damage is outside the window.
 
     Args:
-        least: a JPEG may be decoded at a half, a quarter or an eighth of its size, if no side of the window becomes
-            shorter than this; None decodes at full size.
-        exact: whether a JPEG's pixels equal those of the decoded whole image. Otherwise they differ by a few levels,
-            which does not matter for random crops, and are decoded faster.
+        least: the least side of the decoded window. A JPEG is decoded at a half, a quarter or an eighth of its size if
+            no side becomes shorter than this. None decodes at full size.
+        exact: whether a JPEG's pixels equal those of the decoded whole image. If False, decoding is faster, but pixels
+            differ by a few levels, which does not matter for random crops.
         pixels: the format of the result; every kind of file gives the same pixels for the same image.
     """
     kind = _kind(data, pixels)
@@ -130,7 +130,7 @@ def _size(data: Any, pixels: PixelFormat) -> Any:
 
 
 def _plain(data: bytes | np.ndarray) -> bytes:
-    # TensorFlow passes bytes in a graph, and an array with the bytes in eager mode.
+    # TensorFlow passes bytes in a graph, and an array that holds the bytes in eager mode.
     return np.asarray(data, object).item()
 
 
@@ -145,7 +145,7 @@ def _parsed_kind(pixels: PixelFormat, data: bytes | np.ndarray) -> np.int32:
 
 
 def _warn_of_lost_bits() -> None:
-    """Warns once, although many threads decode."""
+    """Logs the warning once in a process, although many threads decode."""
     if _warned.acquire(blocking=False):
         _log.warning(
             "data.bits=8: some images have 16 bits, of which the upper 8 are used; set data.bits 16 to use all"
@@ -203,7 +203,7 @@ def _decode(data: Any, part: Any, scale: int = 1, transform: str = _COARSE) -> A
 
 
 def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
-    """Decodes a file that can only be decoded whole to RGB or RGBA, [H, W, 3 or 4], with the bits of `pixels`."""
+    """Decodes a file that is not a JPEG to RGB or RGBA, [H, W, 3 or 4], with the bits of `pixels`."""
     channels, dtype = _decoded_channels(pixels), tf.as_dtype(pixels.dtype)
 
     def other() -> Any:
@@ -225,7 +225,7 @@ def _decoded_channels(pixels: PixelFormat) -> int:
 
 
 def _gray(image: Any, pixels: PixelFormat) -> Any:
-    """Converts RGB to gray if the format has one channel. Gray that was repeated as RGB gets its values back."""
+    """Converts RGB to gray if the format has one channel. If the image was gray, this restores its values."""
     if pixels.channels != 1:
         return image
     luma = tf.reduce_sum(tf.cast(image, tf.int64) * _LUMA, axis=-1, keepdims=True)

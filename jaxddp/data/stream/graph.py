@@ -18,7 +18,7 @@ from jaxddp.data.stream.windows import Area
 
 MOST_GRAPHS = 16
 REFUSED, SOUND, STRAY = range(3)
-"""Verdicts of `looked_at`."""
+"""The verdicts that `looked_at` returns."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
     """Returns a graph function (key, wanted, digest, *place) -> (pixels, verdict); see `looked_at`.
 
     Args:
-        read: the result of `Store.in_graph`. With None, the graph takes the encoded image itself as its place.
+        read: the result of `Store.in_graph`. If it is None, `place` is the encoded image itself.
     """
     places = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)][: 2 if read else 1]
 
@@ -75,8 +75,8 @@ def looked_at(data: Any, wanted: Any, digest: Any) -> tuple[Any, Any]:
     The verdict is `REFUSED`, `SOUND`, or `STRAY` for a sound image that is returned without its stray bytes.
 
     Args:
-        wanted: bool scalar, whether to verify; otherwise the image counts as sound.
-        digest: string scalar, the SHA-256 that the image must have; empty where it may have any.
+        wanted: bool scalar, whether to verify the image; if False, only the digest is compared.
+        digest: string scalar, the SHA-256 that the image must have; empty if any is accepted.
     """
     held = tf.cond(
         tf.strings.length(digest) > 0,

@@ -1,8 +1,8 @@
 """One shard of a stream as a tf.data pipeline: a producer of file names, a graph that decodes, a consumer of batches.
 
 TensorFlow receives names of images and keys, and returns pixels. Labels, masks, rows and epochs do not enter its graph:
-the consumer computes them from the order and adds them to the images. There is no state to save: after a bad image is
-substituted, the pipeline starts again at the step that has it.
+the consumer computes them from the order and adds them to the images. The pipeline has no state that must be saved:
+after a bad image is substituted, it starts again at the step that uses the image.
 """
 
 import itertools
@@ -38,7 +38,7 @@ BATCHES_AHEAD = 2
 """The number of batches of encoded images that are fetched beyond the one that is being decoded."""
 
 Images = Iterator[tuple[np.ndarray, np.ndarray]]
-"""Batches of pixels and verdicts. A refused image is black. An error would make every thread print a traceback."""
+"""Batches of pixels and verdicts. A refused image is black, because after an error every thread prints a traceback."""
 
 _ENDED = np.zeros(0), np.zeros(0, np.int32)
 
@@ -49,7 +49,7 @@ class Pipeline:
 
     table: StoredTable
     order: Order
-    """Its seed is also the seed of the keys for random crops."""
+    """The order of the examples. Its seed is also the seed of the keys for random crops."""
     pixels: Pixels
     steps: range
     shard: Shard
@@ -75,7 +75,7 @@ class Pipeline:
         return batches
 
     def _images(self, load: Any, steps: range) -> Images:
-        """Yields the pixels of a shard's batches, [b, S, S, C], and verdicts, int32[b], of their b real examples."""
+        """Yields, for each batch, the pixels, [b, S, S, C], and the verdicts, int32[b], of its b real examples."""
         # A scheduler or `taskset` may give this process fewer cores than the machine has.
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         options = tf.data.Options()
@@ -88,7 +88,7 @@ class Pipeline:
         dataset = (
             tf.data.Dataset.from_generator(lambda: self._produce(steps), output_signature=signature)
             .unbatch()
-            # More calls than threads, because finished images wait behind a slow one.
+            # There are more calls than threads, because finished images wait in order behind a slow one.
             .map(load, num_parallel_calls=2 * threads, deterministic=True)
             .batch(self.order.batch_size // self.shard.count)
             .prefetch(PREFETCH_BATCHES)
@@ -99,7 +99,7 @@ class Pipeline:
 
     def _produce(self, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
         batches = ((batch, *self._images_of(batch)) for batch in map(self._columns, steps))
-        # A store fetches images some batches before they are used.
+        # `ahead` runs some batches before `current`, because images of a remote store are fetched before they are used.
         ahead, current = itertools.tee(batches)
         try:
             for (batch, real, rows), places in zip(current, self._places(rows for _, _, rows in ahead), strict=True):
@@ -109,13 +109,13 @@ class Pipeline:
             self.lost.append(error)
 
     def _places(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yields the graph's last arguments for each batch of rows, int64[b]: paths and offsets, or encoded images."""
+        """Yields the argument `place` of the graph for each batch of rows: paths and offsets, or encoded images."""
         if self.table.store.in_graph() is None:
             return _fetched(self.table, batches)
         return map(self.table.places, batches)
 
     def _digests(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the checksums of int64[b] rows, bytes[b]; empty ones where the table has none."""
+        """Returns the checksums of int64[b] rows, bytes[b]; empty ones if the table has none."""
         digests = self.table.digests
         return np.zeros(len(rows), "S1") if digests is None else digests.of(rows)
 
@@ -159,10 +159,10 @@ class Pipeline:
     def _refuse(self, rows: np.ndarray, failure: Exception) -> None:
         """Finds the rows whose images cannot be used, and substitutes them.
 
-        Raises: InputError, if they may not be substituted; `failure` itself, if every image can be used.
+        Raises: InputError if bad images may not be substituted, and `failure` itself if no image is bad.
         """
         if isinstance(failure, Unreachable):
-            # Reading each image again would only wait for the store once more.
+            # Another attempt to read each image would only wait for the store once more.
             raise failure
         any_bad = False
         for row, fault in self._faults(rows):
@@ -174,13 +174,13 @@ class Pipeline:
             raise failure
 
     def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
-        """Returns the batch with its pixels, zeros where it is padded."""
+        """Returns the batch with its pixels, and with zeros as the images of padding."""
         padding = np.zeros((len(batch.mask) - len(pixels), *pixels.shape[1:]), pixels.dtype)
         image = np.concatenate([pixels, padding]) if len(padding) else pixels
         if self.substitutes is None:
             return batch._replace(image=image)
         changed = (self.substitutes.resolve(batch.row) != batch.row) & (batch.mask > 0)
-        # If a batch ends in the next epoch, only its rows of this epoch count, so each row counts once an epoch.
+        # If a batch ends in the next epoch, only its rows of this epoch are marked, so a row is marked once per epoch.
         stretches = self.order.stretches(step)
         changed &= self.shard.of(stretches) == stretches[0]
         return batch._replace(image=image, substituted=changed.astype(np.float32))
@@ -203,7 +203,7 @@ class Pipeline:
                 yield row, f"{self.table.name(row)}: {error}"
 
     def _images_of(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (bool[B], which examples are real; int32[b], the rows whose images are read for them)."""
+        """Returns which examples are real, bool[B], and the rows whose images are read for the real ones, int32[b]."""
         real = batch.mask > 0
         rows = batch.row[real]
         return real, rows if self.substitutes is None else self.substitutes.resolve(rows)

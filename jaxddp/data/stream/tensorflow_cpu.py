@@ -19,7 +19,7 @@ from jaxddp.core.phases import doing
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 # TensorFlow's import ends with an import of Keras, which this project does not use, and which imports scikit-learn and
-# half of SciPy where they are installed. Without it the import takes 2.0 s of CPU instead of 3.2 (2 cores). TensorFlow
+# half of SciPy if they are installed. Without Keras the import takes 2.0 s of CPU instead of 3.2 (2 cores). TensorFlow
 # has no setting for this, but accepts that Keras is missing, and `tf.keras` imports it on first use.
 _HIDES_KERAS = "keras" not in sys.modules
 if _HIDES_KERAS:
@@ -53,8 +53,9 @@ def keep_freed_memory() -> None:
     """Keeps up to half a gigabyte of freed memory for the next images, instead of returning it after each one.
 
     Once TensorFlow has started its first generator data set, glibc maps every buffer above 128 kB anew and unmaps it
-    after use: 304 page faults an image, and 650 images/s in one process. With these settings there are 13, and 1,000
-    images/s (2 cores). Call it after that data set has started. It does nothing with other C libraries.
+    after use: 304 page faults an image, and 650 images/s in one process. With these settings, there are 13 page faults
+    an image, and 1,000 images/s (2 cores). Call this function after that data set has started. It does nothing with
+    other C libraries.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -2,9 +2,9 @@
 
 Training draws random windows by stateless ops from a key of (seed, epoch, row), so they are the same in every thread
 and on every host. An image that shrinks by a ratio of more than 1.6 is resized by area: an output pixel is the mean of
-the stretch that it covers, as in OpenCV's INTER_AREA. Any other image is resized bilinearly. Up to a ratio of 1.6,
+the input pixels that it covers, as in OpenCV's INTER_AREA. Any other image is resized bilinearly. Up to a ratio of 1.6,
 bilinear sampling uses every pixel; its result is as near to that of a Lanczos filter as Pillow's triangle filter
-(TensorFlow's `antialias=True`, which took longer than decoding). At larger ratios it would alias.
+(TensorFlow's `antialias=True`, which took longer than decoding). At larger ratios, bilinear sampling would alias.
 benchmarks/RESULTS.md has measurements.
 
 Evaluation resizes the short side and keeps the center, as torchvision's Resize and CenterCrop do, because published
@@ -25,14 +25,14 @@ CROP_TRIES = 10
 ASPECT = (3 / 4, 4 / 3)
 """The bounds of width / height of a crop of random area."""
 _BILINEAR_TO = 1.6
-"""The largest ratio of lengths, input to output, at which an axis is resized bilinearly."""
+"""The largest ratio of input length to output length at which an axis is resized bilinearly."""
 
 Area = tuple[float, float]
 """The bounds of the share of the image's area that a crop covers, within 0..1."""
 
 
 def crop_area(data: DataConfig) -> Area | None:
-    """Returns the area of a config's training crops; None where images stay whole."""
+    """Returns the area of a config's training crops; None if images stay whole."""
     return None if data.crop == "whole" else data.area
 
 
@@ -44,10 +44,10 @@ def example_keys(seed: int, epoch: np.ndarray, row: np.ndarray) -> np.ndarray:
 def random_area_window(size: Any, key: Any, area: Area) -> Any:
     """Returns a random part of the image, int32[4] (top, left, height, width): the crop of Inception's training.
 
-    The area is uniform in `area` times the image's, the aspect log-uniform in `ASPECT`, and the position uniform among
-    those inside the image. The first of `CROP_TRIES` draws that fits is used; if none fits, the largest central part
-    whose aspect is within the bounds. (Szegedy et al., "Going deeper with convolutions", CVPR
-    2015, section 6; the tries and the fallback are those of torchvision's RandomResizedCrop.)
+    The area is uniform in `area` times the area of the image, the aspect is log-uniform in `ASPECT`, and the position
+    is uniform among the positions inside the image. The first of `CROP_TRIES` draws that fits is used. If none fits,
+    the largest central part whose aspect is within the bounds is used. (Szegedy et al., "Going deeper with
+    convolutions", CVPR 2015, section 6; the tries and the fallback are those of torchvision's RandomResizedCrop.)
     """
     bounds = tf.constant([area, tuple(map(math.log, ASPECT)), (0, 1), (0, 1)], tf.float32)
     # The algorithm is named, because the default may differ between devices and releases.
@@ -58,7 +58,7 @@ def random_area_window(size: Any, key: Any, area: Area) -> Any:
     height, width = tf.round(side / stretch), tf.round(side * stretch)
     fits = (height >= 1) & (height <= full_height) & (width >= 1) & (width <= full_width)
 
-    # In float32 the product can round up to one past the last place.
+    # In float32, the product can be rounded up to one more than the last position.
     top = tf.minimum(tf.floor(top * (full_height - height + 1)), full_height - height)
     left = tf.minimum(tf.floor(left * (full_width - width + 1)), full_width - width)
     # The weights decrease, because argmax may return any of several equal ones.
@@ -76,7 +76,7 @@ def _fallback_window(full_height: Any, full_width: Any) -> Any:
 def resize(image: Any, image_size: int) -> Any:
     """Resizes [H, W, C] to [image_size, image_size, C] of the same dtype, rounded; an image of that size is unchanged.
 
-    Where one axis is shrunk by area, the other axis is too, unless it is enlarged.
+    If one axis is shrunk by area, the other axis is shrunk by area too, unless it is enlarged.
     """
     shape, square = tf.shape(image)[:2], [image_size, image_size]
     sampled = partial(tf.raw_ops.ResizeBilinear, size=square, half_pixel_centers=True)
@@ -85,7 +85,7 @@ def resize(image: Any, image_size: int) -> Any:
         lambda: sampled(images=tf.raw_ops.ResizeArea(images=image[None], size=tf.minimum(shape, image_size))),
         lambda: sampled(images=image[None]),
     )
-    # Means of pixels, so rounding never leaves their range.
+    # Every value is a mean of pixels, so its rounded value is in the range of the dtype.
     return tf.ensure_shape(tf.cast(tf.round(pixels[0]), image.dtype), [*square, image.shape[-1]])
 
 
@@ -105,14 +105,14 @@ def center_box(size: Any, image_size: int, resize: int) -> Any:
     start = spare // 2 + tf.cast(spare % 4 == 3, tf.int64)
     edges = tf.cast(tf.stack([start, start + image_size]), tf.float64)
     size, resized = tf.cast(size, tf.float64), tf.cast(resized, tf.float64)
-    # This order of operations is exact where nothing is resized; elsewhere the last edge could round past the image.
+    # This order of operations is exact if nothing is resized. Otherwise, rounding could put the last edge outside.
     return tf.minimum(edges * (size / resized), size)
 
 
 def around(box: Any, image_size: int, size: Any) -> Any:
     """Returns the whole pixels that the filter reads, int32[4] (top, left, height, width), in an image of `size`.
 
-    Where the box is not resized, these are the pixels of the box.
+    If the box is not resized, these are the pixels of the box.
     """
     scale = (box[1] - box[0]) / image_size
     reach = tf.where(scale == 1, tf.zeros_like(scale), tf.maximum(scale, 1))
@@ -132,5 +132,5 @@ def resampled(image: Any, box: Any, image_size: int) -> Any:
         kernel_type="triangle",
         antialias=True,
     )
-    # Means of pixels, so rounding never leaves their range.
+    # Every value is a mean of pixels, so its rounded value is in the range of the dtype.
     return tf.cast(tf.round(pixels[0]), image.dtype)
