@@ -411,21 +411,21 @@ def test_a_circle_of_files_is_caught(sources):
 
 
 @pytest.mark.slow
-def test_no_files_of_the_house_import_each_other_in_a_circle():
+def test_no_files_of_the_repository_import_each_other_in_a_circle():
     paths = [path for folder in ("jaxddp", "configs", *SCRIPTS) for path in (ROOT / folder).rglob("*.py")]
     assert circles({path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=case_name)
-def test_the_house_keeps_the_rule(rule):
+def test_the_repository_follows_the_rule(rule):
     files = [file for folder in RULES[rule] for file in sorted((ROOT / folder).rglob("*.py"))]
     assert files
     found = [one for file in files for one in rule(file.relative_to(ROOT).as_posix(), file.read_text())]
     assert not found, "\n".join(found)
 
 
-def test_every_room_and_every_file_named_here_stands():
+def test_every_room_and_every_file_named_in_the_rules_exists():
     """A rule about a place that no longer exists would check nothing."""
     places = {place_of(file.relative_to(ROOT).as_posix()) for file in (ROOT / "jaxddp").rglob("*.py")} | {"configs"}
     assert places == set(ROOMS)
@@ -504,7 +504,7 @@ def test_hiding_hides_and_watching_sees():
 
 
 @pytest.mark.slow
-def test_importing_jaxddp_starts_no_backend_and_imports_no_tensorflow_of_its_own():
+def test_importing_jaxddp_starts_no_backend_and_does_not_import_tensorflow():
     printed = run_watched(
         """
         seen = watch("tensorflow", "tensorflow_datasets", "clu", "tyro")

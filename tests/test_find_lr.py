@@ -154,7 +154,7 @@ def test_a_loss_that_is_not_finite_ends_it_with_what_there_is(place, monkeypatch
         (("--out", "no/x.png"), "jaxddp: no/x.png: cannot be written (No such file or directory); choose another"),
     ],
 )
-def test_a_mistake_is_one_line(place, monkeypatch, capfd, words, message):
+def test_a_mistake_raises_a_one_line_error(place, monkeypatch, capfd, words, message):
     code, _, err = find(place, monkeypatch, capfd, "recipe.py", *words)
     assert code == 2 and err.splitlines()[-1].startswith(message)
 

@@ -327,7 +327,7 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
         ),
     ],
 )
-def test_a_mistake_is_one_line(changes, message):
+def test_a_mistake_raises_a_one_line_error(changes, message):
     with pytest.raises(InputError, match=f"^{message}"):
         prepare_training(resnet(), random_table(20), 1, sgd(0.1), 4, **changes)
 

@@ -424,7 +424,7 @@ def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
         ),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path, capfd, arguments, message):
+def test_a_mistake_raises_a_one_line_error(tmp_path, capfd, arguments, message):
     workdirs = {"tmp": tmp_path, "run": write_run(tmp_path / "runs" / "run")}
     assert main(["report", *(word.format(**workdirs) for word in arguments)]) == 2
     last = capfd.readouterr().err.rstrip("\n").split("\n")[-1]

@@ -137,7 +137,7 @@ def test_scalars_and_integers_come_back(tmp_path):
     assert largest_difference(again.state.params, setup.state.params) == 0
 
 
-def test_another_network_is_one_line(tmp_path):
+def test_another_network_raises_a_one_line_error(tmp_path):
     write(tmp_path / "w.safetensors", state_dict_of(small_resnet()))
     with pytest.raises(
         InputError, match=r"^\S+w.safetensors: 2 of the network's 4 arrays missing: params.Conv_0.bias, params"

@@ -266,7 +266,7 @@ def test_any_number_of_devices_equals_one(name, devices):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
-def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, name):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, name):
     with Checkpoints(tmp_path / "c") as checkpoints:
         with pytest.raises(Preempted):
             train(made(name, 4), CHANGES, checkpoints=checkpoints, should_stop=lambda step: step == 3)
