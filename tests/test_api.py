@@ -86,7 +86,7 @@ def test_linen_nnx_and_function_models_train_to_the_same_numbers():
         assert np.abs(kernel - figures[0][2]).max() < 1e-6
 
 
-def test_devices_are_given_by_number_or_by_object_and_each_gets_its_rows():
+def test_each_device_gets_its_rows_of_a_batch():
     setup = prepare_training(LinenDense(), TABLE, jax.devices()[:3], SGD, 5)
     assert [(rows.start, rows.stop) for _, rows in setup.slices] == [(0, 5), (5, 10), (10, 15)]
     assert "global batch 15 over 3 devices" in str(setup)

@@ -148,7 +148,7 @@ def test_settings_are_keys_of_the_section_with_its_types_and_known_without_an_im
     assert unseen.keys_read() == kind.keys_read()
 
 
-def test_default_settings_are_those_of_the_base_configs_choice_or_of_the_choice_itself():
+def test_default_settings_of_the_standard_config_equal_the_fallback_values():
     found = resolved(flatten(Config().to_dict()))
     assert {key: found[key] for key in FALLBACK_VALUES if found[key] is not None}.items() <= FALLBACK_VALUES.items()
     assert FALLBACK_VALUES.keys() <= keys_of_choices()

@@ -185,14 +185,14 @@ def test_eval_finds_checkpoints_through_the_config_of_a_run(finished, capfd):
     assert message in fails(["eval", config, "--step", "7", "--parallel.cpu-devices", "None"], capfd)
 
 
-def test_only_runs_write_beside_their_config():
+def test_the_default_work_directory_of_a_runs_config_is_the_run_itself():
     workdirs = {name: str(workdir_of(name)) for name in ("digits", "runs/a/config.json", "recipes/big.json", "b/c.py")}
     assert list(workdirs.values()) == ["runs/digits", "runs/a", "runs/big", "runs/c"]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "digits", "--help"]])
 @pytest.mark.parametrize("unbuffered", ["1", ""])
-def test_help_may_be_piped_to_a_reader_that_closes_early(words, unbuffered):
+def test_help_for_a_closed_pipe_ends_with_a_one_line_error(words, unbuffered):
     read, write = os.pipe()
     os.close(read)
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}

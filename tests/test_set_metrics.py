@@ -196,7 +196,7 @@ def test_a_class_without_images_has_no_accuracy_in_the_table(tmp_path):
     assert "confusion" in LOGGERS.names()
 
 
-def test_names_of_classes_that_a_spreadsheet_would_compute_are_guarded_if_asked(tmp_path):
+def test_class_names_that_a_spreadsheet_would_compute_are_escaped_on_request(tmp_path):
     config = Config().replace(log={"guard_formulas": True})
     listener = LOGGERS.get("confusion")(config, tmp_path)
     listener.start(SimpleNamespace(class_names=("=1+1", "b-c")))
