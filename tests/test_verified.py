@@ -199,7 +199,7 @@ def test_a_stream_that_is_dropped_keeps_what_it_read(root: Path, verifications: 
     assert len(verifications) == count
 
 
-def test_it_is_kept_every_ten_minutes(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_cache_is_written_every_ten_minutes(root: Path, monkeypatch: pytest.MonkeyPatch):
     # The interval is private, since users need not set it.
     monkeypatch.setattr("jaxddp.data.soundness.sound_cache._SECONDS", -1.0)
     table = train_solutions(root)
@@ -258,14 +258,16 @@ def test_no_two_rows_of_a_shard_are_alike():
     assert len(np.unique(verified._identity)) == rows
 
 
-def test_other_rules_void_it(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_rules_invalidate_the_cache(root: Path, monkeypatch: pytest.MonkeyPatch):
     visit(train_solutions(root))
     monkeypatch.setattr("jaxddp.data.soundness.sound_cache.RULES", 1_000)
     assert len(visit(train_solutions(root))) == N
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_uninterrupted_one(root: Path, tmp_path: Path, monkeypatch, verifications: list[int]):
+def test_a_resumed_run_verifies_as_an_uninterrupted_one(
+    root: Path, tmp_path: Path, monkeypatch, verifications: list[int]
+):
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
     config = load("digits").replace(
         data={"path": str(root)},

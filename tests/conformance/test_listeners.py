@@ -193,7 +193,7 @@ def same(found: Series, expected: Series, *, again: bool = False) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_NUMBERS)
-def test_it_holds_the_scalars_of_a_run(name: str, tmp_path: Path) -> None:
+def test_every_listener_records_the_scalars_of_a_run(name: str, tmp_path: Path) -> None:
     told(KINDS[name].make(tmp_path))
     found = KINDS[name].series(tmp_path)
     same(found, course())
@@ -203,7 +203,7 @@ def test_it_holds_the_scalars_of_a_run(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OF_FILES)
-def test_it_leaves_its_file(name: str, tmp_path: Path) -> None:
+def test_every_listener_writes_its_file(name: str, tmp_path: Path) -> None:
     # Curves are drawn from these lines.
     for each in (KINDS["jsonl"], KINDS[name]):
         told(each.make(tmp_path))
@@ -261,7 +261,7 @@ def test_figures_that_are_not_finite_are_no_failure_and_no_numbers(name: str, tm
 
 
 @pytest.mark.parametrize(("name", "status"), [(n, s) for n, kind in KINDS.items() if kind.end for s in STATUSES])
-def test_the_end_of_a_run_is_told(name: str, status: str, tmp_path: Path) -> None:
+def test_the_end_of_a_run_is_recorded(name: str, status: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     told(kind.make(tmp_path), stop=3, status=status)
     assert kind.end(tmp_path) == kind.ends[STATUSES.index(status)]

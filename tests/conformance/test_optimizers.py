@@ -153,7 +153,7 @@ STEPS_BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], dict]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", STEPS_BY_HAND)
-def test_its_steps_are_those_by_hand(case):
+def test_steps_of_every_optimizer_equal_those_by_hand(case):
     words, expected = STEPS_BY_HAND[case]
     assert_equal(updated(config_of(name=case.partition(",")[0], **words), 5), expected(5))
 
@@ -353,7 +353,7 @@ RUNS = st.builds(
 
 @pytest.mark.parametrize("name", SCHEDULES.names())
 @given(run=RUNS)
-def test_its_rates_are_those_by_hand_behind_equal_steps_up_to_the_peak(name, run):
+def test_rates_of_every_schedule_equal_those_by_hand_after_the_warm_up(name, run):
     """For all lengths, also a run of one step, every rate is a finite number and none exceeds the peak."""
     found = run.rates(name)
     rise = np.arange(1, run.warmup + 1) / max(run.warmup, 1)

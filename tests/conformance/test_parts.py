@@ -148,7 +148,7 @@ def assert_close(one: tuple[Any, Metrics], other: tuple[Any, Metrics], bound: fl
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_reports_what_the_part_says_and_the_part_does_something(name):
+def test_a_step_reports_the_parts_scalars_and_the_part_has_an_effect(name):
     state, metrics = whole(name, 4, "none")
     assert len(metrics) == int(state.step) == STEPS
     assert {frozenset(each) for each in metrics} == {CASES[name].reports | {"loss", "top1"}}

@@ -93,7 +93,7 @@ def test_a_mistake_is_not_started_again_and_a_job_that_is_asked_to_stop_saves(jo
     assert result(run.workdir)["status"] == "preempted" and checkpoint_steps(run.workdir)
 
 
-def test_a_job_for_which_there_is_no_room_is_one_line(job):
+def test_a_job_that_needs_too_many_cores_raises_a_one_line_error(job):
     run = job(BRIEF, "--cpus", "1000", "--wait", "2")
     assert run.end() == 2
     room = "2 processes with {'CPU': 1000.0, 'GPU': 0.0} each, of "
