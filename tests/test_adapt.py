@@ -1,4 +1,4 @@
-"""Adapted models: one network in three libraries gives the same numbers, with modes, random streams and state."""
+"""Adapted models: a network written in three libraries gives equal results, with modes, random streams and state."""
 
 import dataclasses
 import functools
@@ -292,7 +292,7 @@ def test_adapting_keeps_the_nnx_structure_and_the_users_module_unchanged():
     changed = jax.tree.map(jnp.zeros_like, params)
     logits, _ = model.apply(changed, state, images, train=True, key=None)
     np.testing.assert_allclose(logits, np.broadcast_to(jnp.arange(3.0), (4, 3)))
-    jax.tree.map(lambda leaf: leaf.delete(), (params, state))  # As donation does
+    jax.tree.map(lambda leaf: leaf.delete(), (params, state))  # Donation deletes the arrays in the same way.
     np.testing.assert_array_equal(module(images), expected)
     np.testing.assert_allclose(model.apply(*model.init(None, images), images, train=False, key=None)[0], expected)
 
@@ -308,7 +308,7 @@ def test_adapting_does_not_change_the_mode_of_the_users_nnx_module():
 
 def test_functions_without_state_and_with_a_key():
     def init(key, example):
-        return (jnp.ones(3), jnp.zeros(3))  # Two leaves, not (params, state)
+        return (jnp.ones(3), jnp.zeros(3))  # A list of two leaves, which is not the pair (params, state).
 
     def apply(params, images, key=None):
         return images * params[0] + params[1] + jax.random.uniform(key)

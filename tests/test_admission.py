@@ -41,7 +41,7 @@ def connected(address: tuple[str, int]) -> socket.socket:
 
 
 class Meeting:
-    """Process 0 of a job of two, and the other process once it joins. `losses` has those of both."""
+    """Process 0 of a job of two, and the other process once it joins. `losses` has the losses that either reports."""
 
     def __init__(self, key: str = "", timeout: float = 30):
         with socket.socket() as probe:

@@ -160,7 +160,7 @@ def test_a_work_directory_accepts_only_its_own_recipe_and_one_run(tmp_path):
         train(jaxddp.softmax_cross_entropy, fewer, workdir=tmp_path)
     with held(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is writing there"):
         train(jaxddp.softmax_cross_entropy, setup, epochs=2, workdir=tmp_path)
-    # An older release wrote no config.json. The means are NumPy numbers, which JSON cannot store directly.
+    # Simulates an older release, which wrote no config.json. JSON cannot store NumPy numbers, such as these means.
     (tmp_path / "config.json").unlink()
     data = dataclasses.replace(setup.data, mean=tuple(map(np.float32, setup.data.mean)))
     longer = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=2, data=data)

@@ -23,7 +23,7 @@ MODULE_LINES, FUNCTION_LINES = 300, 70
 
 @dataclass(frozen=True)
 class Room:
-    """Modules and packages of one floor that may import each other, and the libraries they may use beside NumPy."""
+    """Modules and packages of one layer that may import each other, and the libraries they may use beside NumPy."""
 
     floor: int
     places: str
@@ -155,7 +155,7 @@ def place_of(path: str) -> str:
 
 
 def floors(path: str, source: str) -> list[str]:
-    """A module imports from the floors below its own, and from its own room."""
+    """A module imports only from the layers below its own, and from its own room."""
     room = ROOMS.get(place_of(path))
     if room is None:
         return [f"{path}: {place_of(path)!r} has no floor; give it a room in HOUSE"]
@@ -215,7 +215,7 @@ def bare_packages(path: str, source: str) -> list[str]:
 
 
 def sizes(path: str, source: str) -> list[str]:
-    """Modules and functions are short enough to be read without a pause."""
+    """Modules and functions have a limited length."""
     lines = len(source.splitlines())
     found = [f"{path}: {lines} lines; under {MODULE_LINES} fit"] if lines >= MODULE_LINES else []
     for node in nodes(source):

@@ -60,7 +60,7 @@ def test_the_average_in_a_step_equals_a_loops_on_one_and_on_four_devices():
         weight = np.random.default_rng(3).normal(size=(108, CLASSES)) * 0.1
         for devices in (1, 4):
             setup = setup_of(linear_model(), sgd(0.1), TABLE, devices=devices, parts=parts, data=AS_THEY_ARE)
-            # NumPy computes in float64 from the start.
+            # NumPy computes every step in float64.
             fresh = [setup.topology.replicate({"weight": weight}) for _ in range(3)]
             slow = {"params": fresh[1], "model_state": setup.state.model_state}
             own = {"lookahead": slow, "average": {EVAL_PARAMS: fresh[2]}}

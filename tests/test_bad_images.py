@@ -23,7 +23,7 @@ BAD = (3, 10)
 
 @pytest.fixture(autouse=True)
 def quick_network(monkeypatch: pytest.MonkeyPatch):
-    """These tests are about the input, so a linear network, which compiles fast, is enough."""
+    """Use a linear network, which compiles fast: these tests are about the input."""
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 
@@ -88,7 +88,7 @@ def test_bad_images_are_found_when_a_data_set_is_loaded_onto_the_devices(root: P
 
 @pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(root: Path, tmp_path: Path):
-    """Also under a higher limit, as a user sets it after a run has ended at the limit."""
+    """Test also a higher limit on resume, which a user sets after a run has ended at the limit."""
     config = substituting(root)
     whole = train_config(config, tmp_path / "whole")
     train_config(config.replace(train={"duration": "4 steps"}), tmp_path / "parts")

@@ -178,7 +178,7 @@ def test_in_bfloat16_statistics_and_gradients_of_parameters_stay_float32(relu, h
 @pytest.mark.parametrize("constant", [0.0, 0.25])
 @pytest.mark.parametrize("dtype", few(("float64",), "float32"))
 def test_gradients_are_right_for_zero_and_negative_scales_and_constant_inputs(scale, bias, constant, dtype):
-    """All pixels of the second channel are equal, so without a bias each is at the ReLU's corner, where it has no
+    """All pixels of the second channel are equal, so without a bias each input of the ReLU is 0, where it has no
     gradient."""
     with jax.enable_x64(dtype == "float64"):
         variables, x, _, weights = drawn(0, VECTORS, dtype)

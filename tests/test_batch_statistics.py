@@ -49,7 +49,7 @@ def test_an_invalid_batch_norm_raises_the_same_error_at_every_entry_point(value,
     expected = f"model.batch_norm={value!r}: {expected}{near}"
     assert line(lambda: Config().replace(model={"batch_norm": value})) == expected
     assert line(lambda: Config(model=ModelConfig(batch_norm=value))) == expected
-    # Here it is an argument.
+    # In this entry point the batch norm is an argument.
     assert line(lambda: jaxddp.resnet("resnet18", 5, batch_norm=value)) == expected.removeprefix("model.")
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.format(value))

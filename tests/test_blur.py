@@ -69,7 +69,7 @@ def test_blur_rounds_only_once_in_half_precision(dtype, stride):
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_blur_removes_stripes_that_a_stride_would_alias_to_a_constant(shift):
-    """Return stripes one pixel wide. Every second pixel is 1 everywhere, or -1 everywhere, depending on the shift."""
+    """Blur stripes one pixel wide: without a blur, a stride of two would read only 1, or only -1."""
     stripes = jnp.asarray((-1.0) ** (np.arange(12) + shift))[None, None, :, None] * jnp.ones((1, 12, 1, 1))
     assert (np.abs(stripes[:, ::2, ::2]) == 1).all()
     np.testing.assert_array_equal(blur(stripes, 2)[:, 1:, 1:], 0)
@@ -127,7 +127,7 @@ def test_the_stem_and_narrow_images_are_not_blurred(width, wide, monkeypatch):
     monkeypatch.setattr("jaxddp.models.ops.blur.blur", lambda x, stride=1: seen.append(x.shape[-1]) or blur(x, stride))
     net = network("basic", blur_pool=True, width=width, stem=imagenet_stem, dtype="float32", param_dtype="float32")
     jax.eval_shape(net.init, jax.random.key(0), images)
-    # One before the strided convolution, and one before the shortcut's.
+    # There is one blur before the strided convolution, and one before the strided convolution of the shortcut.
     assert seen == sorted(2 * wide)
 
 

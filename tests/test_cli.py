@@ -48,7 +48,7 @@ def params(workdir: Path, data: Path) -> dict:
     return state.params
 
 
-# One device and no pictures, for tests of neither.
+# Options for tests that need neither several devices nor pictures.
 PLAIN = ["--parallel.devices", "1", "--log.to", "jsonl"]
 
 
@@ -165,7 +165,7 @@ def test_on_resume_a_changed_key_is_rejected_and_a_longer_duration_is_accepted(f
     assert "--optimizer.learning-rate was 0.005 and is now 0.3" in message
     message = fails([*arguments, "--resume", "never"], capfd)
     assert "step 12" in message and "--resume never would lose" in message
-    # As a release without the key wrote it.
+    # Simulates a release that did not write this key.
     config = json.loads((workdir / "config.json").read_text())
     del config["optimizer"]["layer_decay"]
     (workdir / "config.json").write_text(json.dumps(config))

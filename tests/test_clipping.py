@@ -89,7 +89,7 @@ def test_a_config_adds_the_norm_and_clipping_parts():
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_with_clipping_too():
-    """A NaN norm does not turn gradients into numbers, and the guard checks the gradients themselves."""
+    """Clipping by a NaN norm does not make gradients finite; the guard checks the gradients themselves."""
     setup = setup_of(
         linear_model(),
         sgd(0.1, momentum=0.9),

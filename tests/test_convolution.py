@@ -170,7 +170,7 @@ def test_no_network_of_configs_has_a_slow_operation(name):
 
 @pytest.mark.slow
 def test_no_network_has_a_slow_operation_on_images_of_64_pixels():
-    """Return the feature maps of a ResNet-34, in a network with fewer blocks."""
+    """Use a network with fewer blocks, whose feature maps have the sizes of a ResNet-34's."""
     config = load("imagenet_resnet34").replace(model={"name": "resnet10"}, data={"image_size": 64})
     with jax.enable_x64(False):
         assert slow_operations(lowered_gradient(config)) == []

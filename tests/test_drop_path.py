@@ -70,7 +70,7 @@ ALL = [(network, way) for network in NETWORKS for way in WAYS]
 
 
 def marked(network: str, way: str):
-    """Check that draws do not depend on the place in a batch; the evaluation below shows that for whole networks."""
+    """Check that draws do not depend on the place in a batch. A test of evaluation below checks whole networks."""
     second = {("vit", "reproducible"), ("convnext", "2 devices")}
     marks = [] if (network, way) in TELLING else pytest.mark.ci if (network, way) in second else pytest.mark.exhaustive
     return pytest.param(network, way, marks=marks)

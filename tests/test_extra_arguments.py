@@ -126,7 +126,7 @@ def test_frozen_parameters_pass_no_gradient_to_the_optimizer():
         (optax.apply_if_finite(sgd(0.1, momentum=0.9), 3), {"clip_norm": 1.0}),
     ],
 )
-def test_an_optimizer_without_extra_arguments_has_the_same_program_as_before(optimizer, options):
+def test_an_optimizer_that_ignores_extra_arguments_has_the_program_of_a_plain_one(optimizer, options):
     assert isinstance(optimizer, optax.GradientTransformationExtraArgs)
     programs = []
     for each in (optimizer, optax.GradientTransformation(*optimizer)):

@@ -114,7 +114,7 @@ def test_the_suggested_command_repeats_the_users_options(words, left):
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "devices"), [("recipe.py", "1"), ("hook.py", "4")])
 def test_a_range_test_of_a_recipe_writes_only_the_picture(place, monkeypatch, capfd, recipe, devices):
-    """Also with a warm-up that is longer than the test, and with an optimizer of the recipe file."""
+    """Test also a warm-up that is longer than the range test, and an optimizer of the recipe file."""
     before = set(os.listdir(place)) - {"__pycache__"}
     words = ("--parallel.devices", devices, "--steps", "40", "--out", f"{recipe}.png")
     code, out, err = find(place, monkeypatch, capfd, recipe, *words)

@@ -167,7 +167,7 @@ def test_an_image_without_a_class_folder_is_named(root: Path):
 
 
 @pytest.mark.parametrize("name", ["a.gif", "b.HEIC", "c.avif"])
-def test_an_image_in_an_unsupported_place_or_format_is_named(root: Path, name: str):
+def test_an_image_of_an_unsupported_type_is_named(root: Path, name: str):
     (root / "train/bee" / name).write_bytes(b"GIF89a")
     assert fault(root).startswith(f"{root / 'train/bee' / name}: its image type is not supported")
 

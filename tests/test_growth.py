@@ -150,7 +150,7 @@ def test_resizing_on_the_device_equals_jaxs_rounded_resize(dtype, height, width,
 
 @pytest.mark.slow
 def test_a_mean_half_way_between_two_levels_is_rounded_up():
-    """From 24 pixels to 18 the weights are 1/2, 3/11 and 7/11, so float32 puts such a mean on either side of a half."""
+    """From 24 pixels to 18 the weights are 1/2, 3/11 and 7/11, so float32 may round such a mean up or down."""
     images = np.random.default_rng(0).integers(0, 256, (16, 24, 24, 3), np.uint8)
     with jax.enable_x64(True):
         means = np.asarray(jax.image.resize(images.astype(np.float64), (16, 18, 18, 3), "bilinear"))

@@ -238,7 +238,7 @@ def test_without_a_limit_a_bad_step_that_no_loss_scale_mends_ends_the_run():
         train(setup, {"train": {"duration": "12 steps", "max_bad_steps": 0}})
 
 
-def test_a_loss_scale_mends_gradients_but_not_losses_until_it_reaches_its_minimum():
+def test_a_loss_scale_mends_gradients_but_not_losses_until_it_falls_below_1():
     found, bad = SkippedSteps(3), {"loss": 1.0, "skipped": 1.0, "loss_scale": 1.0}
     for step in range(1, 10):
         assert found.see(step, bad) and found.in_a_row == 0

@@ -146,7 +146,7 @@ def test_of_two_processes_that_end_together_the_killed_one_is_the_cause(tmp_path
     (tmp_path / "go").touch()
     for rank in (0, 1):
         wait_for(tmp_path / str(rank))
-    time.sleep(0.1)  # a lock is let go of a little before its holder is seen to have ended
+    time.sleep(0.1)  # A lock is released a little before its holder is reported as ended.
     assert launcher.send(signal.SIGCONT).end() == 128 + signal.SIGKILL
     assert "process 1: killed by SIGKILL; its last lines" in launcher.err
 

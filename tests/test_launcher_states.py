@@ -333,7 +333,7 @@ def test_an_additional_machine_joins_after_join_after_seconds():
     state, effects = states(state, (15.0, TimePassed()))
     assert effects[0] == Say("2 machines are connected; all save, and start again with them")
     assert effects[-1] == SaveProcesses() and state.wake is None
-    # Asked before it could save, it has not failed.
+    # It was asked to stop before it could save, so it has not failed.
     state, effects = states(state, (16.0, LocalEnded(KILLED)))
     assert isinstance(effects[0], Say) and effects[0].line == "saved; all start again with the machines that came"[7:]
     state, (start,) = states(state, (16.0, TimePassed()))

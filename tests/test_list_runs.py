@@ -71,7 +71,7 @@ def test_a_run_of_another_process_is_listed_as_running(tmp_path):
 def test_listing_writes_nothing_and_several_processes_may_list(tmp_path):
     workdir = write_run(tmp_path / "a")
     with (workdir / LOCK_FILE).open("rb") as other:
-        fcntl.flock(other, fcntl.LOCK_SH)  # another reader
+        fcntl.flock(other, fcntl.LOCK_SH)  # Another process reads the run.
         assert is_locked(workdir) is False
     (workdir / LOCK_FILE).unlink()
     assert is_locked(workdir) is None and not (workdir / LOCK_FILE).exists()

@@ -156,7 +156,7 @@ def test_these_names_look_different(one: str, other: str):
 
 
 @given(st.text())
-def test_an_appearance_is_its_own_appearance(name: str):
+def test_appearance_is_idempotent(name: str):
     assert appearance(appearance(name)) == appearance(name)
     assert appearance(f" {name}\u200b\n") == appearance(name)
 

@@ -92,12 +92,12 @@ def test_a_step_that_overflows_changes_nothing_and_the_scale_falls(devices):
             assert not all(jax.tree.leaves(same.params)) and not all(jax.tree.leaves(same.model_state))
             assert scales[-1] in (scales[-2], 2 * scales[-2])
     falls = [after < before for before, after in itertools.pairwise(scales)]
-    # Down to a scale that float16 can represent, and then up and down around it.
+    # The scale falls until no step overflows in float16, and then rises and falls around that value.
     assert falls[:3] == [True] * 3 and not all(falls) and any(b > a for a, b in itertools.pairwise(scales))
 
 
 @pytest.mark.slow
-def test_a_fixed_loss_scale_part_follows_the_guard_and_decreases():
+def test_a_loss_scale_part_follows_the_guard_and_decreases():
     """If the scale came before the guard, the guard would undo each decrease, and skip all steps to the end of the
     run."""
     given = [LossScale(16, 2.0**30), ParameterAverage(0.9)]
@@ -110,7 +110,7 @@ def test_a_fixed_loss_scale_part_follows_the_guard_and_decreases():
 
 
 @pytest.mark.slow
-def test_a_loss_scale_of_zero_does_not_divide_zero_by_zero():
+def test_a_tiny_loss_scale_does_not_divide_zero_by_zero():
     """The guard checks gradients before their division, and would accept it."""
     setup = made(2, initial=float(jnp.finfo(jnp.float32).tiny))
     state, sums = setup.step()(setup.state, next(setup.batches(0, 1)))

@@ -224,7 +224,7 @@ def test_an_additional_machine_waits_for_join_after(machine, place):
     first = machine(SAVING, f"{options}, nr=0").said("generation 0: process 0 of 1")
     second = machine(SAVING, f"{options}, nr=1")
     first.said("machine 1 (")
-    time.sleep(0.5)  # in which it would start again
+    time.sleep(0.5)  # In this time it would start again.
     assert first.send(signal.SIGTERM).end() == 75
     assert "all save" not in first.err
     assert (second.end(), second.out) == (75, "")

@@ -435,7 +435,7 @@ def test_a_run_resumes_from_the_newest_undamaged_checkpoint_and_sets_damaged_one
 
     before = lines()
     flip(arrays(place / "4"), 1234)
-    # Orbax takes it for a later checkpoint.
+    # Orbax treats this directory as a later checkpoint.
     (place / "99").mkdir()
     assert main(words(data, workdir, "--train.duration", "4 steps", "--resume", "must")) == 0
     said = caplog.text

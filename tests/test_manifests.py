@@ -19,7 +19,7 @@ KUBERNETES = "1.31"
 
 
 def documents(name: str) -> dict[str, Any]:
-    """What a file declares, by its kind."""
+    """Returns the documents of a manifest by their kind."""
     return {document["kind"]: document for document in yaml.safe_load_all((LAUNCH / name).read_text())}
 
 
@@ -89,7 +89,7 @@ def test_a_job_set_restarts_except_after_a_mistake_of_the_user(name):
     (rule,) = jobs["spec"]["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     assert jobs["spec"]["failurePolicy"]["maxRestarts"] > 0
-    # So that any failed pod is a failed job, which starts the set again.
+    # With these values any failed pod is a failed job, which restarts the set.
     assert job_of(name)["spec"]["backoffLimit"] == 0
 
 
@@ -131,7 +131,7 @@ def test_skypilot_continues_a_saved_run():
 
 
 def commands() -> dict[str, list[str]]:
-    """What each manifest runs."""
+    """Returns the command of each manifest."""
     found = {}
     for name in MANIFESTS:
         (container,) = job_of(name)["spec"]["template"]["spec"]["containers"]

@@ -356,7 +356,7 @@ def test_a_later_failed_allocation_raises_a_one_line_error_with_its_step():
         fit(failing_run(3, error, listener))
     line = str(caught.value)
     assert line.startswith("memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step needs ")
-    # At that point it is unknown how much memory does not depend on the batch on a CPU.
+    # On a CPU the memory that does not depend on the batch is unknown at that point.
     assert "Allocator" not in line and line.endswith("; raise --train.accumulate, or lower --train.batch-size")
     assert caught.value.__cause__ is error
     assert [(end.status, end.step, end.reason) for end in ends] == [("failed", 2, line)]

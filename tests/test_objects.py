@@ -48,7 +48,7 @@ if not os.environ.get("CI"):
 pytestmark = pytest.mark.timeout(120)
 ROOT = "s3://bucket/imagenet"
 DATA = DataConfig(image_size=16, resize=20)
-# The deadline is long, since the machine may be busy; the number of tries ends a test soon.
+# The deadline is long, because the machine may be busy. The limited number of tries still ends a test soon.
 SHORT = Patience(deadline=20, silence=10, tries=3)
 KEYS = {
     "AWS_ACCESS_KEY_ID": "somebody",
@@ -498,7 +498,7 @@ def test_wrong_credentials_are_reported(proxy, store, server):
 
 
 def test_missing_credentials_are_reported(proxy, monkeypatch):
-    """On a machine of Amazon's, its service is asked for keys; the proxy answers in its place."""
+    """On Amazon's machines the library requests keys from a metadata service, which the proxy replaces here."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     assert ": 'Missing AccessKeyId'; check AWS_ACCESS_KEY_ID, " in message(InputError, train_solutions, ROOT)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")

@@ -177,6 +177,6 @@ def test_the_schedule_of_a_config_drives_its_optimizer():
 
 
 def test_the_step_schedule_falls_once_for_each_share_even_in_a_short_run():
-    """Test two shares that give the same step."""
+    """Test two shares of a short run that are the same step."""
     found = rates(3, 0, PEAK, schedule="step", step_at=(0.6, 0.7), step_factor=0.5)
     np.testing.assert_allclose(found, [PEAK, PEAK, PEAK / 4], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Optional parts of the step: their arrays are saved with the state, and unused parts cost nothing."""
+"""Optional parts of the step: their arrays are saved with the state, and unused parts do not change the program."""
 
 from dataclasses import dataclass
 

@@ -151,7 +151,7 @@ def test_an_interrupted_prediction_continues(run, pictures, whole, answered, tmp
         write_predictions(run, open_inputs([pictures / "val"]), out, "csv", progress=stop)
     assert not out.exists()
     partial = out.with_name("out.csv.partial")
-    # As if killed while a batch is written.
+    # Simulates a process that is killed while it writes a batch.
     partial.write_bytes(partial.read_bytes()[:-7])
     content = written(run, [pictures / "val"], out, progress=lambda done, errors: asked.append(done))
     assert content == whole

@@ -133,7 +133,7 @@ def test_a_check_reads_only_the_directory_while_its_entries_are_unchanged(tmp_pa
     assert looked == [workdir]
     times = stat(workdir)
     (workdir / "config.json").unlink()
-    # As on a file system without modification times, where the thread finds the change before the next check.
+    # Simulates a file system without modification times, where the thread finds the change before the next check.
     os.utime(workdir, ns=(times.st_atime_ns, times.st_mtime_ns))
     known.check()
     assert known.fault() is not None

@@ -298,7 +298,7 @@ def test_recipes_that_load_each_other_raise_a_one_line_error(folder):
         read_recipe("a.py")
 
 
-def test_a_recipe_that_hangs_while_it_is_read_is_ended(folder, monkeypatch):
+def test_reading_a_recipe_is_bounded_by_the_stall_timeout(folder, monkeypatch):
     """tests/test_activity.py tests the message."""
     bounds = list[float]()
     # A real watch would not end with the test, and would end this process.

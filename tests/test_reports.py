@@ -182,7 +182,7 @@ def test_runs_that_differ_only_in_seed_and_machine_are_one_group(tmp_path):
 def test_settings_that_differ(tmp_path):
     workdirs = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 1, model={"name": "resnet18"})]
     older = json.loads((workdirs[0] / "config.json").read_text())
-    del older["eval"]["views"]  # as a release without the key wrote it
+    del older["eval"]["views"]  # Simulates a release that did not write this key.
     (workdirs[0] / "config.json").write_text(json.dumps(older))
     python = {"seed": 1, "data": older["data"], "train": {"batch_size": 8}, "objects": {"model": "d" * 64}}
     workdirs.append(tmp_path / "python")

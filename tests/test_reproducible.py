@@ -151,7 +151,7 @@ def test_a_network_with_a_collective_raises_a_one_line_error():
         trained(2, SmallNet(batch_norm=True, sync="data"))
 
 
-def test_the_number_of_threads_is_set_before_jax_starts_and_an_error_afterwards(monkeypatch, caplog):
+def test_the_number_of_threads_is_set_before_jax_starts_and_a_late_change_is_logged(monkeypatch, caplog):
     monkeypatch.delenv("NPROC", raising=False)
     jax.devices()
     with caplog.at_level(logging.WARNING, "jaxddp.mesh"):

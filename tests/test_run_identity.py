@@ -152,7 +152,7 @@ def test_commands_that_read_a_run_compare_its_identity_too(run, runs, capfd):
         with pytest.raises(InputError, match=f"{last} {ids['other']}, and config.json names run {ids['own']}"):
             jaxddp.load_run(own, model=linear_model())
         (own / VALIDATION).unlink(missing_ok=True)
-    # Also without JAX.
+    # The report compares identities without JAX, too.
     assert main(["checkpoints", str(own)]) == 0
     said = capfd.readouterr().out
     assert said.startswith(f"run {ids['own']}\n") and said.count(f"damaged: it belongs to run {ids['other']}") == 2
@@ -169,7 +169,7 @@ def test_a_report_says_that_its_curves_belong_to_another_run(run):
 
 
 def test_a_config_that_was_changed_after_the_start_is_rejected(run):
-    """Also by a command with the other seed."""
+    """Test also a command that sets the other seed."""
     own, _ = run
     content = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps(content | {"seed": 1}))

@@ -280,7 +280,7 @@ def test_lines_and_files_need_neither_tensorflow_nor_clu(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_notebook_gets_one_display_and_a_history_with_an_html_view(tmp_path: Path) -> None:
+def test_a_notebook_gets_one_display_and_a_history_with_a_picture(tmp_path: Path) -> None:
     watched = WATCHED.replace("drive(progress(), start=2)", "from jaxddp.training.listeners.history import History")
     code = watched + "history = History()\ndrive(progress(), history)\nhistory"
     notebook = nbformat.v4.new_notebook(

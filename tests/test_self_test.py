@@ -56,7 +56,7 @@ def line(model=LINEAR, devices: int = 4, **settings) -> str:
     return str(caught.value)
 
 
-# The results and the tolerance have no public interface: the test raises or passes silently.
+# The self-test only raises or passes; no public interface gives its results and tolerance.
 
 
 def was_made(test: SelfTest) -> bool:

@@ -109,7 +109,7 @@ def test_logits_that_are_not_finite_and_missing_classes_give_no_number():
     logits[1, 0] = np.nan
     found = of_set(logits, labels)
     assert np.isnan([found["ece"], found["map"]]).all()
-    # A NaN is never right, and is not counted as a prediction.
+    # A NaN is never a correct prediction, and is not counted as a prediction.
     assert found["mean_class_accuracy"] == pytest.approx(23 / 24) and found["confusion"].sum() == 23
     none = of_set(np.zeros((24, 4), np.float32), np.zeros((24, 4), np.float32), names=("map",))
     assert np.isnan(none["map"])

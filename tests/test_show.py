@@ -25,7 +25,7 @@ from jaxddp.training.pictures import png
 
 @pytest.fixture(autouse=True)
 def quick_network(monkeypatch: pytest.MonkeyPatch):
-    """These tests are about the input, so a linear network, which compiles fast, is enough."""
+    """Use a linear network, which compiles fast: these tests are about the input."""
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 

@@ -1,4 +1,4 @@
-"""Spellings of keys on the command line: short forms, a value after a flag, and misspelt names."""
+"""Spellings of keys on the command line: short forms, a value after a flag, and misspelled names."""
 
 import shlex
 

@@ -161,7 +161,7 @@ def test_another_process_caches_its_compiled_programs(not_first, unset):
     """Test with the installed JAX, for any arguments of its `_cache_write`. Process 0 does not replace it."""
     not_first.setattr(compiler.distributed.global_state, "process_id", 1)
     keep_compiled_programs(Second())
-    keep_compiled_programs(Second())  # As in a notebook
+    keep_compiled_programs(Second())  # A notebook has the same situation.
     jax.jit(lambda x: x * 3 + 41)(1.0)
     assert [path.name for path in unset.iterdir() if path.name.startswith("jit__lambda")]
 

@@ -87,7 +87,7 @@ def test_an_invalid_plateau_raises_a_one_line_error(settings, message):
 
 
 class Killed(BaseException):
-    """Raise as if the process had been killed: nothing is saved or answered."""
+    """Raise as if the process had been killed: nothing is saved, and no process replies."""
 
 
 class KilledAt:
@@ -205,7 +205,7 @@ def test_a_run_killed_at_any_moment_and_resumed_equals_an_uninterrupted_one(
 
 
 @pytest.mark.slow
-def test_a_run_without_gain_stops_and_continues_only_with_more_patience(tmp_path):
+def test_a_run_without_gain_stops_and_continues_only_with_more_patience_or_epochs(tmp_path):
     def result() -> dict:
         return json.loads((tmp_path / "result.json").read_text())
 

@@ -51,5 +51,5 @@ def test_stray_bytes_print_nothing_in_any_epoch(tmp_path: Path, capfd, data: byt
         np.testing.assert_array_equal(one.image, batches[0].image)
     assert "Corrupt JPEG data" not in capfd.readouterr().err
     check({"train": table})
-    # It is verified again the next time.
+    # The file is verified again at the next reading.
     assert table.verified.sound.tolist() == [row != BAD for row in range(4)]

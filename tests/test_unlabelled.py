@@ -23,7 +23,7 @@ TABLE = random_table(50)
 
 
 def table_of(labels) -> ArrayTable:
-    """Returns a table of images whose pixels hold the number of the row."""
+    """Returns a table of images whose pixels have the number of their row as value."""
     images = np.arange(len(labels), dtype=np.uint16).reshape(-1, 1, 1, 1)
     return ArrayTable(images, np.array(labels), NAMES)
 

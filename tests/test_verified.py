@@ -278,7 +278,7 @@ def test_a_resumed_run_verifies_as_an_uninterrupted_one(
         log={"every": "1 step", "to": ("jsonl",)},
     )
     whole = train_config(config, tmp_path / "whole")
-    # Once or more often: the stream may read the next epoch before the results of this one arrive.
+    # A file is verified once or more often: the stream may read the next epoch before the results of this one arrive.
     first = len(verifications)
     assert first >= N
     train_config(config.replace(train={"duration": "1 step"}), tmp_path / "parts")

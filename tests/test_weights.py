@@ -35,7 +35,7 @@ def small_resnet(classes=CLASSES):
 
 
 def state_dict_of(model, image_shape=(64, 64, 3), naming=0):
-    """Return the weights under their published names, by the formula, in float64."""
+    """Return float64 weights by the formula of `support.published`, under their published names."""
     zeros = {path: np.zeros(shape) for path, shape in shapes_of(model, image_shape).items()}
     return weights({name: each.shape for name, each in published(zeros, namings_of(model)[naming]).items()})
 

@@ -250,5 +250,5 @@ def test_a_cancelled_job_is_not_requeued(submit):
     job.wait_until(lambda: job.said.count("begun") == 2)
     job.run("scancel", job.number)
     job.wait_until(lambda: job.shown("JobState") not in ("RUNNING", "COMPLETING"))
-    time.sleep(3)  # The time in which it would be queued again.
+    time.sleep(3)  # In this time a job that is requeued would be queued again.
     assert (job.shown("JobState"), job.shown("Restarts")) == ("CANCELLED", "0")

@@ -109,7 +109,7 @@ def test_of_a_save_the_one_that_does_not_write_its_part_is_named(stalled, who):
 
 @pytest.mark.ci
 def test_a_collective_that_others_do_not_enter(stalled):
-    """Both processes wait in different collectives, so the stacks of both are logged."""
+    """The processes wait in different collectives, so the stacks of both are logged."""
     run = stalled(1, "dispatch", "in_a_collective")
     assert run.end(SOON) == 1, run.out + run.err
     line = r"jaxddp: process [01] made no progress for \d+ s after step \d+, in phase '(dispatch|device)' .*the log of"
