@@ -379,7 +379,7 @@ def test_a_violation_is_caught(rule, path, source):
 
 
 @pytest.mark.parametrize(("rule", "path", "source"), GOOD, ids=case_name)
-def test_good_code_is_left_alone(rule, path, source):
+def test_good_code_has_no_violations(rule, path, source):
     assert rule(path, source) == []
 
 

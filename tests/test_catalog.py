@@ -59,7 +59,7 @@ def test_entries(catalog):
     assert resolved("shouted", catalog).path == "S3://bucket/imagenet"
 
 
-def test_where_solution_files_are_not_named_they_have_the_usual_names(tmp_path: Path):
+def test_solution_files_have_default_names(tmp_path: Path):
     root = write_tree(tmp_path / "tree", classes=2, images=3, val=4)
     (tmp_path / "datasets.toml").write_text('[plain]\npath = "tree"\n[named]\npath = "tree"\ntrain = "other.csv"\n')
     (root / "LOC_train_solution.csv").rename(root / "other.csv")

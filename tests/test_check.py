@@ -324,7 +324,7 @@ def test_the_report_is_the_same_on_any_number_of_threads(spoiled):
         assert (split.faults, split.notes) == (other.faults, other.notes)
 
 
-def test_a_clean_tree_is_clean(tmp_path, capfd, monkeypatch):
+def test_a_clean_data_set_has_no_findings(tmp_path, capfd, monkeypatch):
     root = write_tree(tmp_path / "set", classes=3, images=4, val=5)
     monkeypatch.chdir(tmp_path)
     code, lines, error = run([root], capfd)
@@ -380,7 +380,7 @@ def test_balance_names_classes_without_images(tmp_path):
     assert summary["val"]["classes_of_train_lacking"] == [synset(3)]
 
 
-def test_arrays_are_looked_over_too():
+def test_arrays_are_checked_too():
     images = np.random.default_rng(0).integers(0, 256, (6, 5, 7, 3), np.uint8)
     images[2] = (9, 8, 7)
     images[5] = images[0]

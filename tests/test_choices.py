@@ -99,7 +99,7 @@ ENTRIES = [(kind, name) for kind in CHOICES for name in kind.names()]
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES, ids=[f"{kind.key}={name}" for kind, name in ENTRIES])
-def test_a_key_is_read_or_refused_with_the_names_of_who_reads_it(kind, name):
+def test_a_key_is_read_or_rejected_with_the_choices_that_read_it(kind, name):
     usual = made(kind, named(kind, name))
     for key, readers in kind.readers().items():
         value = other(kind, name, key)

@@ -71,7 +71,7 @@ def test_the_upper_eight_of_sixteen_bits_are_kept(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["adobe cmyk", "adobe ycck"])
-def test_cmyk_keeps_its_colors_where_it_is_decoded_at_a_fraction(kind: str):
+def test_cmyk_decoded_at_reduced_size_keeps_its_colors(kind: str):
     smooth = Image.fromarray(waves(5)).resize((640, 480), Image.Resampling.BICUBIC)
     if kind == "adobe cmyk":
         data = encode(smooth.convert("CMYK"), quality=95)

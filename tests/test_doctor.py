@@ -80,7 +80,7 @@ def test_without_a_config_only_the_machine_is_checked():
 
 
 @pytest.mark.slow
-def test_an_image_that_does_not_decode_is_named_and_the_rest_goes_on(tmp_path):
+def test_an_image_that_does_not_decode_is_named_and_the_other_checks_continue(tmp_path):
     tree = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     broken = sorted((tree / IMAGES / "train").rglob("*.JPEG"))[7]
     broken.write_bytes(broken.read_bytes()[:-40])

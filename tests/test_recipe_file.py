@@ -95,7 +95,7 @@ def test_data_show_draws_a_recipes_augmentation_and_the_doctor_runs_its_step(fol
 
 
 @pytest.mark.slow
-def test_a_changed_recipe_is_refused_on_resume_and_a_moved_one_is_not(folder, data, capfd):
+def test_on_resume_a_changed_recipe_is_rejected_and_a_moved_one_is_accepted(folder, data, capfd):
     write(folder)
     words = ["--data.path", data, "--workdir", "w", *ONE]
     assert main(["train", "mine.py", *words]) == 0

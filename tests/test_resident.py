@@ -186,7 +186,7 @@ def test_full_chunks_and_single_steps_are_single_steps_bit_for_bit(devices, monk
 
 
 @pytest.mark.slow
-def test_each_program_is_compiled_when_it_is_first_needed_and_costs_what_a_step_costs(monkeypatch):
+def test_each_program_is_compiled_on_first_use_and_reports_the_cost_of_a_step(monkeypatch):
     compiled, seen = [], []
     monkeypatch.setattr(
         "jaxddp.engine.step.compile_with_cost", lambda *given: compiled.append(given) or compile_with_cost(*given)

@@ -380,7 +380,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("phase", ["train", "eval"])
-def test_a_bad_image_is_named_in_one_line(refused: dict[str, dict[str, str]], kind: str, phase: str):
+def test_a_bad_image_is_named_in_a_one_line_error(refused: dict[str, dict[str, str]], kind: str, phase: str):
     assert refused[phase][kind].startswith(BAD[kind][1])
     assert "\n" not in refused[phase][kind]
 

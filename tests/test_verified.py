@@ -113,7 +113,7 @@ def test_a_file_that_is_damaged_later_never_trains(root: Path):
 
 
 @pytest.mark.slow
-def test_damage_that_changes_no_time_is_forgotten_once_it_is_found(
+def test_damage_without_a_new_file_time_is_removed_from_the_cache_once_found(
     root: Path, tmp_path: Path, verifications: list[int]
 ):
     """Like damage by the disk: `data check` reads every file, and a run trusts the cache."""

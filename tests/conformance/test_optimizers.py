@@ -182,7 +182,7 @@ def test_weight_decay_touches_kernels_only(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
-def test_the_decay_of_a_group_stands_for_the_config_s(name):
+def test_weight_decay_of_a_group_replaces_the_configs(name):
     """A decay of all kernels by groups equals the config's decay; another decay changes its own group alone."""
     schedule = {"schedule": "constant"}
     usual = updated(config_of(name=name, weight_decay=0.03, **schedule), 3)

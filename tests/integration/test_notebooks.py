@@ -130,7 +130,7 @@ def test_digits_draws_its_pictures(digits, source):
 
 
 @pytest.mark.parametrize("name", ["digits", "fine_tuning", "inspect_run"])
-def test_what_is_shown_needs_no_widgets(name, request):
+def test_displays_need_no_widgets(name, request):
     cells = request.getfixturevalue(name).cells
     mimes = {mime for cell in cells for output in cell.get("outputs", []) for mime in output.get("data", {})}
     assert {"text/plain", "image/png"} <= mimes <= SHOWN
