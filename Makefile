@@ -45,7 +45,7 @@ test-all: setup test-newest
 NEWEST := $(patsubst %,tests/test_%.py,start private_names order loop api optimizers cost memory adapt xla_options tfds \
   manifest) tests/test_reproducible.py tests/integration/test_kept_programs.py \
   tests/test_step.py::test_gradients_equal_plain_grad \
-  tests/integration/test_launch_train.py::test_two_processes_of_two_devices_are_one_of_four
+  tests/integration/test_launch_train.py::test_two_processes_of_two_devices_equal_one_of_four
 
 newest: setup
 	@$(BIN)/python .ci/newest.py

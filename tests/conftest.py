@@ -37,7 +37,7 @@ if "JAXDDP_CACHE" not in os.environ:
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     programs = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxddp-tests"
     programs.mkdir(parents=True, exist_ok=True)
-    # A larger cache has programs of many versions of the code.
+    # A larger cache contains programs of many old versions of the code.
     if sum(file.stat().st_size for file in programs.iterdir()) > 1 << 30:
         shutil.rmtree(programs)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs)
@@ -63,7 +63,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts the longest files first, so that no worker ends with one, and marks the tests of some folders."""
+    """Starts the longest files first, so that none is left for the end, and marks the tests of some folders."""
     places = {name: place for place, name in enumerate(LONGEST)}
     folder = Path(__file__).parent
     for item in items:

@@ -52,7 +52,7 @@ def wait_until(true) -> None:
     assert true()
 
 
-def test_the_description_is_that_of_the_innermost_block_with_one():
+def test_the_shown_description_is_that_of_the_innermost_block_with_a_description():
     heard: list[str] = []
     with phases.reported_to(heard.append), phases.doing("reading"):
         with phases.phase("compile", "compiling"), phases.phase("agreement"):
@@ -94,7 +94,7 @@ def test_long_activities_are_shown_and_short_ones_are_not(impatient):
     assert threads() == []
 
 
-def test_off_a_terminal_it_is_a_line_that_stays(capfd):
+def test_without_a_terminal_an_activity_prints_a_lasting_line(capfd):
     line = StatusLine()
     for seconds in (1.0, 2.0):
         line.show("compiling the step", seconds)
@@ -104,7 +104,7 @@ def test_off_a_terminal_it_is_a_line_that_stays(capfd):
     assert (said.out, said.err) == ("", "compiling the step ...\nsaving step 4 ...\n")
 
 
-def test_on_a_terminal_it_is_a_line_that_goes_and_fits(monkeypatch):
+def test_on_a_terminal_the_activity_line_fits_the_width_and_is_erased(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setattr(sys, "stderr", Terminal())
@@ -130,7 +130,7 @@ def test_a_command_shows_long_activities_in_process_0_only(process, impatient, m
     assert threads() == []
 
 
-def test_a_live_display_shows_it_in_place_of_the_last_metrics():
+def test_a_live_display_shows_a_long_activity_in_place_of_the_last_metrics():
     class Frames:
         def __init__(self) -> None:
             self.drawn: list[str] = []

@@ -1,4 +1,4 @@
-"""Adapted models: one network in three libraries gives the same numbers, with modes, random streams and state."""
+"""Adapted models: a network written in three libraries gives equal results, with modes, random streams and state."""
 
 import dataclasses
 import functools
@@ -114,7 +114,7 @@ def results_by_library(train):
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["linen", "nnx"])
 @pytest.mark.parametrize("train", [True, False])
-def test_one_network_in_three_libraries_is_one_function(library, train):
+def test_one_network_in_three_libraries_computes_the_same_function(library, train):
     results, statistics = results_by_library(train), random_weights()[1]
     expected, expected_state = results["function"]
     assert all(np.any(leaf) for leaf in jax.tree.leaves(expected[2]["head"]))
@@ -124,7 +124,7 @@ def test_one_network_in_three_libraries_is_one_function(library, train):
 
 
 @pytest.mark.slow
-def test_one_network_in_three_libraries_trains_to_one_loss_series():
+def test_one_network_in_three_libraries_trains_with_the_same_losses():
     params, statistics, images, labels = random_weights(1)
     series = {}
     with jax.enable_x64(True):
@@ -177,7 +177,7 @@ def test_adapted_models_work_in_shard_map(library):
 
 
 @pytest.mark.parametrize("model", [LinenCNN(rate=0.5), NNXCNN(rate=0.5, rngs=nnx.Rngs(0))], ids=["linen", "nnx"])
-def test_dropout_follows_from_the_key_alone(model):
+def test_dropout_depends_on_the_key_alone(model):
     model = adapt(model)
     params, state = model.init(jax.random.key(0), EXAMPLE)
     images = np.random.default_rng(1).standard_normal((4, 8, 8, 3), np.float32)
@@ -222,7 +222,7 @@ class NNXNoise(nnx.Module):
     [(LinenNoise(), ("counters", "calls")), (NNXNoise(nnx.Rngs(0, dropout=0, noise=0)), ("calls",))],
     ids=["linen", "nnx"],
 )
-def test_every_stream_and_every_other_state(model, place):
+def test_adapted_models_handle_every_random_stream_and_every_state_collection(model, place):
     model = adapt(model)
     params, state = model.init(jax.random.key(0), EXAMPLE)
     assert params == {}
@@ -250,7 +250,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", MODE_ARGUMENTS)
 @pytest.mark.parametrize("library", ["linen", "nnx", "function"])
-def test_a_mode_is_told_in_the_models_own_word(name, library):
+def test_the_training_mode_is_passed_under_the_models_own_argument_name(name, library):
     call = CALLS[name]
     if library == "function":
         model = adapt((lambda key, example: {}, call))
@@ -278,7 +278,7 @@ class NNXNested(nnx.Module):
         return x + self.offset
 
 
-def test_nnx_structure_and_the_users_module_stay_as_they_are():
+def test_adapting_keeps_the_nnx_structure_and_the_users_module_unchanged():
     module = NNXNested(nnx.Rngs(0))
     images = np.random.default_rng(0).standard_normal((4, 3), np.float32)
     expected = np.asarray(module(images))
@@ -292,12 +292,12 @@ def test_nnx_structure_and_the_users_module_stay_as_they_are():
     changed = jax.tree.map(jnp.zeros_like, params)
     logits, _ = model.apply(changed, state, images, train=True, key=None)
     np.testing.assert_allclose(logits, np.broadcast_to(jnp.arange(3.0), (4, 3)))
-    jax.tree.map(lambda leaf: leaf.delete(), (params, state))  # As donation does
+    jax.tree.map(lambda leaf: leaf.delete(), (params, state))  # Donation deletes the arrays in the same way.
     np.testing.assert_array_equal(module(images), expected)
     np.testing.assert_allclose(model.apply(*model.init(None, images), images, train=False, key=None)[0], expected)
 
 
-def test_nnx_mode_of_the_users_module_is_left_alone():
+def test_adapting_does_not_change_the_mode_of_the_users_nnx_module():
     module = NNXCNN(0.5, rngs=nnx.Rngs(0))
     module.eval()
     model = adapt(module)
@@ -308,7 +308,7 @@ def test_nnx_mode_of_the_users_module_is_left_alone():
 
 def test_functions_without_state_and_with_a_key():
     def init(key, example):
-        return (jnp.ones(3), jnp.zeros(3))  # Two leaves, not (params, state)
+        return (jnp.ones(3), jnp.zeros(3))  # A list of two leaves, which is not the pair (params, state).
 
     def apply(params, images, key=None):
         return images * params[0] + params[1] + jax.random.uniform(key)
@@ -383,7 +383,7 @@ def open_ended(params, state, rng, *inputs):
         (OddModel(), ["OddModel.apply(params, images) does not fit apply(params, model_state, images, *, train, key)"]),
     ],
 )
-def test_anything_else_is_refused_by_name(model, parts):
+def test_adapt_rejects_any_other_object_by_its_type_name(model, parts):
     with pytest.raises(InputError) as caught:
         adapt(model)
     for part in parts:

@@ -41,7 +41,7 @@ def connected(address: tuple[str, int]) -> socket.socket:
 
 
 class Meeting:
-    """Process 0 of a job of two, and the other process once it joins. `losses` has those of both."""
+    """Process 0 of a job of two, and the other process once it joins. `losses` has the losses that either reports."""
 
     def __init__(self, key: str = "", timeout: float = 30):
         with socket.socket() as probe:
@@ -109,7 +109,7 @@ def test_a_process_without_the_key_is_refused():
     meeting.close()
 
 
-def test_a_key_on_one_side_only_is_named():
+def test_an_error_names_the_side_that_has_no_key():
     meeting = Meeting("", timeout=20)
     line = "JAXDDP_JOB_KEY is set in process 1 on .*, and not in process 0; set it in all"
     with pytest.raises(InputError, match=line):
@@ -187,7 +187,7 @@ def test_all_processes_get_the_value_or_the_error_of_process_0():
     meeting.close()
 
 
-def test_a_process_that_comes_again_while_the_job_ends_is_refused_with_exit_code_1():
+def test_a_process_that_rejoins_while_the_job_ends_is_rejected_with_exit_code_1():
     meeting = Meeting()
     meeting.second = meeting.plane(1)
     first = meeting.first.result(20)
@@ -214,7 +214,7 @@ def test_processes_at_different_exchanges_are_named():
     meeting.close()
 
 
-def test_a_hundred_processes_meet_agree_and_lose_one_in_one_thread():
+def test_one_thread_serves_a_hundred_processes_that_meet_and_exchange_and_loses_one():
     """`benchmarks/processes/meeting.py` has thousands."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -251,7 +251,7 @@ def test_a_hundred_processes_meet_agree_and_lose_one_in_one_thread():
 
 
 @given(st.binary(max_size=200))
-def test_bytes_are_a_message_or_malformed(content):
+def test_any_bytes_decode_to_a_message_or_raise_malformed(content):
     with contextlib.suppress(Malformed):
         assert CODEC.decode(encode(CODEC.decode(content))[LENGTH:]) == CODEC.decode(content)
 
@@ -264,7 +264,7 @@ _VALUES = st.recursive(
 
 
 @given(st.sampled_from([HELLO, Lost(1, "r", 1), Reply(1, "n", "t"), Value(2, "n", "t"), Alive()]), st.data())
-def test_fields_are_of_their_types_or_malformed(message, data):
+def test_fields_have_their_types_or_the_message_is_malformed(message, data):
     plain = json.loads(encode(message)[LENGTH:])
     name = data.draw(st.sampled_from(sorted(plain)))
     plain[name] = data.draw(_VALUES)

@@ -48,13 +48,13 @@ def patches_of(images: np.ndarray, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_moments_are_those_of_all_patches(channels):
+def test_patch_moments_equal_those_of_all_patches(channels):
     images = random_images(300, 7, channels)
     patches = patches_of(normalized(images), 2)
     np.testing.assert_allclose(patch_moments(images, 2, MEAN, STD), patches.T @ patches / len(patches), rtol=1e-10)
 
 
-def test_whitened_patches_have_components_of_variance_one_that_are_apart():
+def test_whitened_patches_have_uncorrelated_components_of_variance_one():
     images = random_images(50, 9)
     kernel = whitening_kernel(patch_moments(images, 2, MEAN, STD), 3)
     assert kernel.shape == (2, 2, 3, 24)
@@ -66,7 +66,7 @@ def test_whitened_patches_have_components_of_variance_one_that_are_apart():
     np.testing.assert_allclose(second, np.diag(variances / (variances + EPSILON)), atol=1e-9)
 
 
-def test_the_transform_changes_the_kernel_alone_and_keeps_its_dtype():
+def test_the_whitening_transform_changes_only_the_kernel_and_keeps_its_dtype():
     images = random_images(50, 9)
     params, state = jax.jit(adapt(NET).init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     changed, same = initialize_whitening("whiten", lambda: images, MEAN, STD)(params, state)
@@ -77,7 +77,7 @@ def test_the_transform_changes_the_kernel_alone_and_keeps_its_dtype():
     assert largest_difference(restored, params) == 0
 
 
-def test_a_process_that_is_not_the_first_takes_the_kernel_from_it_and_reads_no_image():
+def test_other_processes_take_the_kernel_from_the_first_and_read_no_image():
     told: list[str] = []
 
     class Told(Second):
@@ -156,7 +156,7 @@ def test_network_equals_numpy():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_groups_of_images_are_normalized_apart(platform):
+def test_groups_of_images_are_normalized_separately(platform):
     with jax.enable_x64(True):
         whole, groups = (
             Airbench(3, width=2, group=group, dtype=jnp.float64, param_dtype=jnp.float64) for group in (None, 3)
@@ -194,7 +194,7 @@ def test_the_whitening_kernel_has_no_gradient_and_every_other_parameter_has():
     ]
 
 
-def test_every_parameter_has_its_group():
+def test_every_parameter_is_in_its_optimizer_group():
     params, _ = jax.eval_shape(adapt(NET).init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     groups = parameter_groups(params)
     assert groups["whiten"] == {"kernel": "whitening", "bias": "whitening bias"}
@@ -205,7 +205,7 @@ def test_every_parameter_has_its_group():
     assert groups["head"] == {"kernel": "head"} and len(groups) == 14
 
 
-def test_a_config_names_it():
+def test_a_config_selects_the_airbench_network_by_name():
     settings = Config().replace(
         model={"name": "airbench", "width": 8, "batch_norm": "sync"}, train={"precision": "bfloat16"}
     )
@@ -217,7 +217,7 @@ def test_a_config_names_it():
     assert logits.shape == (2, 7) and logits.dtype == jnp.float32
 
 
-def test_what_is_of_another_network_or_too_small_is_one_line():
+def test_whitening_another_network_or_too_small_images_raises_a_one_line_error():
     with pytest.raises(
         InputError, match="airbench: images of 8x32 pixels are too small; give data.image_size=9 or more"
     ):

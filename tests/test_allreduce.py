@@ -8,7 +8,7 @@ from jaxddp.mesh import Topology
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
-def test_the_sums_are_those_that_numpy_finds(devices):
+def test_sums_equal_those_of_numpy(devices):
     topology = Topology.create(devices)
     parts = allreduce.contributions(topology, 13)
     total = allreduce.make_all_reduce(topology)(parts)

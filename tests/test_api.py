@@ -86,7 +86,7 @@ def test_linen_nnx_and_function_models_train_to_the_same_numbers():
         assert np.abs(kernel - figures[0][2]).max() < 1e-6
 
 
-def test_devices_by_number_or_by_name_and_what_each_gets():
+def test_each_device_gets_its_rows_of_a_batch():
     setup = prepare_training(LinenDense(), TABLE, jax.devices()[:3], SGD, 5)
     assert [(rows.start, rows.stop) for _, rows in setup.slices] == [(0, 5), (5, 10), (10, 15)]
     assert "global batch 15 over 3 devices" in str(setup)
@@ -112,7 +112,7 @@ def test_a_setup_trains_again_to_the_same_numbers_and_can_be_continued():
 
 
 @pytest.mark.slow
-def test_interrupted_in_a_notebook_and_called_again_goes_on(tmp_path):
+def test_a_run_that_was_interrupted_in_a_notebook_continues_when_called_again(tmp_path):
     class Interrupt(jaxddp.History):
         def step(self, record):
             if record.step == 5:
@@ -129,7 +129,7 @@ def test_interrupted_in_a_notebook_and_called_again_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_in_a_script_saves_and_the_next_call_goes_on(tmp_path):
+def test_sigterm_in_a_script_saves_and_the_next_call_continues(tmp_path):
     class Terminate(jaxddp.History):
         def step(self, record):
             if record.step == 3:
@@ -147,7 +147,7 @@ def test_sigterm_in_a_script_saves_and_the_next_call_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
+def test_a_work_directory_accepts_only_its_own_recipe_and_one_run(tmp_path):
     setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
     first, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path)
     again, history = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step")
@@ -160,7 +160,7 @@ def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
         train(jaxddp.softmax_cross_entropy, fewer, workdir=tmp_path)
     with held(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is writing there"):
         train(jaxddp.softmax_cross_entropy, setup, epochs=2, workdir=tmp_path)
-    # An older release wrote no config.json. The means are NumPy numbers, which JSON cannot store directly.
+    # Simulates an older release, which wrote no config.json. JSON cannot store NumPy numbers, such as these means.
     (tmp_path / "config.json").unlink()
     data = dataclasses.replace(setup.data, mean=tuple(map(np.float32, setup.data.mean)))
     longer = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=2, data=data)
@@ -170,7 +170,7 @@ def test_a_work_directory_keeps_to_its_recipe_and_to_one_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rate_that_lies_in_the_optimizer_s_state_belongs_to_the_recipe_too(tmp_path):
+def test_a_learning_rate_in_the_optimizers_state_is_part_of_the_recipe_too(tmp_path):
     def at(rate):
         optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
         return prepare_training(linear_model(), TABLE, 1, optimizer, 8, epochs=1)
@@ -183,7 +183,7 @@ def test_a_rate_that_lies_in_the_optimizer_s_state_belongs_to_the_recipe_too(tmp
     assert largest_difference(state, again) == 0
 
 
-def test_labels_beyond_the_classes_are_refused_whoever_holds_them():
+def test_labels_beyond_the_classes_are_rejected_from_every_source():
     table = random_table(20)
     # The table has already checked its labels; a user's source may hold such a label unchecked.
     table.labels[3] = CLASSES
@@ -191,7 +191,7 @@ def test_labels_beyond_the_classes_are_refused_whoever_holds_them():
         prepare_training(linear_model(), table, 4, SGD, 2)
 
 
-def test_what_a_model_is_measured_over_is_like_what_it_is_trained_on(tmp_path):
+def test_evaluation_data_must_have_the_image_shape_and_classes_of_the_training_data(tmp_path):
     setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
 
     def measure(images, names):
@@ -213,7 +213,7 @@ def test_what_a_model_is_measured_over_is_like_what_it_is_trained_on(tmp_path):
         train(jaxddp.softmax_cross_entropy, of_files, val=jaxddp.val_solutions(tmp_path))
 
 
-def test_images_of_more_channels_than_have_a_mean_are_refused():
+def test_images_with_more_channels_than_means_are_rejected():
     images = np.zeros((8, 6, 6, 4), np.uint8)
     table = jaxddp.ArrayTable(images, np.arange(8) % 2, tuple("abcde"))
     with pytest.raises(
@@ -226,7 +226,7 @@ def test_images_of_more_channels_than_have_a_mean_are_refused():
 
 
 @pytest.mark.slow
-def test_a_notebook_s_run_is_traced_and_compiled_with_options_as_the_terminal_s_is(tmp_path):
+def test_a_run_from_python_takes_the_same_profile_and_xla_options_as_the_command(tmp_path):
     setup = prepare_training(LinenDense(), TABLE, 2, SGD, 4, xla_options=["xla_cpu_enable_fast_min_max=true"])
     assert setup.resources.compiler_options == {"xla_cpu_enable_fast_min_max": "True"}
     traced, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, profile="2 steps")
@@ -270,7 +270,7 @@ def test_topk_accuracy_equals_numpy():
 
 
 @pytest.mark.slow
-def test_predictions_are_shown_with_what_is_wrong_about_them():
+def test_pictures_of_predictions_mark_the_wrong_ones():
     setup = prepared(linear_model(), TABLE, 4, SGD, 2)
     figure = jaxddp.show_predictions(setup.state, setup, VAL, count=7)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
@@ -296,7 +296,7 @@ def test_images_without_labels_are_shown_with_the_classes_of_training(tmp_path):
 
 
 @pytest.mark.slow
-def test_files_and_arrays_go_through_the_same_door(tmp_path):
+def test_files_and_arrays_are_opened_by_the_same_function(tmp_path):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=5, size=20)
     data = jaxddp.DataConfig(image_size=16, resize=16, crop="whole", augment=jaxddp.AugmentConfig(pad=1))
     table, val = jaxddp.train_solutions(root), jaxddp.val_solutions(root)
@@ -318,7 +318,7 @@ class Ghosts(nn.Module):
 
 
 @pytest.mark.slow
-def test_ghost_batch_norm_in_a_work_directory_and_with_a_slice_that_no_groups_make_up(tmp_path):
+def test_ghost_batch_norm_trains_and_rejects_slices_that_are_no_whole_groups(tmp_path):
     """The digest of the network is also computed on a batch of whole groups."""
     setup = prepare_training(Ghosts(2), TABLE, 2, SGD, 4, epochs=0.2)
     state, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path / "w")
@@ -362,7 +362,7 @@ def blurred(key, image):
         ({"precision": "bfloat16"}, "precision was None and is now 'bfloat16'"),
     ],
 )
-def test_a_run_resumed_under_another_object_says_which(other, named, tmp_path):
+def test_resuming_with_another_object_names_the_object(other, named, tmp_path):
     def run(**changes):
         given = {"model": Wide(), "optimizer": SGD, "loss": jaxddp.softmax_cross_entropy, **changes}
         loss, schedule = given.pop("loss"), given.pop("schedule", None)
@@ -388,7 +388,7 @@ def steeper(schedule):
 
 
 @pytest.mark.slow
-def test_a_schedule_that_is_dropped_or_another_is_said_in_words_of_arguments(tmp_path):
+def test_resuming_without_the_schedule_or_with_another_names_the_argument(tmp_path):
     setup = prepared(Wide(), TABLE, 4, SGD, 2, epochs=1)
 
     def run(workdir, schedule):
@@ -422,7 +422,7 @@ def test_a_schedule_that_is_dropped_or_another_is_said_in_words_of_arguments(tmp
 
 
 @pytest.mark.slow
-def test_objects_of_another_release_of_jax_are_not_compared_and_a_line_says_so(tmp_path, caplog):
+def test_objects_of_another_jax_release_are_not_compared_which_is_logged(tmp_path, caplog):
     setup = prepared(Wide(), TABLE, 4, SGD, 2, epochs=1)
     train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, listeners=())
     written = json.loads((tmp_path / "config.json").read_text())
@@ -433,7 +433,7 @@ def test_objects_of_another_release_of_jax_are_not_compared_and_a_line_says_so(t
     assert "written with jax 0.1; its model, loss and optimizer cannot be compared" in caplog.text
 
 
-def test_what_is_no_optimizer_metric_or_listener_is_one_line():
+def test_an_invalid_optimizer_metric_or_listener_raises_a_one_line_error():
     for optimizer in (0.1, None):
         with pytest.raises(InputError, match="optimizer: .* was given; give an optax optimizer"):
             prepare_training(Wide(), TABLE, 4, optimizer, 2)
@@ -456,7 +456,7 @@ def test_what_is_no_optimizer_metric_or_listener_is_one_line():
         (lambda params, images, train: (images.mean((1, 2)) @ params)[:, : 7 if train else 5], r"float32\[2, 7\]"),
     ],
 )
-def test_what_are_no_logits_of_the_classes_is_one_line(apply, found):
+def test_outputs_that_are_no_logits_of_the_classes_raise_a_one_line_error(apply, found):
     """The error is raised before anything is compiled, also if only the output in training is wrong."""
     model = (lambda key, example: jnp.zeros((3, 7)), apply)
     expected = (
@@ -525,7 +525,7 @@ class Generated:
         return f"image {row}"
 
 
-def test_the_source_of_the_docs_has_what_a_source_needs_and_no_more():
+def test_the_source_in_the_docs_has_exactly_the_members_of_a_source():
     text = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
     (example,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class Shades" in block]
     exec(example, found := {})
@@ -547,7 +547,7 @@ class Shows:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ("none", "device"))
-def test_a_third_kind_of_source_is_one_class(cache, tmp_path):
+def test_a_custom_source_is_a_single_class(cache, tmp_path):
     table, val, shows = Generated(50), Generated(23), Shows()
     data = jaxddp.DataConfig(cache=cache)
     setup = prepared(linear_model(), table, 1, sgd(0.1), 8, epochs=3, data=data)

@@ -23,7 +23,7 @@ MODULE_LINES, FUNCTION_LINES = 300, 70
 
 @dataclass(frozen=True)
 class Room:
-    """Modules and packages of one floor that may import each other, and the libraries they may use beside NumPy."""
+    """Modules and packages of one layer that may import each other, and the libraries they may use beside NumPy."""
 
     floor: int
     places: str
@@ -155,7 +155,7 @@ def place_of(path: str) -> str:
 
 
 def floors(path: str, source: str) -> list[str]:
-    """A module imports from the floors below its own, and from its own room."""
+    """A module imports only from the layers below its own, and from its own room."""
     room = ROOMS.get(place_of(path))
     if room is None:
         return [f"{path}: {place_of(path)!r} has no floor; give it a room in HOUSE"]
@@ -215,7 +215,7 @@ def bare_packages(path: str, source: str) -> list[str]:
 
 
 def sizes(path: str, source: str) -> list[str]:
-    """Modules and functions are short enough to be read without a pause."""
+    """Modules and functions have a limited length."""
     lines = len(source.splitlines())
     found = [f"{path}: {lines} lines; under {MODULE_LINES} fit"] if lines >= MODULE_LINES else []
     for node in nodes(source):
@@ -379,7 +379,7 @@ def test_a_violation_is_caught(rule, path, source):
 
 
 @pytest.mark.parametrize(("rule", "path", "source"), GOOD, ids=case_name)
-def test_good_code_is_left_alone(rule, path, source):
+def test_good_code_has_no_violations(rule, path, source):
     assert rule(path, source) == []
 
 
@@ -411,21 +411,21 @@ def test_a_circle_of_files_is_caught(sources):
 
 
 @pytest.mark.slow
-def test_no_files_of_the_house_import_each_other_in_a_circle():
+def test_no_files_of_the_repository_import_each_other_in_a_circle():
     paths = [path for folder in ("jaxddp", "configs", *SCRIPTS) for path in (ROOT / folder).rglob("*.py")]
     assert circles({path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=case_name)
-def test_the_house_keeps_the_rule(rule):
+def test_the_repository_follows_the_rule(rule):
     files = [file for folder in RULES[rule] for file in sorted((ROOT / folder).rglob("*.py"))]
     assert files
     found = [one for file in files for one in rule(file.relative_to(ROOT).as_posix(), file.read_text())]
     assert not found, "\n".join(found)
 
 
-def test_every_room_and_every_file_named_here_stands():
+def test_every_room_and_every_file_named_in_the_rules_exists():
     """A rule about a place that no longer exists would check nothing."""
     places = {place_of(file.relative_to(ROOT).as_posix()) for file in (ROOT / "jaxddp").rglob("*.py")} | {"configs"}
     assert places == set(ROOMS)
@@ -504,7 +504,7 @@ def test_hiding_hides_and_watching_sees():
 
 
 @pytest.mark.slow
-def test_importing_jaxddp_starts_no_backend_and_imports_no_tensorflow_of_its_own():
+def test_importing_jaxddp_starts_no_backend_and_does_not_import_tensorflow():
     printed = run_watched(
         """
         seen = watch("tensorflow", "tensorflow_datasets", "clu", "tyro")

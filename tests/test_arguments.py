@@ -152,14 +152,14 @@ def test_prepare_training(argument, value, expected):
     assert line(prepare_training, **{**given, argument: value}) == expected
 
 
-def test_data_that_say_nothing_are_refused_when_they_are_made():
+def test_invalid_arrays_and_settings_are_rejected_on_creation():
     said = "data.crop='wholee': expected 'random_area' or 'whole', did you mean 'whole'?"
     assert line(jaxddp.DataConfig, crop="wholee") == said
     assert line(jaxddp.DataConfig, image_size="6") == "data.image_size='6': expected a whole number, 1 to 10,000"
     assert line(jaxddp.AugmentConfig, flip="no") == "data.augment.flip='no': expected True or False"
 
 
-def test_an_unknown_option_of_prepare_training_and_a_device_twice():
+def test_prepare_training_rejects_an_unknown_option_and_a_repeated_device():
     given = (linear_model(), TABLE)
     said = line(prepare_training, *given, 2, SGD, 4, epoch=3)
     assert said.startswith("prepare_training: unknown option 'epoch'; did you mean 'epochs'? there are: accumulate, ")
@@ -257,7 +257,7 @@ def test_train(argument, value, expected, setup):
         ({"epoch": 1}, "evaluators: measure: 'epoch' cannot be the name of a metric; give another"),
     ],
 )  # fmt: skip
-def test_what_an_evaluator_returns(returned, expected, setup):
+def test_invalid_results_of_an_evaluator_are_rejected(returned, expected, setup):
     def measure(state):
         return returned
 
@@ -267,7 +267,7 @@ def test_what_an_evaluator_returns(returned, expected, setup):
     assert said == "evaluators=[measure]: they are measured at evaluations; eval_every disables evaluation"
 
 
-def test_a_state_that_is_at_its_end_or_of_another_setup(setup, trained, tmp_path):
+def test_train_rejects_a_finished_state_and_a_state_of_another_setup(setup, trained, tmp_path):
     loss, further = jaxddp.softmax_cross_entropy, dataclasses.replace(setup, state=trained)
     for workdir in (None, tmp_path / "w"):
         said = line(train, loss, further, workdir=workdir, listeners=())
@@ -287,7 +287,7 @@ def test_a_state_that_is_at_its_end_or_of_another_setup(setup, trained, tmp_path
     )  # fmt: skip
 
 
-def test_what_user_objects_return_is_looked_at(setup):
+def test_invalid_results_of_user_objects_are_rejected(setup):
     def train_with(optimizer=SGD, **options):
         other = prepare_training(linear_model(), TABLE, 2, optimizer, 4, **options)
         return line(train, jaxddp.softmax_cross_entropy, other, listeners=())
@@ -300,7 +300,7 @@ def test_what_user_objects_return_is_looked_at(setup):
     )  # fmt: skip
 
 
-def test_a_half_listener_is_whole_enough(setup):
+def test_a_listener_may_have_only_some_of_the_methods(setup):
     class Half:
         steps = ()
 
@@ -323,7 +323,7 @@ def test_distillation_is_given_a_run_and_numbers_in_range(tmp_path):
     assert line(jaxddp.distillation, teacher, teacher_share="1") == "teacher_share='1': expected a number, 0 to 1"
 
 
-def test_a_logger_that_there_is_not(setup, tmp_path):
+def test_an_unknown_logger_is_rejected(setup, tmp_path):
     said = line(train, jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path, log_to="tensorbord")
     assert said.startswith("log_to='tensorbord' is unknown; did you mean 'tensorboard'? there are: ")
 
@@ -335,7 +335,7 @@ def measured_by(setup, state):
     yield lambda: jaxddp.export_weights(state, setup, "w.safetensors")
 
 
-def test_what_is_measured_is_a_state_of_this_setup(setup, trained):
+def test_evaluate_accepts_only_a_state_of_its_setup(setup, trained):
     other = prepare_training(linear_model(), random_table(16, image=5), 2, SGD, 4).state
     elsewhere = prepare_training(linear_model(), TABLE, 4, SGD, 2)
     for call in measured_by(setup, (trained, jaxddp.History())):
@@ -357,7 +357,7 @@ def test_what_is_measured_is_a_state_of_this_setup(setup, trained):
     assert jaxddp.evaluate(moved, elsewhere, VAL) == pytest.approx(jaxddp.evaluate(trained, setup, VAL))
 
 
-def test_of_the_processes_of_a_job_one_writes_weights(setup, trained, tmp_path):
+def test_only_one_process_of_a_job_writes_weights(setup, trained, tmp_path):
     out = tmp_path / "w.safetensors"
     for peers in (Second(), ALONE):
         resources = dataclasses.replace(setup.resources, topology=dataclasses.replace(setup.topology, peers=peers))
@@ -366,7 +366,7 @@ def test_of_the_processes_of_a_job_one_writes_weights(setup, trained, tmp_path):
         assert out.exists() == peers.is_first
 
 
-def test_what_else_measuring_is_given(setup, trained):
+def test_evaluate_rejects_its_other_invalid_arguments(setup, trained):
     for call in (jaxddp.evaluate, jaxddp.topk_accuracy, jaxddp.show_predictions):
         assert line(call, trained, setup, [1]) == f"table=[1]: {SOURCE}"
     assert line(jaxddp.evaluate, trained, setup, VAL, "mse") == (

@@ -25,7 +25,7 @@ def make_table(num_examples: int = 11) -> ArrayTable:
     return ArrayTable(images, np.arange(num_examples) % 3, NAMES)
 
 
-def test_batches_hold_the_rows_of_the_order():
+def test_batches_hold_the_rows_in_the_given_order():
     table, order = make_table(), SampleOrder(11, 6, seed=3)
     batches = list(table.train_batches(order, DATA, range(1, 5)))
     assert len(batches) == 4
@@ -39,7 +39,7 @@ def test_batches_hold_the_rows_of_the_order():
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_shards_put_together_are_the_batch(count: int):
+def test_joined_shards_equal_the_batch(count: int):
     table, order = make_table(), SampleOrder(11, 6, seed=3)
     whole = list(table.train_batches(order, DATA, range(4)))
     parts = [list(table.train_batches(order, DATA, range(4), Shard(i, count))) for i in range(count)]
@@ -82,7 +82,7 @@ def test_select_makes_labels_dense_and_take_keeps_the_balance():
         ArrayTable(table.images[:1], np.array([0]), NAMES).select("cat")
 
 
-def test_fingerprint_follows_the_content_alone():
+def test_the_fingerprint_depends_on_the_content_alone():
     table = make_table()
     images = table.images.copy()
     images[10, 3, 4, 2] += 1
@@ -109,7 +109,7 @@ def test_shapes_and_counts():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_floats_become_the_pixels_that_they_were_made_of(dtype, caplog):
+def test_floats_become_the_pixels_that_they_were_converted_from(dtype, caplog):
     # More images than are converted at a time.
     pixels = np.random.default_rng(0).integers(0, 256, (1030, 2, 2, 1), np.uint8)
     pixels[-1], labels = 255, np.zeros(1030, np.int64)
@@ -121,7 +121,7 @@ def test_floats_become_the_pixels_that_they_were_made_of(dtype, caplog):
     assert not caplog.records
 
 
-def test_any_other_floats_are_kept_in_16_bits_which_a_line_says(caplog):
+def test_other_floats_are_kept_in_16_bits_which_is_logged(caplog):
     given = np.random.default_rng(0).random((4, 2, 2, 1), np.float32)
     table = ArrayTable(given, LABELS, NAMES)
     assert table.images.dtype == np.uint16
@@ -159,7 +159,7 @@ IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4, np.int64)
         (IMAGES, np.array([0, -2, 0, 0]), r"label -2 of row 1: 3 class names allow 0\.\.2, and -1 where"),
     ],
 )
-def test_bad_arrays_get_one_line(images: np.ndarray, labels: np.ndarray, message: str):
+def test_bad_arrays_raise_a_one_line_error(images: np.ndarray, labels: np.ndarray, message: str):
     with pytest.raises(InputError, match=message):
         ArrayTable(images, labels, NAMES)
 
@@ -191,6 +191,6 @@ def test_an_order_that_does_not_fit_is_refused_before_the_first_batch():
         table.eval_batches(EvalOrder(11, 6), DATA, Shard(0, 4))
 
 
-def test_tensorflow_stays_out():
+def test_arrays_are_used_without_tensorflow():
     code = "import sys, jaxddp.data.arrays, jaxddp.data.images.verify; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

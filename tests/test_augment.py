@@ -45,7 +45,7 @@ def keys(number: int, seed: int = 0) -> jax.Array:
 # --- Flip, padded crop, cutout ---
 
 
-def test_an_alternating_flip_is_the_random_one_and_then_its_opposite():
+def test_an_alternating_flip_is_random_first_and_then_the_opposite():
     settings = AugmentConfig(flip=False, alternate_flip=True)
     batch = random_batch(64)
     epochs = [
@@ -102,7 +102,7 @@ def test_flip_and_padded_crop():
 
 
 @pytest.mark.parametrize("side", [1, 3, 4, 6])
-def test_cutout_is_a_square_around_any_pixel_cut_off_at_the_borders(side):
+def test_cutout_blackens_a_square_around_any_pixel_clipped_at_the_borders(side):
     image, number = np.full((6, 7, 3), 9, np.uint8), 4200
     squares, apply = {}, cutout_from(AugmentConfig(cutout=side))
     for row in range(6):
@@ -129,7 +129,7 @@ def boxes(number: int, height: int, width: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (32, 48)])
-def test_an_erased_box_is_the_first_that_fits(height, width):
+def test_random_erasing_takes_the_first_drawn_box_that_fits(height, width):
     number = 4000
     draw = jax.jit(jax.vmap(lambda key: jax.random.uniform(key, (4, 10), jnp.float32)))
     draws = np.array(draw(keys(number)), np.float64)
@@ -149,7 +149,7 @@ def test_an_erased_box_is_the_first_that_fits(height, width):
     assert differ <= 5
 
 
-def test_erased_boxes_lie_within_bounds_and_reach_them():
+def test_erased_boxes_stay_within_the_bounds_and_reach_them():
     height, width = 224, 200
     top, left, tall, wide = boxes(4000, height, width).T
     assert tall.min() > 0
@@ -195,7 +195,7 @@ def test_the_order_is_crop_cutout_normalize_erase():
 
 
 @pytest.mark.slow
-def test_augmentation_belongs_to_the_example_and_not_to_its_place():
+def test_augmentation_depends_on_the_example_and_not_on_its_place_in_the_batch():
     batch = random_batch(32, image=12)
     shuffled = np.random.default_rng(1).permutation(32)
     images = images_of(batch, ALONE)
@@ -206,7 +206,7 @@ def test_augmentation_belongs_to_the_example_and_not_to_its_place():
     assert (flips[0] != flips[1]).any()
 
 
-def test_what_one_augmentation_draws_does_not_depend_on_another():
+def test_random_draws_of_an_augmentation_do_not_depend_on_the_others():
     """A flip does not change an image that is its own mirror image, unless another augmentation's draws changed with
     it."""
     batch = random_batch(32, image=12)
@@ -223,7 +223,7 @@ def test_evaluation_is_only_normalized():
 
 
 @pytest.mark.slow
-def test_gray_images_in_bfloat16_are_those_in_float32_rounded_at_the_end():
+def test_gray_images_in_bfloat16_equal_the_rounded_float32_images():
     batch = random_batch(16, image=12)
     batch = batch._replace(image=batch.image[..., :1])
     # RandAugment works on bytes, before normalization.
@@ -259,7 +259,7 @@ def first_row_to_nine(key, image):
 
 
 @pytest.mark.slow
-def test_each_application_has_a_key_of_its_own_that_no_other_changes():
+def test_each_application_of_an_augmentation_has_its_own_random_key():
     batch = random_batch(64)
 
     def upside_down(*then: str) -> np.ndarray:
@@ -283,7 +283,7 @@ def same(settings: AugmentConfig):
     return lambda key, image: image
 
 
-def test_grayscale_weighs_the_channels_of_a_fifth_of_the_images():
+def test_grayscale_replaces_a_fifth_of_the_images_by_weighted_channels():
     image, number = np.random.default_rng(0).normal(size=(5, 4, 3)).astype(np.float32), 2000
     gray = (image @ np.array([0.2989, 0.587, 0.114], np.float32))[..., None]
     done = np.array(jax.jit(jax.vmap(lambda key: grayscale(key, jnp.array(image))))(keys(number)))
@@ -303,14 +303,14 @@ def test_grayscale_weighs_the_channels_of_a_fifth_of_the_images():
         (lambda key, image: image if image.sum() > 0 else -image, "(TracerBoolConversionError: "),
     ],
 )
-def test_a_users_function_that_cannot_be_used_is_one_line(extra, message):
+def test_an_unusable_augmentation_function_raises_a_one_line_error(extra, message):
     with pytest.raises(InputError) as caught:
         check_augmentation(Preprocess(extra=extra), (6, 6, 3))
     assert str(caught.value).startswith("augmentation: ") and message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_of_then_that_cannot_be_used_is_one_line():
+def test_an_unusable_name_in_then_raises_a_one_line_error():
     with pytest.raises(InputError, match="^data.augment.then='grayscal' is unknown; did you mean 'grayscale'. there"):
         prepared(then=("grayscal",))
     with pytest.raises(

@@ -36,7 +36,7 @@ def decays(decay: float, steps: int, every: int, warmup: bool) -> list[float | N
 
 
 @pytest.mark.parametrize(("every", "warmup"), [(1, True), (1, False), (3, True), (3, False)])
-def test_the_average_is_that_of_a_loop(every, warmup):
+def test_the_average_equals_that_of_a_numpy_loop(every, warmup):
     part = ParameterAverage(0.8, every=every, warmup=warmup)
     course = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
     state, average = TrainState(jnp.int32(0), {"w": jnp.asarray(course[0])}, {}, ()), course[0].astype(np.float64)
@@ -54,13 +54,13 @@ def test_the_average_is_that_of_a_loop(every, warmup):
         own, state = following, after
 
 
-def test_in_a_step_it_is_that_of_a_loop_and_on_four_devices_that_of_one():
+def test_the_average_in_a_step_equals_a_loops_on_one_and_on_four_devices():
     found, parts = [], (Lookahead(2, optax.constant_schedule(0.5), 6), ParameterAverage(0.9, every=2))
     with jax.enable_x64(True):
         weight = np.random.default_rng(3).normal(size=(108, CLASSES)) * 0.1
         for devices in (1, 4):
             setup = setup_of(linear_model(), sgd(0.1), TABLE, devices=devices, parts=parts, data=AS_THEY_ARE)
-            # NumPy computes in float64 from the start.
+            # NumPy computes every step in float64.
             fresh = [setup.topology.replicate({"weight": weight}) for _ in range(3)]
             slow = {"params": fresh[1], "model_state": setup.state.model_state}
             own = {"lookahead": slow, "average": {EVAL_PARAMS: fresh[2]}}
@@ -118,7 +118,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_both_are_measured_and_written_one_after_the_other(trained):
+def test_the_parameters_and_their_average_are_both_evaluated_and_logged(trained):
     setup, state, history, directory, *_ = trained
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["split"]) for row in rows if row["split"] != "train"] == [
@@ -140,7 +140,7 @@ def test_both_are_measured_and_written_one_after_the_other(trained):
 
 
 @pytest.mark.slow
-def test_one_program_measures_both(trained):
+def test_one_program_evaluates_the_parameters_and_their_average(trained):
     *_, traced, given, _ = trained
     # One trace for the step, one for shapes and cost, one for evaluation: as many as without an average.
     plain, names = [], {"first": lambda logits, labels: plain.append(0) or logits[:, 0]}
@@ -154,7 +154,7 @@ def test_one_program_measures_both(trained):
     assert all(largest_difference(given[place][0], given[place + 1][0]) > 0 for place in (0, 2, 4))
 
 
-def test_the_best_by_an_evaluator_of_the_average_is_found_by_readers(trained):
+def test_readers_find_the_best_checkpoint_by_an_evaluator_of_the_average(trained):
     _, _, history, directory, *_, shown = trained
     best = int(history.val_ema["step"][np.argmax(history.val_ema["norm"])])
     run = jaxddp.load_run(directory, model=linear_model(), devices=1)
@@ -167,7 +167,7 @@ def test_the_best_by_an_evaluator_of_the_average_is_found_by_readers(trained):
 
 
 @pytest.mark.slow
-def test_images_on_the_devices_are_measured_alike(trained):
+def test_images_on_the_devices_give_the_same_metrics_of_both(trained):
     _, _, history, *_ = trained
     data = dataclasses.replace(TABLE.default_data(), cache="device")
     options = {"ema": 0.8, "ema_every": 2, "data": data}
@@ -177,7 +177,7 @@ def test_images_on_the_devices_are_measured_alike(trained):
         np.testing.assert_allclose(resident.val_ema[name], history.val_ema[name], rtol=1e-6)
 
 
-def test_measured_in_place_is_val_alone():
+def test_an_evaluation_in_place_of_the_parameters_logs_only_val():
     @dataclasses.dataclass(frozen=True)
     class InPlace(ParameterAverage):
         beside = False
@@ -188,7 +188,7 @@ def test_measured_in_place_is_val_alone():
         setup_of(linear_model(), sgd(0.1), TABLE, parts=(InPlace(0.9), ParameterAverage(0.5, "other")))
 
 
-def test_a_config_asks_for_them_in_their_order():
+def test_a_config_adds_averages_and_lookahead_in_their_order():
     config = jaxddp.Config().replace(train={"ema": 0.99, "ema_every": 4, "ema_warmup": False, "lookahead": 6})
     slow, average, guard = configured_parts(config, 100)
     assert isinstance(slow, Lookahead) and (slow.period, slow.total_steps, slow.decay(3)) == (6, 100, 0.5)
@@ -197,7 +197,7 @@ def test_a_config_asks_for_them_in_their_order():
 
 
 @pytest.mark.slow
-def test_lookahead_by_a_key_is_the_part():
+def test_a_key_for_lookahead_adds_the_lookahead_part():
     states = []
     for options in ({"lookahead": 3, "lookahead_decay": 0.25}, {"parts": [Lookahead(3, lambda step: 0.25, 13)]}):
         setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=2, **options))
@@ -211,6 +211,6 @@ def test_lookahead_by_a_key_is_the_part():
         jaxddp.train(softmax_cross_entropy, setup, epochs=3, listeners=())
 
 
-def test_an_average_without_a_period_is_refused():
+def test_an_average_without_a_period_is_rejected():
     with pytest.raises(InputError, match="ParameterAverage: every=0: expected 1 to"):
         ParameterAverage(0.9, every=0)

@@ -31,21 +31,21 @@ LATENCY_HIDING = "xla_gpu_enable_latency_hiding_scheduler"
 
 
 @given(st.lists(st.integers(0, 10**9), max_size=80), st.integers(1, 12))
-def test_every_leaf_is_in_one_bucket_and_none_out_of_order(sizes, buckets):
+def test_every_leaf_is_in_one_bucket_in_the_order_of_readiness(sizes, buckets):
     found = fill_buckets(sizes, buckets)
     assert [place for bucket in found for place in bucket] == list(range(len(sizes)))
     assert len(found) <= buckets and all(found)
 
 
 @given(st.integers(1, 12))
-def test_a_bucket_takes_half_of_what_is_left(buckets):
+def test_a_bucket_takes_half_of_the_remaining_bytes(buckets):
     found = [len(bucket) for bucket in fill_buckets([4] * 2**12, buckets)]
     halves = [2 ** (12 - number) for number in range(1, buckets)]
     assert found == [*halves, 2**12 - sum(halves)]
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=80), st.integers(2, 12))
-def test_the_last_bucket_is_small_unless_a_single_leaf_is_not(sizes, buckets):
+def test_the_last_bucket_is_small_unless_a_single_leaf_is_large(sizes, buckets):
     last = fill_buckets(sizes, buckets)[-1]
     assert (
         sum(sizes[place] for place in last[1:]) <= sum(sizes) / 2 ** (buckets - 1)
@@ -75,7 +75,7 @@ def test_gradients_become_ready_from_the_last_layer_to_the_first(cast_first):
     assert order_of(loss, params) == list("bdac")
 
 
-def test_a_gradient_that_needs_nothing_is_ready_at_once():
+def test_a_gradient_without_inputs_is_ready_at_once():
     params = {"used": jnp.ones(3), "unused": jnp.ones(2)}
     assert order_of(lambda params: jnp.sin(params["used"]).sum(), params) == ["unused", "used"]
 
@@ -131,7 +131,7 @@ def test_the_average_has_the_same_bits_in_any_number_of_buckets(devices, buckets
 
 
 @pytest.mark.parametrize(("buckets", "messages"), [(1, 1), (2, 2), (3, 2), (4, 3), (50, 4)])
-def test_each_bucket_is_an_all_reduce_that_waits_for_the_one_before(buckets, messages):
+def test_each_bucket_is_an_all_reduce_that_waits_for_the_previous_one(buckets, messages):
     text = averaged(2, Averaging(buckets))[2]
     # The counter has its own collective, and the first bucket waits for none.
     assert text.count("stablehlo.all_reduce") == messages + 1
@@ -140,7 +140,7 @@ def test_each_bucket_is_an_all_reduce_that_waits_for_the_one_before(buckets, mes
 
 @pytest.mark.parametrize("buckets", [1, 3])
 @pytest.mark.parametrize("devices", few((2,), 4, 8))
-def test_in_bfloat16_gradients_are_off_by_a_rounding_and_all_else_by_nothing(devices, buckets):
+def test_with_bfloat16_gradients_are_rounded_and_all_other_values_are_exact(devices, buckets):
     (grads, _), found, _ = averaged(devices, Averaging(buckets, "bfloat16"))
     _, exact, _ = averaged(devices, Averaging())
     jax.tree.map(np.testing.assert_array_equal, found[1], exact[1])
@@ -204,21 +204,21 @@ def test_the_optimizer_reads_the_parameters_behind_a_barrier(buckets):
         ("gpu", 1, 9, 1),
     ],
 )
-def test_the_number_of_buckets_is_the_config_s_or_that_of_the_devices(platform, devices, asked, taken, monkeypatch):
+def test_the_number_of_buckets_comes_from_the_config_or_from_the_devices(platform, devices, asked, taken, monkeypatch):
     monkeypatch.setattr(Topology, "platform", platform)
     topology, config = Topology.create(devices), Config().replace(parallel={"buckets": asked})
     assert Averaging.of(config, topology).buckets == taken
     assert step_options(config, topology) == ({LATENCY_HIDING: "True"} if taken > 1 and platform == "gpu" else {})
 
 
-def test_a_reproducible_step_on_gpus_is_compiled_for_it(monkeypatch):
+def test_a_reproducible_step_on_gpus_is_compiled_with_deterministic_options(monkeypatch):
     monkeypatch.setattr(Topology, "platform", "gpu")
     for devices in (1, 2):
         config = Config().replace(parallel={"reproducible": True})
         assert step_options(config, Topology.create(devices)) == {"xla_gpu_deterministic_ops": "True"}
 
 
-def test_options_of_the_user_win_and_what_is_refused_is_left_out(monkeypatch):
+def test_the_users_xla_options_take_precedence_and_rejected_ones_are_left_out(monkeypatch):
     monkeypatch.setattr(Topology, "platform", "gpu")
     topology, given = Topology.create(2), Config().replace(parallel={"xla_options": [f"{LATENCY_HIDING}=false"]})
     assert step_options(given, topology) == {LATENCY_HIDING: "False"}
@@ -233,7 +233,7 @@ def test_a_number_of_buckets_out_of_range_is_refused(buckets):
         Config().replace(parallel={"buckets": buckets})
 
 
-def test_a_run_takes_both_from_its_config():
+def test_a_run_takes_buckets_and_precision_of_gradients_from_its_config():
     config = Config().replace(parallel={"buckets": 2}, train={"gradient_precision": "bfloat16"})
     setup = runs.setup_of(SmallNet(), sgd(0.1), random_table(16), devices=2, config=config)
     program = str(jax.make_jaxpr(setup.step())(setup.state, next(setup.batches(0, 1))))
@@ -249,7 +249,7 @@ def test_from_python_gradients_travel_in_bfloat16():
         prepare_training(*given, gradient_precision="half")
 
 
-def test_a_resumed_run_may_change_its_buckets_and_not_its_precision(tmp_path):
+def test_a_resumed_run_may_change_its_buckets_but_not_its_precision(tmp_path):
     def claimed(**changes) -> None:
         claim(tmp_path, Claim(Config().replace(**changes).to_dict(), {}), resuming=bool(list(tmp_path.iterdir())))
 

@@ -23,7 +23,7 @@ BAD = (3, 10)
 
 @pytest.fixture(autouse=True)
 def quick_network(monkeypatch: pytest.MonkeyPatch):
-    """These tests are about the input, so a linear network, which compiles fast, is enough."""
+    """Use a linear network, which compiles fast: these tests are about the input."""
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 
@@ -56,7 +56,7 @@ def test_a_bad_image_ends_the_run(root: Path, tmp_path: Path, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
-def test_others_stand_in_and_are_counted(root: Path, tmp_path: Path, devices: int):
+def test_other_images_are_substituted_and_counted(root: Path, tmp_path: Path, devices: int):
     allowed = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.1", "--parallel.devices", str(devices)]
     assert train(root, tmp_path / "run", *allowed) == 0
     records = lines(tmp_path / "run")
@@ -67,7 +67,7 @@ def test_others_stand_in_and_are_counted(root: Path, tmp_path: Path, devices: in
 
 
 @pytest.mark.slow
-def test_too_many_end_the_run(root: Path, tmp_path: Path, capfd):
+def test_too_many_bad_images_end_the_run(root: Path, tmp_path: Path, capfd):
     assert train(root, tmp_path / "run", "--data.bad-images", "substitute", "--data.max-bad-images", "0.04") == 2
     last = capfd.readouterr().err.splitlines()[-1]
     assert "2 images of this epoch were substituted, and --data.max-bad-images allows 1; find them with" in last
@@ -76,7 +76,7 @@ def test_too_many_end_the_run(root: Path, tmp_path: Path, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", ["0.1", "0.04"])
-def test_a_set_on_the_devices_is_judged_when_it_is_loaded(root: Path, tmp_path: Path, capfd, share: str):
+def test_bad_images_are_found_when_a_data_set_is_loaded_onto_the_devices(root: Path, tmp_path: Path, capfd, share: str):
     allowed = ["--data.bad-images", "substitute", "--data.max-bad-images", share, "--data.cache", "device"]
     code = train(root, tmp_path / "run", *allowed)
     if share == "0.1":
@@ -87,8 +87,8 @@ def test_a_set_on_the_devices_is_judged_when_it_is_loaded(root: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_resumed_is_uninterrupted(root: Path, tmp_path: Path):
-    """Also under a higher limit, as a user sets it after a run has ended at the limit."""
+def test_a_resumed_run_equals_an_uninterrupted_one(root: Path, tmp_path: Path):
+    """Test also a higher limit on resume, which a user sets after a run has ended at the limit."""
     config = substituting(root)
     whole = train_config(config, tmp_path / "whole")
     train_config(config.replace(train={"duration": "4 steps"}), tmp_path / "parts")
@@ -119,7 +119,7 @@ def leaves(state) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-def test_a_row_is_counted_once_an_epoch_where_batches_span_two(root: Path, tmp_path: Path):
+def test_a_bad_row_is_counted_once_an_epoch_where_a_batch_spans_two_epochs(root: Path, tmp_path: Path):
     """24 examples in batches of 10: the bad rows may be late in one epoch and early in the next."""
     more = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.08", "--parallel.devices", "1"]
     more += ["--train.batch-size", "10", "--train.duration", "20 epochs", "--checkpoint.every", "100 steps"]
@@ -129,7 +129,7 @@ def test_a_row_is_counted_once_an_epoch_where_batches_span_two(root: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_the_notebooks_door_knows_the_limit(root: Path):
+def test_the_python_api_takes_the_limit_of_bad_images(root: Path):
 
     import jaxddp
 

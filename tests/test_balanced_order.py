@@ -57,7 +57,7 @@ def test_each_stretch_has_every_class_equally_often_and_no_example_twice_before_
         np.testing.assert_array_equal(parts, order.rows(later))
 
 
-def test_the_order_is_the_one_that_earlier_releases_made():
+def test_the_balanced_order_equals_that_of_earlier_releases():
     labels = np.array([0] * 40 + [1] * 7 + [3] * 3)
     found = np.concatenate(stream(BalancedOrder.of(labels, 10, 17), range(20)))
     digest = hashlib.sha256(found.astype("<i8").tobytes()).hexdigest()
@@ -95,7 +95,7 @@ def test_a_run_draws_balanced_batches_from_files_and_from_devices():
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_draws_the_rest(tmp_path):
+def test_a_resumed_run_draws_the_remaining_balanced_batches(tmp_path):
     def run(workdir, epochs):
         setup = shared(jaxddp.prepare_training(linear_model(), unequal(), 2, sgd(0.1), 4, epochs=epochs, data=BALANCED))
         state, _ = jaxddp.train(

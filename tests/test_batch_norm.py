@@ -99,7 +99,7 @@ def drawn(seed, shape, dtype):
     st.integers(0, 1000),
     st.sampled_from([VECTORS, MAPS]),
 )
-def test_it_is_flax_s_in_float64(form, running, by_hand, seed, shape):
+def test_batch_norm_equals_flaxs_in_float64(form, running, by_hand, seed, shape):
     relu, has_residual = form
     with jax.enable_x64(True):
         variables, x, residual, weights = drawn(seed, shape, jnp.float64)
@@ -121,7 +121,7 @@ def is_telling(relu: bool, has_residual: bool, by_hand: bool, group: int) -> boo
 @pytest.mark.parametrize(
     ("relu", "has_residual", "by_hand", "group"), [each if is_telling(*each) else rarely(*each) for each in GROUPED]
 )
-def test_each_group_is_flax_s_by_itself(relu, has_residual, by_hand, group):
+def test_each_group_is_normalized_as_flax_normalizes_it_alone(relu, has_residual, by_hand, group):
     with jax.enable_x64(True):
         variables, x, residual, weights = drawn(3, MAPS, jnp.float64)
         kind = {"dtype": jnp.float64, "param_dtype": jnp.float64}
@@ -133,7 +133,7 @@ def test_each_group_is_flax_s_by_itself(relu, has_residual, by_hand, group):
 
 
 @pytest.mark.slow
-def test_a_group_of_all_images_is_a_whole_batch_and_evaluation_has_no_groups():
+def test_a_group_of_all_images_equals_plain_batch_norm_and_evaluation_ignores_groups():
     variables, x, residual, weights = drawn(4, MAPS, jnp.float32)
     one, whole = (results(BatchNorm(False, group=each), variables, x, residual, weights, True) for each in (8, None))
     assert_close(one, whole, 1e-5)
@@ -143,7 +143,7 @@ def test_a_group_of_all_images_is_a_whole_batch_and_evaluation_has_no_groups():
 
 
 @pytest.mark.parametrize(("size", "group"), [(6, 4), (2, 3)])
-def test_images_that_no_whole_groups_make_up_are_one_line(size, group):
+def test_images_that_do_not_fill_whole_groups_raise_a_one_line_error(size, group):
     variables, x, *_ = drawn(0, (size, 2), jnp.float32)
     message = f"^batch norm: {size} images cannot be normalized in groups of {group}; give each device a mul"
     with pytest.raises(InputError, match=message):
@@ -151,7 +151,7 @@ def test_images_that_no_whole_groups_make_up_are_one_line(size, group):
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_without_a_scale_it_is_as_with_a_scale_of_one(by_hand):
+def test_batch_norm_without_a_scale_equals_a_scale_of_one(by_hand):
     variables, x, residual, weights = drawn(5, VECTORS, jnp.float32)
     variables["params"]["scale"] = jnp.ones(2)
     result, stats, gradients = results(BatchNorm(False, by_hand=by_hand), variables, x, residual, weights, True)
@@ -177,8 +177,8 @@ def test_in_bfloat16_statistics_and_gradients_of_parameters_stay_float32(relu, h
 @pytest.mark.parametrize("bias", [0.0, -1.0, 1.0])
 @pytest.mark.parametrize("constant", [0.0, 0.25])
 @pytest.mark.parametrize("dtype", few(("float64",), "float32"))
-def test_where_the_scale_is_zero_or_negative_and_the_input_constant(scale, bias, constant, dtype):
-    """All pixels of the second channel are equal, so without a bias each is at the ReLU's corner, where it has no
+def test_gradients_are_right_for_zero_and_negative_scales_and_constant_inputs(scale, bias, constant, dtype):
+    """All pixels of the second channel are equal, so without a bias each input of the ReLU is 0, where it has no
     gradient."""
     with jax.enable_x64(dtype == "float64"):
         variables, x, _, weights = drawn(0, VECTORS, dtype)
@@ -221,7 +221,7 @@ def test_the_gradient_can_be_differentiated(relu, has_residual):
 @pytest.mark.parametrize("devices", few((2,), 4))
 @pytest.mark.parametrize("cast", [True, False])
 @pytest.mark.parametrize(("relu", "has_residual"), TWO_FORMS)
-def test_with_an_axis_the_shards_are_one_batch(devices, cast, relu, has_residual):
+def test_with_an_axis_name_the_shards_are_normalized_as_one_batch(devices, cast, relu, has_residual):
     """Gradients of parameters that were cast to varying belong to each device; JAX sums the others."""
     with jax.enable_x64(True):
         variables, x, residual, weights = drawn(1, MAPS, jnp.float64)
@@ -243,7 +243,7 @@ def test_with_an_axis_the_shards_are_one_batch(devices, cast, relu, has_residual
 
 
 @pytest.mark.parametrize(("relu", "has_residual"), TWO_FORMS)
-def test_a_nan_is_not_hidden(relu, has_residual):
+def test_batch_norm_does_not_hide_a_nan(relu, has_residual):
     variables, x, residual, weights = drawn(0, VECTORS, jnp.float32)
     result, stats, gradients = results(
         BatchNorm(False), variables, x.at[3, 0].set(jnp.nan), residual if has_residual else None, weights, relu

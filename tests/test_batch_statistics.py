@@ -38,7 +38,7 @@ def get_config():
         ("zzz", ""),
     ],
 )
-def test_what_is_no_batch_norm_is_the_same_line_at_every_door(value, near, tmp_path, capfd):
+def test_an_invalid_batch_norm_raises_the_same_error_at_every_entry_point(value, near, tmp_path, capfd):
     def line(read) -> str:
         with pytest.raises(InputError) as caught:
             read()
@@ -49,7 +49,7 @@ def test_what_is_no_batch_norm_is_the_same_line_at_every_door(value, near, tmp_p
     expected = f"model.batch_norm={value!r}: {expected}{near}"
     assert line(lambda: Config().replace(model={"batch_norm": value})) == expected
     assert line(lambda: Config(model=ModelConfig(batch_norm=value))) == expected
-    # Here it is an argument.
+    # In this entry point the batch norm is an argument.
     assert line(lambda: jaxddp.resnet("resnet18", 5, batch_norm=value)) == expected.removeprefix("model.")
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.format(value))
@@ -63,7 +63,7 @@ def test_what_is_no_batch_norm_is_the_same_line_at_every_door(value, near, tmp_p
     ("batch_norm", "axis_name", "group"),
     [("local", None, None), ("sync", AXIS, None), ("ghost:1", None, 1), ("ghost:32", None, 32)],
 )
-def test_batch_norm_is_read_in_one_place(batch_norm, axis_name, group):
+def test_batch_norm_is_parsed_in_one_place(batch_norm, axis_name, group):
     statistics = Config().replace(model={"batch_norm": batch_norm}).model.batch_statistics
     assert statistics == BatchStatistics(axis_name, group)
     network = jaxddp.resnet("resnet18", 5, batch_norm=batch_norm)
@@ -80,14 +80,14 @@ def test_batch_norm_is_read_in_one_place(batch_norm, axis_name, group):
         (7, 13, 1, "13 is computed in 1 part of 13; a batch of 7, 14, or ghost:1, would do"),
     ],
 )
-def test_a_batch_that_no_whole_groups_make_up_is_one_line(group, batch_size, shares, expected):
+def test_a_batch_that_does_not_fill_whole_groups_raises_a_one_line_error(group, batch_size, shares, expected):
     start = f"model.batch_norm=ghost:{group} normalizes {group} images together, but train.batch_size="
     with pytest.raises(InputError, match=f"^{start}{expected}$"):
         BatchStatistics(group=group).check(batch_size, shares)
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9))
-def test_what_the_line_says_would_do_does(group, share, shares):
+def test_the_batch_size_that_the_error_suggests_works(group, share, shares):
     statistics, batch_size = BatchStatistics(group=group), share * shares
     for other in (BatchStatistics(), BatchStatistics(axis_name=AXIS)):
         other.check(batch_size, shares)

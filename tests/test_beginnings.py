@@ -24,7 +24,7 @@ RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 @pytest.mark.parametrize(
     "mistake", [["--model.freeze", "nosuch"], ["--model.weights", "nosuch.safetensors"]], ids=["layer", "weights"]
 )
-def test_a_mistake_in_a_recipe_leaves_nothing(mistake, tmp_path, capfd):
+def test_a_mistake_in_a_recipe_leaves_no_work_directory(mistake, tmp_path, capfd):
     data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, image=16))
     words = ["train", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path / "w")]
     assert main([*words, *mistake]) == 2
@@ -50,7 +50,7 @@ def test_a_network_for_other_classes_is_found_before_anything_is_written(tmp_pat
 
 
 @pytest.mark.parametrize("kept", [None, "notes.txt", "checkpoints/4.damaged", "config.json", COPY_FOLDER])
-def test_what_was_there_stays(kept, tmp_path):
+def test_existing_files_stay_after_an_error_at_the_start(kept, tmp_path):
     if kept:
         (tmp_path / kept).mkdir(parents=True)
     with pytest.raises(InputError, match="^a mistake$"), session(tmp_path) as own:
@@ -62,7 +62,7 @@ def test_what_was_there_stays(kept, tmp_path):
     assert kept or not os.listdir(tmp_path)
 
 
-def test_another_error_and_a_good_end_leave_it(tmp_path):
+def test_a_later_error_and_a_finished_run_keep_the_work_directory(tmp_path):
     with pytest.raises(ZeroDivisionError), session(tmp_path / "error"):
         raise ZeroDivisionError
     with session(tmp_path / "end"):
@@ -70,7 +70,7 @@ def test_another_error_and_a_good_end_leave_it(tmp_path):
     assert (tmp_path / "error" / ".lock").exists() and (tmp_path / "end" / ".lock").exists()
 
 
-def test_a_lock_whose_file_was_taken_away_is_none(tmp_path, monkeypatch):
+def test_a_lock_whose_file_was_removed_is_not_held(tmp_path, monkeypatch):
     tries = []
 
     def took(file):
@@ -86,7 +86,7 @@ def test_a_lock_whose_file_was_taken_away_is_none(tmp_path, monkeypatch):
         pass
 
 
-def test_a_directory_that_cannot_be_written_is_named_itself(tmp_path, monkeypatch):
+def test_an_error_names_the_directory_that_cannot_be_written(tmp_path, monkeypatch):
     def touch(path):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
@@ -97,7 +97,7 @@ def test_a_directory_that_cannot_be_written_is_named_itself(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_classes_of_validation_without_training_examples_are_told(caplog):
+def test_validation_classes_without_training_examples_are_logged(caplog):
     images = random_table(8).images
     names = tuple("abcdef")
     table = ArrayTable(images, np.arange(8) % 2, names)

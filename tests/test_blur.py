@@ -38,7 +38,7 @@ def blurred(images: np.ndarray, stride: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("sides", "stride"), [((9, 4), 1), ((7, 8), 2), ((1, 5), 3), rarely((1, 1), 1), rarely((8, 8), 2)]
 )
-def test_it_is_the_convolution_with_the_binomial_filter_and_its_gradient_is_the_transpose(sides, stride):
+def test_blur_convolves_with_the_binomial_filter_and_its_gradient_is_the_transpose(sides, stride):
     with jax.enable_x64(True):
         rng = np.random.default_rng(stride)
         images = rng.normal(size=(2, *sides, 3))
@@ -56,7 +56,7 @@ def test_it_is_the_convolution_with_the_binomial_filter_and_its_gradient_is_the_
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("stride", few((2,), 1))
-def test_few_bits_are_rounded_once(dtype, stride):
+def test_blur_rounds_only_once_in_half_precision(dtype, stride):
     rng = np.random.default_rng(0)
     images, grads = (jnp.asarray(rng.integers(-128, 129, (2, side, side, 3)), dtype) for side in (8, 8 // stride))
     found, back = jax.vjp(lambda x: blur(x, stride), images)
@@ -68,8 +68,8 @@ def test_few_bits_are_rounded_once(dtype, stride):
 
 
 @pytest.mark.parametrize("shift", [0, 1])
-def test_what_a_stride_cannot_tell_from_a_constant_is_taken_away(shift):
-    """Return stripes one pixel wide. Every second pixel is 1 everywhere, or -1 everywhere, depending on the shift."""
+def test_blur_removes_stripes_that_a_stride_would_alias_to_a_constant(shift):
+    """Blur stripes one pixel wide: without a blur, a stride of two would read only 1, or only -1."""
     stripes = jnp.asarray((-1.0) ** (np.arange(12) + shift))[None, None, :, None] * jnp.ones((1, 12, 1, 1))
     assert (np.abs(stripes[:, ::2, ::2]) == 1).all()
     np.testing.assert_array_equal(blur(stripes, 2)[:, 1:, 1:], 0)
@@ -107,7 +107,7 @@ def library(images, kernel, stride, padding, **more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "side"), [("basic", 13), ("bottleneck", 8)])
-def test_a_resnet_blurs_before_each_stride_over_sixteen_channels(kind, side):
+def test_a_resnet_blurs_before_each_strided_convolution_of_sixteen_or_more_channels(kind, side):
     with jax.enable_x64(True):
         images = jnp.asarray(np.random.default_rng(0).normal(size=(2, side, side, 3)))
         plain, expected = network(kind, convolution=library), network(kind, convolution=by_rule)
@@ -127,12 +127,12 @@ def test_the_stem_and_narrow_images_are_not_blurred(width, wide, monkeypatch):
     monkeypatch.setattr("jaxddp.models.ops.blur.blur", lambda x, stride=1: seen.append(x.shape[-1]) or blur(x, stride))
     net = network("basic", blur_pool=True, width=width, stem=imagenet_stem, dtype="float32", param_dtype="float32")
     jax.eval_shape(net.init, jax.random.key(0), images)
-    # One before the strided convolution, and one before the shortcut's.
+    # There is one blur before the strided convolution, and one before the strided convolution of the shortcut.
     assert seen == sorted(2 * wide)
 
 
 @pytest.mark.slow
-def test_torchvision_s_weights_have_a_place_in_it():
+def test_torchvisions_weights_fit_a_resnet_with_blur():
     plain, blurring = (
         MODELS.get("resnet50")(Config().replace(model={"blur_pool": blurs}), CLASSES) for blurs in (False, True)
     )
@@ -163,6 +163,6 @@ def trained(devices: int):
 
 
 @pytest.mark.slow
-def test_four_devices_train_what_one_trains():
+def test_four_devices_train_the_same_blurred_network_as_one():
     with jax.enable_x64(True):
         assert largest_difference(trained(4), trained(1)) < 1e-9

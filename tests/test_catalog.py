@@ -59,7 +59,7 @@ def test_entries(catalog):
     assert resolved("shouted", catalog).path == "S3://bucket/imagenet"
 
 
-def test_where_solution_files_are_not_named_they_have_the_usual_names(tmp_path: Path):
+def test_solution_files_have_default_names(tmp_path: Path):
     root = write_tree(tmp_path / "tree", classes=2, images=3, val=4)
     (tmp_path / "datasets.toml").write_text('[plain]\npath = "tree"\n[named]\npath = "tree"\ntrain = "other.csv"\n')
     (root / "LOC_train_solution.csv").rename(root / "other.csv")
@@ -71,7 +71,7 @@ def test_where_solution_files_are_not_named_they_have_the_usual_names(tmp_path: 
             open_splits(DataConfig(name="plain"))
 
 
-def test_python_knows_the_same_names(tmp_path, monkeypatch):
+def test_the_python_api_finds_the_same_catalog_names(tmp_path, monkeypatch):
     root = write_tree(tmp_path / "tree", classes=3, images=4, val=3)
     (root / "LOC_train_solution.csv").rename(root / "mine.csv")
     told = '[pets]\npath = "tree"\ntrain = "mine.csv"\nclasses = "0:2"\n'
@@ -98,7 +98,7 @@ def test_python_knows_the_same_names(tmp_path, monkeypatch):
     assert place_of("pets") == DatasetEntry("pets")
 
 
-def test_the_example_that_comes_with_the_configs(monkeypatch):
+def test_the_example_catalog_of_the_configs_is_valid(monkeypatch):
     file = configs_folder() / "datasets.toml"
     assert resolved("imagenet", file) == DatasetEntry(
         "/data/imagenet", "LOC_train_solution.csv", "LOC_val_solution.csv"
@@ -107,7 +107,7 @@ def test_the_example_that_comes_with_the_configs(monkeypatch):
         assert resolved(name, file).path
 
 
-def test_the_variable_comes_before_the_working_directory(catalog, tmp_path, monkeypatch):
+def test_the_environment_variable_takes_precedence_over_the_working_directory(catalog, tmp_path, monkeypatch):
     monkeypatch.delenv("JAXDDP_DATASETS", raising=False)
     monkeypatch.chdir(tmp_path)
     assert resolve("digits").path == f"{tmp_path}/sets/digits"

@@ -87,12 +87,14 @@ def test_evaluation_gives_the_pixels_of_torchvision(size: tuple[int, int]):
     spare=st.integers(0, 12),
     form=st.sampled_from(["JPEG", "PNG"]),
 )
-def test_at_any_size(width: int, height: int, image_size: int, spare: int, form: str):
+def test_evaluation_gives_the_pixels_of_torchvision_at_any_size(
+    width: int, height: int, image_size: int, spare: int, form: str
+):
     assert difference(encoded(photograph(width, height), form), image_size, image_size + spare).max() <= MOST
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 1000), (1000, 1), (2, 700)], ids=str)
-def test_images_that_are_a_line(size: tuple[int, int]):
+def test_images_one_pixel_wide_or_high_are_resized_as_torchvision_does(size: tuple[int, int]):
     assert difference(encoded(photograph(*size), "PNG"), 56, 64).max() <= MOST
 
 
@@ -113,11 +115,11 @@ KINDS: dict[str, Callable[[Image.Image], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_file(kind: str):
+def test_every_kind_of_file_gives_the_pixels_of_torchvision(kind: str):
     assert difference(KINDS[kind](photograph(500, 375))).mean() <= MEAN
 
 
-def test_of_sixteen_bits_the_upper_eight_are_resized():
+def test_the_upper_eight_of_sixteen_bits_are_resized():
     values = np.random.default_rng(0).integers(0, 65536, (90, 130)).astype(np.uint16)
     upper = encoded(Image.fromarray((values >> 8).astype(np.uint8)), "PNG")
     found = eval_image(encoded(Image.fromarray(values), "PNG"), 28, 32).numpy()
@@ -126,13 +128,13 @@ def test_of_sixteen_bits_the_upper_eight_are_resized():
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize(("width", "height"), [(32, 32), (32, 45), (46, 32), (47, 32)])
-def test_where_nothing_is_resized_the_pixels_are_the_images_own(width: int, height: int, form: str):
+def test_without_resizing_the_pixels_are_those_of_the_image(width: int, height: int, form: str):
     data = encoded(photograph(width, height), form)
     for image_size in (32, 29, 28, 1):
         assert not difference(data, image_size, 32).any()
 
 
-def test_the_filter_of_training_exceeds_the_bound():
+def test_the_resizing_filter_of_training_exceeds_the_bound():
     """The resizing of training, which aliases up to a ratio of 1.6, exceeds the bound."""
     image = photograph(330, 330)
     found = np.abs(resize(np.asarray(image), 224).numpy().astype(int) - reference(encoded(image, "PNG"), 224, 224))

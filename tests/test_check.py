@@ -74,7 +74,7 @@ BROKEN_METADATA = {"profile": (0xE2, b"ICC_PROFILE\0"), "Adobe": (0xEE, b"Adobe"
 
 
 @pytest.mark.parametrize("kind", BROKEN_METADATA)
-def test_metadata_that_pillow_refuses_is_no_fault(kind: str):
+def test_metadata_that_pillow_rejects_is_not_a_fault(kind: str):
     for mode, notes in (("RGB", ()), ("CMYK", ("CMYK: Adobe's inverted kind; converted to RGB",))):
         data = encode(picture(40, 48, mode))
         odd = data[:2] + segment(*BROKEN_METADATA[kind]) + data[2:]
@@ -88,7 +88,7 @@ def test_metadata_that_pillow_refuses_is_no_fault(kind: str):
 
 
 @pytest.mark.parametrize("kind", FAULTS | NOTES)
-def test_one_file_of_each_kind(kind: str):
+def test_one_bad_file_of_each_kind_is_found(kind: str):
     data, expected = (FAULTS | NOTES)[kind]
     if data is None:
         return
@@ -123,7 +123,7 @@ def run(arguments: list, capfd) -> tuple[int, list[str], str]:
     return code, out.splitlines(), error
 
 
-def test_the_command_names_each_bad_file_in_one_line_and_ends_with_1(spoiled, tmp_path, capfd):
+def test_the_command_names_each_bad_file_on_its_own_line_and_exits_with_code_1(spoiled, tmp_path, capfd):
     root, places = spoiled
     manifest = tmp_path / "m.jsonl"
     code, lines, _ = run([root, "--manifest", manifest, "--threads", 3], capfd)
@@ -296,7 +296,9 @@ def test_one_run_reports_every_file_of_parquet_that_cannot_be_read(tmp_path, cap
 
 
 @pytest.mark.parametrize("splits", [["train"], ["train", "val"]])
-def test_a_set_without_a_split_that_can_be_read_is_one_line_and_2(splits, tmp_path, capfd, monkeypatch):
+def test_a_data_set_without_a_readable_split_raises_a_one_line_error_with_exit_code_2(
+    splits, tmp_path, capfd, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     records = write_packed(tmp_path / "packed")
     for split in splits:
@@ -322,7 +324,7 @@ def test_the_report_is_the_same_on_any_number_of_threads(spoiled):
         assert (split.faults, split.notes) == (other.faults, other.notes)
 
 
-def test_a_clean_tree_is_clean(tmp_path, capfd, monkeypatch):
+def test_a_clean_data_set_has_no_findings(tmp_path, capfd, monkeypatch):
     root = write_tree(tmp_path / "set", classes=3, images=4, val=5)
     monkeypatch.chdir(tmp_path)
     code, lines, error = run([root], capfd)
@@ -378,7 +380,7 @@ def test_balance_names_classes_without_images(tmp_path):
     assert summary["val"]["classes_of_train_lacking"] == [synset(3)]
 
 
-def test_arrays_are_looked_over_too():
+def test_arrays_are_checked_too():
     images = np.random.default_rng(0).integers(0, 256, (6, 5, 7, 3), np.uint8)
     images[2] = (9, 8, 7)
     images[5] = images[0]
@@ -494,7 +496,7 @@ def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, c
         ([], "data: unknown command ''; there are: check, pack, sample, show"),
     ],
 )
-def test_bad_input_is_one_line_and_2(arguments, expected, tmp_path, capfd, monkeypatch):
+def test_bad_input_raises_a_one_line_error_with_exit_code_2(arguments, expected, tmp_path, capfd, monkeypatch):
     root = write_tree(tmp_path / "set", classes=2, images=2, val=2)
     monkeypatch.chdir(tmp_path)
     assert main(["data", *(word.format(root=root) for word in arguments)]) == 2

@@ -37,7 +37,7 @@ def logged(absl: logging.Logger, caplog, module: str, error: BaseException) -> l
 
 
 @pytest.mark.parametrize("error", [FULL, BY_TENSORSTORE])
-def test_what_a_save_raises_as_well_is_not_printed(absl, caplog, error):
+def test_an_error_that_a_save_also_raises_is_not_logged(absl, caplog, error):
     assert logged(absl, caplog, "future", error) == []
     assert logged(absl, caplog, "storage_backend", error) == ["Step 3 failed: No space left on device"]
 
@@ -46,7 +46,7 @@ def test_an_error_that_is_not_of_a_file_keeps_its_traceback(absl, caplog):
     assert logged(absl, caplog, "future", RuntimeError("a bug")) == ["Step 3 failed\nRuntimeError: a bug"]
 
 
-def test_of_a_loop_that_has_ended_nothing_is_printed(tmp_path, monkeypatch):
+def test_an_ended_event_loop_prints_nothing(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(sys, "unraisablehook", seen.append)
     import jaxddp.training.checkpoints.orbax_errors as checkpoint_errors
@@ -64,7 +64,7 @@ def raised(number: int, by_tensorstore: bool) -> Exception:
 
 @pytest.mark.parametrize("by_tensorstore", [False, True])
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EHOSTDOWN, errno.ETIMEDOUT, errno.EIO])
-def test_a_disk_or_a_server_that_fails_is_no_mistake(tmp_path, number, by_tensorstore):
+def test_a_failing_disk_or_server_is_not_a_mistake_of_the_user(tmp_path, number, by_tensorstore):
     error = raised(number, by_tensorstore)
     line = f"^{tmp_path}: cannot be written \\({os.strerror(number)}\\); check the disk or its server"
     with pytest.raises(Unreachable, match=line), writing(tmp_path):
@@ -76,7 +76,7 @@ def test_a_disk_or_a_server_that_fails_is_no_mistake(tmp_path, number, by_tensor
         raise error
 
 
-def test_what_a_server_that_is_away_holds_is_not_damaged(tmp_path, monkeypatch):
+def test_files_on_an_unreachable_server_are_not_damaged(tmp_path, monkeypatch):
     (tmp_path / "4").mkdir()
     (tmp_path / "4" / "manifest.json").write_text("{}")
     manifests = Integrity(tmp_path)
@@ -95,7 +95,7 @@ def test_what_a_server_that_is_away_holds_is_not_damaged(tmp_path, monkeypatch):
             assert manifests.check(4) == f"manifest.json {damage}"
 
 
-def test_an_error_passes_the_barrier_in_the_threads_of_orbax_alone():
+def test_only_errors_in_orbaxs_threads_pass_the_barrier():
     waits = list[tuple[str, int]]()
     barrier = Barrier(lambda *, key, timeout_ms: waits.append((key, timeout_ms)))
 

@@ -99,7 +99,7 @@ ENTRIES = [(kind, name) for kind in CHOICES for name in kind.names()]
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES, ids=[f"{kind.key}={name}" for kind, name in ENTRIES])
-def test_a_key_is_read_or_refused_with_the_names_of_who_reads_it(kind, name):
+def test_a_key_is_read_or_rejected_with_the_choices_that_read_it(kind, name):
     usual = made(kind, named(kind, name))
     for key, readers in kind.readers().items():
         value = other(kind, name, key)
@@ -148,14 +148,14 @@ def test_settings_are_keys_of_the_section_with_its_types_and_known_without_an_im
     assert unseen.keys_read() == kind.keys_read()
 
 
-def test_the_usual_values_are_those_of_the_choice_that_a_config_begins_with_or_of_most():
+def test_default_settings_of_the_standard_config_equal_the_fallback_values():
     found = resolved(flatten(Config().to_dict()))
     assert {key: found[key] for key in FALLBACK_VALUES if found[key] is not None}.items() <= FALLBACK_VALUES.items()
     assert FALLBACK_VALUES.keys() <= keys_of_choices()
 
 
 @pytest.mark.parametrize("name", config_names())
-def test_what_a_config_inherits_gives_way_to_another_choice(name):
+def test_another_choice_replaces_inherited_settings(name):
     config, file = load(name), read_recipe(name)
     check_read(config, file.hooks)
     others = {kind: {frozenset(keys): each for each, keys in kind.keys_read().items()} for kind in CHOICES}
@@ -168,7 +168,7 @@ def test_what_a_config_inherits_gives_way_to_another_choice(name):
         assert all(after[key] is None for key in unread)
 
 
-def test_a_choice_that_is_inherited_keeps_what_is_said_of_it():
+def test_an_inherited_choice_keeps_its_settings():
     lars = Config().replace(optimizer={"name": "lars", "trust_coefficient": 0.5})
     assert lars.replace(optimizer={"momentum": 0.5}).optimizer.trust_coefficient == 0.5
     assert lars.replace(optimizer={"name": "lamb", "momentum": 0.5}).optimizer.trust_coefficient is None
@@ -233,12 +233,12 @@ def test_a_key_without_the_key_that_it_needs_is_rejected_with_both_names(key):
     assert flatten(gone.to_dict())[key] == flatten(default.to_dict())[key] != flatten(config.to_dict())[key]
 
 
-def test_every_key_that_needs_another_has_its_line_here():
+def test_every_key_that_needs_another_key_is_tested_here():
     assert NEEDS.keys() == DEPENDENT.keys()
     assert {*NEEDS, *(need.key for need in NEEDS.values())} <= HINTS.keys()
 
 
-def test_a_typed_key_without_the_key_that_it_needs_is_rejected_with_the_command_that_would_do(tmp_path, capfd):
+def test_an_option_without_the_key_that_it_needs_is_rejected_with_a_working_command(tmp_path, capfd):
     line = refused("train digits --data d --train.ema-every 5 --train.stop-min-gain=0.1 --epochs 2", capfd)
     assert line == (
         "jaxddp: --train.ema-every 5 has no effect without train.ema; --train.stop-min-gain 0.1 has no effect without "
@@ -251,7 +251,7 @@ def test_a_typed_key_without_the_key_that_it_needs_is_rejected_with_the_command_
     assert refused(f"train {recipe}", capfd) == f"jaxddp: {recipe}:3: {told}; leave data.max_bad_images out of {recipe}"
 
 
-def test_a_run_that_wrote_a_key_without_effect_goes_on_as_the_same_run(tmp_path):
+def test_a_run_that_stored_a_key_without_effect_resumes_as_the_same_run(tmp_path):
     config = Config().replace(train={"ema_every": 5}, data={"grow_by": 8})
     begun, _ = claim(tmp_path, Claim(config.to_dict(), {}), resuming=False)
     own = read_recipe(tmp_path).config
@@ -273,7 +273,7 @@ def refused(words: str, capfd) -> str:
     return line
 
 
-def test_all_that_nothing_reads_is_said_at_once_with_the_command_that_would_do(capfd):
+def test_all_unused_options_are_reported_at_once_with_a_working_command(capfd):
     line = refused(
         "train digits --data d --model vit_ti16 --optimizer.trust-coefficient=0.5 --model.no-blur-pool "
         "--objective.threshold 0.1 --data.augment.flip false --optimizer.step-at 0.3 0.6 --epochs 2",
@@ -292,7 +292,7 @@ def test_all_that_nothing_reads_is_said_at_once_with_the_command_that_would_do(c
         assert told in line
 
 
-def test_what_a_recipe_file_says_is_to_be_left_out_of_it(tmp_path, capfd):
+def test_an_unused_key_in_a_recipe_file_is_reported_for_removal_from_the_file(tmp_path, capfd):
     recipe = tmp_path / "mine.py"
     made = "load('digits').replace(model={'drop_path': 0.5})"
     recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {made}\n")
@@ -314,7 +314,7 @@ def test_what_a_recipe_file_says_is_to_be_left_out_of_it(tmp_path, capfd):
         ("digits_fixmatch --objective.name supervised", {"objective.strong_rand_magnitude", "objective.strong_cutout"}),
     ],
 )
-def test_another_choice_on_top_of_a_config_has_its_own_settings(words, left):
+def test_a_choice_that_overrides_the_configs_has_its_own_settings(words, left):
     name, *options = words.split()
     _, file = parse_recipe(Train, "jaxddp train", [name, *options])
     before, after = flatten(load(name).to_dict()), flatten(file.config.to_dict())
@@ -327,7 +327,7 @@ def page(words: str, capfd) -> str:
     return " ".join(capfd.readouterr().out.replace("│", "").split())
 
 
-def test_the_page_of_a_config_has_the_keys_that_its_choices_read_with_their_values(capfd):
+def test_help_for_a_config_lists_the_keys_of_its_choices_with_their_values(capfd):
     said = page("digits", capfd)
     shown = {key for key in keys_of_choices() if re.search(rf"{typed(key)}\b(?!-)", said)}
     flat = flatten(load("digits").to_dict())
@@ -337,7 +337,7 @@ def test_the_page_of_a_config_has_the_keys_that_its_choices_read_with_their_valu
     assert said.index("data options") < said.index("model options") < said.index("train options")
 
 
-def test_the_page_follows_the_choices_that_are_typed_before_it(capfd):
+def test_help_for_a_config_uses_the_choices_on_the_command_line(capfd):
     said = page("digits --model vit_ti16 --optimizer.schedule=wsd", capfd)
     assert "--model.drop-path" in said and "--optimizer.decay-share" in said and "--model.stem" not in said
 
@@ -346,7 +346,7 @@ def test_the_page_follows_the_choices_that_are_typed_before_it(capfd):
 
 
 @pytest.mark.parametrize("name", ["digits", "imagenet_vit_s16", "cifar10_fast"])
-def test_a_run_of_a_release_that_wrote_every_key_goes_on_as_the_same_run(name, tmp_path):
+def test_a_run_of_a_release_that_stored_every_key_resumes_as_the_same_run(name, tmp_path):
     """Such a release also stored keys without effect, with the values of an inherited config."""
     file = read_recipe(name)
     claimed = Claim(file.config.to_dict(), {}, file)
@@ -366,7 +366,7 @@ def test_a_run_of_a_release_that_wrote_every_key_goes_on_as_the_same_run(name, t
         assert RunIdentity.of(now) == RunIdentity.of(content)
 
 
-def test_a_value_that_a_choice_has_by_itself_is_no_change_and_any_other_is(tmp_path):
+def test_a_choices_default_value_is_no_change_on_resume_but_any_other_value_is(tmp_path):
     def again(**optimizer) -> dict:
         config = Config().replace(optimizer={"name": "sgd"} | optimizer)
         return claim(tmp_path, Claim(config.to_dict(), {}), resuming=(tmp_path / "config.json").exists())[0]
@@ -382,7 +382,7 @@ def test_a_value_that_a_choice_has_by_itself_is_no_change_and_any_other_is(tmp_p
 # --- Hooks and Python ---
 
 
-def test_a_hook_is_given_the_usual_values(tmp_path):
+def test_a_hook_receives_default_settings(tmp_path):
     seen = Hook(tmp_path, lambda config: config)(Config().replace(model={"width": 8}))
     assert (seen.model.width, seen.model.stem, seen.optimizer.momentum) == (8, "imagenet", 0.9)
     assert seen.optimizer.epsilon is None
@@ -413,7 +413,7 @@ def test_a_hook_is_given_the_usual_values(tmp_path):
         ),
     ],
 )
-def test_python_s_options_are_read_by_its_objective(given, expected):
+def test_options_of_the_python_api_are_read_by_its_objective(given, expected):
     with pytest.raises(InputError) as raised:
         jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4, **given)
     assert str(raised.value).startswith(expected)
@@ -422,7 +422,7 @@ def test_python_s_options_are_read_by_its_objective(given, expected):
 # --- Values with a syntax of their own are parsed once ---
 
 
-def test_a_form_of_its_own_is_read_once_and_kept(monkeypatch):
+def test_a_value_with_its_own_syntax_is_parsed_once_and_kept(monkeypatch):
     config = Config().replace(
         optimizer={"groups": ["fc:rate=2"], "rate_factors": ["conv1=0.5"]},
         model={"freeze": "bn1", "unfreeze": ["layer4=1 epoch"], "batch_norm": "ghost:8"},

@@ -103,7 +103,7 @@ def muon_by_hand(kernel, grads, rates, momentum):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_each_group_is_trained_as_the_recipe_says(name):
+def test_each_parameter_group_has_the_optimizer_of_the_recipe(name):
     total, few = 20, 4
     with jax.enable_x64(True):
         # Three epochs are 7.5 of these steps.
@@ -149,7 +149,7 @@ def test_each_group_is_trained_as_the_recipe_says(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_bias_of_the_whitening_convolution_is_left_alone_after_three_epochs(name):
+def test_the_bias_of_the_whitening_convolution_is_frozen_after_three_epochs(name):
     optimizer, _ = optimizer_of(name, 100, train={"batch_size": 50_000})
     params = initial("float32")
     state, moved = optimizer.init(params), []
@@ -176,7 +176,7 @@ def multiplications(width: int = 64) -> int:
 @pytest.mark.parametrize(
     ("name", "petaflop", "padded"), [("cifar10_fast", 0.243, 0.284), ("cifar10_fast_sgd", 0.301, 0.351)]
 )
-def test_a_whole_run_is_a_fraction_of_a_petaflop(name, petaflop, padded):
+def test_a_whole_run_takes_a_fraction_of_a_petaflop(name, petaflop, padded):
     """Count the operations of the forward and backward passes of all examples.
 
     `petaflop` does not count products with padding, and `padded` does.
@@ -217,7 +217,7 @@ def test_the_first_convolution_whitens_a_sample_of_the_training_images(data, mon
     np.testing.assert_array_equal(kernels[0], kernels[1])
 
 
-def test_another_network_is_one_line(data, capfd):
+def test_another_network_raises_a_one_line_error(data, capfd):
     words = ["train", "cifar10_fast", "--data.path", str(data), "--workdir", str(data.parent / "w"), *SMALL]
     assert main([*words, "--model.name", "resnet10"]) == 2
     line = capfd.readouterr().err.splitlines()[-1]
@@ -226,7 +226,7 @@ def test_another_network_is_one_line(data, capfd):
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_resumed_is_uninterrupted_bit_for_bit(data, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(data, tmp_path):
     """Resume with Lookahead's slow weights. `conformance/test_optimizers.py` resumes Muon's state."""
     words = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
     words |= {"log": {"every": "1 step"}}
@@ -250,7 +250,7 @@ def again(setup):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", few(("cifar10_fast_sgd",), "cifar10_fast"))
-def test_interrupted_and_resumed_is_uninterrupted_and_evaluated_from_its_config(name, data, tmp_path, capfd):
+def test_a_resumed_run_equals_an_uninterrupted_one_and_is_evaluated_from_its_config(name, data, tmp_path, capfd):
     """Stop a run of 8 steps after the fourth, and resume it bit for bit, including Lookahead's slow weights."""
 
     def run(workdir: str, stops: bool = False) -> list[dict]:
@@ -284,7 +284,7 @@ class Terminated:
 # The tests in `conformance/` show that the network and all kinds of optimizers give the same results on any devices.
 @pytest.mark.ci
 @pytest.mark.parametrize("name", few(("cifar10_fast",), "cifar10_fast_sgd"))
-def test_four_devices_with_sync_batch_norm_train_as_one(name, data):
+def test_four_devices_with_sync_batch_norm_train_the_same_as_one(name, data):
     losses = []
     for devices in (1, 4):
         setup = initialize(experiment_of(name, data, model={"batch_norm": "sync"}, parallel={"devices": devices}))

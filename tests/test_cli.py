@@ -48,7 +48,7 @@ def params(workdir: Path, data: Path) -> dict:
     return state.params
 
 
-# One device and no pictures, for tests of neither.
+# Options for tests that need neither several devices nor pictures.
 PLAIN = ["--parallel.devices", "1", "--log.to", "jsonl"]
 
 
@@ -63,7 +63,7 @@ def finished(data, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_leaves_what_the_contract_names(finished):
+def test_a_run_leaves_the_documented_files(finished):
     result = json.loads((finished / "result.json").read_text())
     assert (result["status"], result["step"], result["devices"], result["processes"]) == ("done", 12, 8, 1)
     assert result["val"]["count"] == 11
@@ -74,7 +74,7 @@ def test_a_run_leaves_what_the_contract_names(finished):
 
 
 @pytest.mark.slow
-def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
+def test_eval_prints_the_metrics_of_the_run(finished, data, capfd):
     # Training smooths the labels; validation and `eval` do not.
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
     assert main(arguments) == 0
@@ -88,14 +88,14 @@ def test_eval_repeats_the_figures_of_the_run(finished, data, capfd):
 
 
 @pytest.mark.parametrize("peers", [ALONE, Second()])
-def test_of_the_processes_of_a_job_one_says_what_eval_measured(peers, data, tmp_path, monkeypatch, capfd):
+def test_only_one_process_of_a_job_prints_the_metrics_of_eval(peers, data, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("jaxddp.tasks.run_evaluation.evaluate", lambda *arguments: {"loss": 0.5, "top1": 1.0})
     monkeypatch.setattr("jaxddp.job.membership.peers", lambda: peers)
     assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
     assert capfd.readouterr().out == ("loss: 0.5\ntop1: 1\n" if peers.is_first else "")
 
 
-def test_a_config_whose_validation_crop_is_larger_than_its_image_is_refused_at_once(tmp_path, capfd):
+def test_a_validation_crop_larger_than_the_image_is_rejected_at_the_start(tmp_path, capfd):
     root = write_tree(tmp_path / "tree", size=20)
     arguments = ["train", "digits", "--data.path", str(root), "--workdir", str(tmp_path / "w")]
     arguments += ["--data.image-size", "24", "--data.resize", "20"]
@@ -103,14 +103,14 @@ def test_a_config_whose_validation_crop_is_larger_than_its_image_is_refused_at_o
     assert not (tmp_path / "w").exists()
 
 
-def test_a_mistyped_model_is_answered_with_the_nearest(data, tmp_path, capfd):
+def test_a_mistyped_model_gets_the_nearest_name_as_a_suggestion(data, tmp_path, capfd):
     arguments = ["train", "digits", "--data.path", str(data), "--workdir", str(tmp_path / "w")]
     arguments += ["--data.image-size", "16", "--model.name", "resnt18"]
     assert "did you mean 'resnet18'?" in fails(arguments, capfd)
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_is_the_same_run_bit_for_bit(finished, data, tmp_path, capfd):
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(finished, data, tmp_path, capfd):
     workdir = tmp_path / "killed"
     shared = ["--train.duration", "12 steps", "--checkpoint.every", "2 steps", "--log.to", "jsonl"]
     arguments = train_words(data, workdir, *shared)
@@ -157,7 +157,7 @@ def test_sigterm_saves_and_the_same_command_resumes(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finished, data, tmp_path, capfd):
+def test_on_resume_a_changed_key_is_rejected_and_a_longer_duration_is_accepted(finished, data, tmp_path, capfd):
     workdir = tmp_path / "copy"
     shutil.copytree(finished, workdir)
     arguments = train_words(data, workdir, "--train.duration", "12 steps")
@@ -165,7 +165,7 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     assert "--optimizer.learning-rate was 0.005 and is now 0.3" in message
     message = fails([*arguments, "--resume", "never"], capfd)
     assert "step 12" in message and "--resume never would lose" in message
-    # As a release without the key wrote it.
+    # Simulates a release that did not write this key.
     config = json.loads((workdir / "config.json").read_text())
     del config["optimizer"]["layer_decay"]
     (workdir / "config.json").write_text(json.dumps(config))
@@ -179,20 +179,20 @@ def test_a_changed_key_is_refused_on_resume_and_a_longer_duration_is_not(finishe
     assert "config.json: cannot be read" in fails(arguments, capfd)
 
 
-def test_the_config_of_a_run_finds_its_checkpoints(finished, capfd):
+def test_eval_finds_checkpoints_through_the_config_of_a_run(finished, capfd):
     config = str(finished / "config.json")
     message = f"{finished / 'checkpoints'}: no checkpoint '7'; there are steps"
     assert message in fails(["eval", config, "--step", "7", "--parallel.cpu-devices", "None"], capfd)
 
 
-def test_a_run_writes_beside_its_own_config_alone():
+def test_the_default_work_directory_of_a_runs_config_is_the_run_itself():
     workdirs = {name: str(workdir_of(name)) for name in ("digits", "runs/a/config.json", "recipes/big.json", "b/c.py")}
     assert list(workdirs.values()) == ["runs/digits", "runs/a", "runs/big", "runs/c"]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "digits", "--help"]])
 @pytest.mark.parametrize("unbuffered", ["1", ""])
-def test_nobody_reads_the_help_to_its_end(words, unbuffered):
+def test_help_for_a_closed_pipe_ends_with_a_one_line_error(words, unbuffered):
     read, write = os.pipe()
     os.close(read)
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
@@ -202,7 +202,7 @@ def test_nobody_reads_the_help_to_its_end(words, unbuffered):
     assert (done.returncode, done.stderr) == (1, "jaxddp: standard output was closed before all of it was written\n")
 
 
-def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
+def test_an_error_message_includes_errors_during_cleanup(monkeypatch, capfd):
     def interrupted(arguments):
         try:
             signal.raise_signal(signal.SIGINT)
@@ -218,7 +218,7 @@ def test_what_else_went_wrong_is_in_the_line(monkeypatch, capfd):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_architecture(finished, data, tmp_path, capfd):
+def test_a_checkpoint_of_another_architecture_is_rejected(finished, data, tmp_path, capfd):
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
     message = fails([*arguments, "--model.width", "8"], capfd)
     assert "config.json: --model.width was 4 and is now 8; a checkpoint is evaluated as it was trained" in message
@@ -349,7 +349,7 @@ def test_a_bom_and_carriage_returns_are_accepted(tmp_path):
     assert main(train_words(root, tmp_path / "w", "--train.duration", "1 step", *PLAIN)) == 0
 
 
-def test_a_work_directory_that_cannot_be_made(data, tmp_path, capfd):
+def test_a_work_directory_that_cannot_be_made_is_an_error(data, tmp_path, capfd):
     (tmp_path / "file").write_text("")
     assert str(tmp_path / "file") in fails(train_words(data, tmp_path / "file" / "w"), capfd)
 
@@ -364,7 +364,7 @@ def test_a_work_directory_that_cannot_be_made(data, tmp_path, capfd):
         ("file/w", "Not a directory"),
     ],
 )
-def test_a_place_where_nothing_can_be_is_one_line(words, path, reason, tmp_path, monkeypatch, capfd):
+def test_an_impossible_path_raises_a_one_line_error(words, path, reason, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()
@@ -382,7 +382,7 @@ def test_a_place_where_nothing_can_be_is_one_line(words, path, reason, tmp_path,
         ("loop.py", "Too many levels"),
     ],
 )
-def test_a_recipe_that_is_no_file_is_one_line(path, reason, tmp_path, monkeypatch, capfd):
+def test_a_recipe_that_is_no_file_raises_a_one_line_error(path, reason, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("fifo.py")
     os.mkdir("folder.py")
@@ -391,12 +391,12 @@ def test_a_recipe_that_is_no_file_is_one_line(path, reason, tmp_path, monkeypatc
     assert f"cannot be read ({reason}" in line and line.endswith("; give a Python file with get_config()")
 
 
-def test_neither_path_nor_name(capfd):
+def test_a_config_that_is_neither_a_path_nor_a_name_is_rejected(capfd):
     assert "give one of data.path" in fails(["train", "digits"], capfd)
 
 
 @pytest.mark.slow
-def test_a_data_set_by_name(data, tmp_path, monkeypatch, capfd):
+def test_a_data_set_is_found_by_its_name(data, tmp_path, monkeypatch, capfd):
     (tmp_path / "datasets.toml").write_text(f'[mine]\npath = "{data}"\n')
     monkeypatch.setenv("JAXDDP_DATASETS", str(tmp_path / "datasets.toml"))
     arguments = ["train", RECIPE, "--workdir", str(tmp_path / "w"), "--train.duration", "1 step", *PLAIN]
@@ -433,7 +433,7 @@ def test_mistyped_commands(arguments, expected, capfd):
         ("--work-dir", "--workdir"),
     ],
 )
-def test_a_mistyped_option_is_answered_with_the_nearest(option, suggestion, capfd):
+def test_a_mistyped_option_gets_the_nearest_name_as_a_suggestion(option, suggestion, capfd):
     message = f"jaxddp: Unrecognized options: {option}, 1; perhaps you mean {suggestion}"
     line = fails(["train", "digits", option, "1"], capfd)
     assert line == f"{message}; see jaxddp train digits --help"
@@ -473,7 +473,7 @@ def test_a_mistyped_option_is_answered_with_the_nearest(option, suggestion, capf
         ),
     ],
 )
-def test_a_value_that_is_none_is_one_line(words, message, capfd):
+def test_an_invalid_value_raises_a_one_line_error(words, message, capfd):
     assert fails(["train", "digits", *words], capfd).startswith(f"jaxddp: {message}")
 
 
@@ -485,7 +485,7 @@ def test_help_names_commands_and_configs(capfd):
 
 
 @pytest.mark.slow
-def test_a_finished_run_started_again_says_what_it_came_to_and_compiles_nothing(finished, data, capfd, monkeypatch):
+def test_starting_a_finished_run_again_prints_its_result_and_compiles_nothing(finished, data, capfd, monkeypatch):
     def never(*_: object, **__: object) -> None:
         raise AssertionError("compiled")
 
@@ -502,7 +502,7 @@ def test_a_finished_run_started_again_says_what_it_came_to_and_compiles_nothing(
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "find-lr", "doctor", "data show"])
-def test_each_command_has_a_page_of_its_own_before_a_config_is_named(command, capfd):
+def test_each_command_has_its_own_help_without_a_config(command, capfd):
     assert main([*command.split(), "--help"]) == 0
     output = " ".join(capfd.readouterr().out.replace("│", "").split())
     word = "[CONFIG]" if command == "doctor" else "CONFIG"
@@ -512,7 +512,7 @@ def test_each_command_has_a_page_of_its_own_before_a_config_is_named(command, ca
     assert "--train.accumulate" not in output
 
 
-def test_the_page_of_a_config_has_a_word_for_every_key(capfd):
+def test_help_for_a_config_describes_every_key(capfd):
     assert main(["train", "digits", "--help"]) == 0
     output = capfd.readouterr().out
     lines = [line.strip("│ ") for line in output.splitlines()]
@@ -523,7 +523,7 @@ def test_the_page_of_a_config_has_a_word_for_every_key(capfd):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_the_keys_of_a_config(shell, tmp_path):
+def test_shell_completion_offers_the_keys_of_a_config(shell, tmp_path):
     with pytest.raises(SystemExit) as end:
         main(["train", "digits", "--tyro-write-completion", shell, str(tmp_path / "script")])
     assert not end.value.code
@@ -531,12 +531,12 @@ def test_a_shell_completes_the_keys_of_a_config(shell, tmp_path):
     assert "jaxddp" in written and "--optimizer.learning-rate" in written and "random_area" in written
 
 
-def test_the_versions_are_one_line(capfd):
+def test_versions_are_printed_on_one_line(capfd):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"jaxddp \S+ \(jax \S+, flax \S+, optax \S+, Python \S+\)\n", capfd.readouterr().out)
 
 
-def test_a_name_that_there_is_not_costs_no_import_of_jax():
+def test_an_unknown_name_is_rejected_without_importing_jax():
     words = ["train", "digits", "--model.name", "efficientnet_b0"]
     code = (
         f"import sys; from jaxddp.cli import main; code = main({words}); sys.exit(10 * ('jax' in sys.modules) + code)"

@@ -45,7 +45,7 @@ def clipped_by_hand(params, batch, setup, clip):
 
 
 @pytest.mark.parametrize("clip", [CLIP, 100.0])
-def test_the_averaged_gradient_is_clipped_and_its_norm_reported_as_it_was(clip):
+def test_the_averaged_gradient_is_clipped_and_its_earlier_norm_is_reported(clip):
     setup = made((GradientNorm(clip),), devices=4)
     batch = next(setup.batches(0, 1))
     expected, norm = clipped_by_hand(setup.state.params, batch, setup, clip)
@@ -63,7 +63,7 @@ class Doubled(Part):
         return jax.tree.map(lambda g: 2 * g, grads)
 
 
-def test_a_norm_is_that_before_any_part_changed_the_gradient():
+def test_the_reported_norm_is_that_before_any_part_changes_the_gradient():
     config = Config().replace(optimizer={"clip_norm": CLIP}, train={"max_bad_steps": 0})
     parts = check_parts([Doubled()], "parts", configured_parts(config, 10))
     assert parts == (GradientNorm(CLIP), parts[1])
@@ -75,7 +75,7 @@ def test_a_norm_is_that_before_any_part_changed_the_gradient():
     assert np.linalg.norm(moved) == pytest.approx(2 * CLIP, rel=1e-5)
 
 
-def test_which_parts_a_config_asks_for():
+def test_a_config_adds_the_norm_and_clipping_parts():
     for changes, expected in (
         ({}, (Guard(),)),
         ({"log": {"gradient_norm": True}}, (GradientNorm(), Guard())),
@@ -88,8 +88,8 @@ def test_which_parts_a_config_asks_for():
         assert configured_parts(Config().replace(**changes), 10) == expected
 
 
-def test_a_gradient_that_is_not_finite_is_skipped_all_the_same():
-    """A NaN norm does not turn gradients into numbers, and the guard checks the gradients themselves."""
+def test_a_gradient_that_is_not_finite_is_skipped_with_clipping_too():
+    """Clipping by a NaN norm does not make gradients finite; the guard checks the gradients themselves."""
     setup = setup_of(
         linear_model(),
         sgd(0.1, momentum=0.9),
@@ -110,7 +110,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_all_the_same():
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
-def test_clipping_hides_nothing_that_is_not_finite(value):
+def test_clipping_hides_no_value_that_is_not_finite(value):
     grads = {"a": jnp.array([1.0, value]), "b": jnp.ones(2), "frozen": None}
     found = GradientNorm(CLIP).gradients({}, grads)
     assert not np.isfinite(found["a"]).all() and found["frozen"] is None
@@ -125,7 +125,7 @@ def test_in_float16_the_norm_is_that_of_the_gradient_without_its_scale():
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
-def test_both_are_options_of_prepare_training():
+def test_norm_and_clipping_are_options_of_prepare_training():
     setup = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8, clip_norm=0.5)
     assert setup.recipe.parts == (GradientNorm(0.5), Guard())
     setup = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8, gradient_norm=True)
@@ -136,7 +136,7 @@ def test_both_are_options_of_prepare_training():
         jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8, clip_norm=1, parts=[GradientNorm()])
 
 
-def test_the_name_is_reserved_and_a_clip_is_above_0():
+def test_the_norms_metric_name_is_reserved_and_a_clip_must_be_above_0():
     with pytest.raises(InputError, match="'gradient_norm' cannot be the name of a metric"):
         check_name("gradient_norm", "metrics")
     with pytest.raises(InputError, match="^GradientNorm: clip=0; give a number above 0, or None"):

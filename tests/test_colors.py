@@ -63,7 +63,7 @@ def test_unusual_images_have_the_colors_that_pillow_gives_them(tmp_path: Path, k
         assert np.abs(pixels - waves(5)).mean() < 12
 
 
-def test_of_sixteen_bits_the_upper_eight_are_kept(tmp_path: Path):
+def test_the_upper_eight_of_sixteen_bits_are_kept(tmp_path: Path):
     values = np.random.default_rng(0).integers(0, 65536, (9, 11)).astype(np.uint16)
     (tmp_path / "n.JPEG").write_bytes(encode(Image.fromarray(values), "PNG"))
     pixels = all_of(str(tmp_path / "n.JPEG")).numpy()
@@ -71,7 +71,7 @@ def test_of_sixteen_bits_the_upper_eight_are_kept(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["adobe cmyk", "adobe ycck"])
-def test_cmyk_keeps_its_colors_where_it_is_decoded_at_a_fraction(kind: str):
+def test_cmyk_decoded_at_reduced_size_keeps_its_colors(kind: str):
     smooth = Image.fromarray(waves(5)).resize((640, 480), Image.Resampling.BICUBIC)
     if kind == "adobe cmyk":
         data = encode(smooth.convert("CMYK"), quality=95)

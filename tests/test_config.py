@@ -42,7 +42,7 @@ durations = st.builds(
 
 
 @given(durations)
-def test_a_duration_reads_what_it_writes(duration):
+def test_a_duration_is_parsed_from_its_own_text(duration):
     assert Duration.parse(str(duration)) == duration
 
 
@@ -76,7 +76,7 @@ def test_a_duration_writes_singular_and_plural(duration, text):
     assert str(Duration.parse(duration)) == text
 
 
-def test_a_section_that_somebody_makes_is_checked_with_the_config():
+def test_a_section_made_in_python_is_checked_with_the_config():
     with pytest.raises(InputError, match="^train.batch_size=0: expected"):
         Config(train=TrainConfig(batch_size=0))
 
@@ -84,7 +84,7 @@ def test_a_section_that_somebody_makes_is_checked_with_the_config():
 @pytest.mark.parametrize(
     "text", ["", "5", "epochs", "five epochs", "5 parsecs", "5epochs", "5 6 epochs", "% 5", "5 %s"]
 )
-def test_what_is_no_duration_is_answered_with_the_forms(text):
+def test_an_invalid_duration_gets_a_list_of_valid_forms(text):
     with pytest.raises(InputError, match='write "90 epochs", "5000 steps", "1_000_000 examples" or "5%"') as error:
         Duration.parse(text)
     assert repr(text) in str(error.value)
@@ -107,13 +107,13 @@ def test_a_duration_ends_with_the_first_step_that_covers_it(duration, num_exampl
 
 
 @given(st.integers(0, 10**4), sizes, sizes)
-def test_epochs_end_at_the_ceiling(epochs, num_examples, batch_size):
+def test_the_last_step_of_an_epoch_is_rounded_up(epochs, num_examples, batch_size):
     steps = Duration.parse(f"{epochs} epochs").steps(num_examples=num_examples, batch_size=batch_size)
     assert steps == -(-epochs * num_examples // batch_size)
 
 
 def test_a_percentage_needs_the_length_of_a_run():
-    with pytest.raises(InputError, match='"5%": a percentage needs a known length'):
+    with pytest.raises(InputError, match='"5%" of what'):
         Duration.parse("5%").steps(num_examples=10, batch_size=2)
 
 
@@ -134,7 +134,7 @@ def test_a_cadence_is_due_at_the_first_step_past_each_multiple(examples, batch_s
 
 
 @given(sizes, sizes)
-def test_a_cadence_of_nothing_never_comes(batch_size, step):
+def test_a_cadence_of_zero_is_never_due(batch_size, step):
     assert not Cadence(Fraction(0), batch_size).due(step)
 
 
@@ -147,7 +147,7 @@ def test_an_epochs_cadence_is_due_once_an_epoch(epochs, num_examples, batch_size
     assert {step for step in range(1, total + 1) if cadence.due(step)} == ends
 
 
-def test_a_cadence_counts_in_fractions():
+def test_a_cadence_is_computed_in_exact_fractions():
     """0.4 epochs of 11 examples pass 15 times in 66 of them; in binary floating point it would be 14.999… times."""
     cadence = Cadence(Duration.parse("0.4 epochs").examples(num_examples=11, batch_size=1), 1)
     assert cadence.count(66) == 15 and cadence.due(66)
@@ -216,13 +216,13 @@ def fields_of(kind: type, **given: st.SearchStrategy) -> st.SearchStrategy:
 
 @pytest.mark.slow
 @given(values(Config))
-def test_a_config_comes_back_from_json(config):
+def test_a_config_survives_json(config):
     again = Config().replace(**json.loads(json.dumps(config.to_dict())))
     assert again == config
     assert json.dumps(again.to_dict()) == json.dumps(config.to_dict())
 
 
-def test_replace_changes_what_it_names_and_nothing_else():
+def test_replace_changes_only_the_named_keys():
     before = Config()
     after = before.replace(
         seed=3, train={"duration": "7 epochs"}, data={"mean": [0, 0.5, 1]}, optimizer={"warmup": "1%"}
@@ -248,12 +248,12 @@ def test_replace_changes_what_it_names_and_nothing_else():
         ({"checkpoint": {"evry": "1 epoch"}}, "checkpoint.evry", "every"),
     ],
 )
-def test_an_unknown_key_is_answered_with_the_nearest(change, key, nearest):
+def test_an_unknown_key_gets_the_nearest_key_as_a_suggestion(change, key, nearest):
     with pytest.raises(InputError, match=f"unknown config key '{key}'; did you mean '{nearest}'[?] there are: "):
         Config().replace(**change)
 
 
-def test_a_key_like_no_other_is_answered_with_all_there_are():
+def test_an_unknown_key_unlike_any_other_gets_a_list_of_all_keys():
     there = "config, every, gradient_norm, guard_formulas, images, name, profile, project, to"
     with pytest.raises(InputError, match=f"unknown config key 'log.zzz'; there are: {there}"):
         Config().replace(log={"zzz": 1})
@@ -296,17 +296,17 @@ def test_a_value_of_another_type_is_refused(change, message):
         ({"train": {"duration": "\u0663 epochs"}}, "train.duration: '\u0663 epochs': '\u0663' is not a number"),
     ],
 )
-def test_a_number_that_means_nothing_is_refused(change, message):
+def test_a_number_outside_its_range_is_rejected(change, message):
     with pytest.raises(InputError, match=f"^{message}"):
         Config().replace(**change)
 
 
-def test_a_bad_duration_is_answered_with_its_key():
+def test_a_bad_duration_is_reported_with_its_key():
     with pytest.raises(InputError, match=r"train.duration.*'90 parsecs' is not a duration; write"):
         Config().replace(train={"duration": "90 parsecs"})
 
 
-def test_a_duration_is_one_however_its_section_is_made():
+def test_a_duration_is_parsed_however_its_section_is_made():
     config = Config(eval=EvalConfig(every="2 epochs"), optimizer=OptimizerConfig(warmup="5%"))  # pyright: ignore
     assert config == Config().replace(eval={"every": "2 epochs"}, optimizer={"warmup": "5%"})
     assert config.eval.every.amount == 2
@@ -314,7 +314,7 @@ def test_a_duration_is_one_however_its_section_is_made():
         Config(eval=EvalConfig(every="90 parsecs"))  # pyright: ignore
 
 
-def test_only_what_loses_nothing_is_converted():
+def test_only_values_that_convert_without_loss_are_converted():
     config = Config().replace(optimizer={"learning_rate": 1}, data={"path": None})
     assert (config.optimizer.learning_rate, type(config.optimizer.learning_rate)) == (1.0, float)
     assert config.data.path is None
@@ -335,7 +335,7 @@ def test_load_finds_every_config_by_name_and_by_path():
         assert load(name) == load(CONFIGS / f"{name}.py") == load(str(CONFIGS / f"{name}.py"))
 
 
-def test_load_runs_a_file_of_the_user(tmp_path, monkeypatch):
+def test_load_runs_a_config_file_of_the_user(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from jaxddp.config import load\ndef get_config():\n    return load('cifar10').replace(seed=77)\n"
     )
@@ -344,7 +344,7 @@ def test_load_runs_a_file_of_the_user(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("cifar11", "cifar10"), ("configs/digit.py", "digits")])
-def test_a_missing_config_is_answered_with_the_nearest(name, nearest):
+def test_a_missing_config_gets_the_nearest_name_as_a_suggestion(name, nearest):
     with pytest.raises(
         InputError, match=f"config '{name}' does not exist; did you mean '{nearest}'[?] there are: .*digits"
     ):
@@ -366,7 +366,7 @@ def test_a_missing_config_is_answered_with_the_nearest(name, nearest):
         ),
     ],
 )
-def test_a_file_that_makes_no_config_is_named_in_one_line(tmp_path, source, message):
+def test_a_file_that_makes_no_config_is_named_in_a_one_line_error(tmp_path, source, message):
     file = tmp_path / "broken.py"
     file.write_text(source)
     with pytest.raises(InputError, match=message) as error:
@@ -389,7 +389,7 @@ def replacements(monkeypatch):
 
 
 @pytest.mark.parametrize("name", config_names())
-def test_a_child_config_says_only_what_differs(name, replacements):
+def test_a_child_config_sets_only_keys_that_differ_from_its_parent(name, replacements):
     load(name)
     for parent, changes in replacements:
         if parent != Config():
@@ -400,13 +400,13 @@ def test_a_child_config_says_only_what_differs(name, replacements):
             assert repeated == []
 
 
-def test_resnet34_differs_from_resnet50_in_its_name_alone():
+def test_the_config_resnet34_differs_from_resnet50_in_the_model_name_alone():
     child, parent = (flatten(load(f"imagenet_{name}").to_dict()) for name in ("resnet34", "resnet50"))
     assert {key for key in child if child[key] != parent[key]} == {"model.name"}
 
 
 @pytest.mark.parametrize("name", config_names())
-def test_a_config_file_says_how_to_run_it_and_what_came_of_it(name):
+def test_a_config_file_documents_its_command_and_its_result(name):
     docstring = " ".join((CONFIGS / f"{name}.py").read_text().split('"""')[1].split())
     assert f"jaxddp train {name}" in docstring
     assert "top-1" in docstring or "has not been run at full scale" in docstring or "benchmarks/RESULTS.md" in docstring

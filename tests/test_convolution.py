@@ -77,7 +77,7 @@ def arrays(batch: int, height: int, width: int, channels: int, features: int, si
     kernel=KERNELS,
     stride=st.integers(1, 3),
 )
-def test_values_and_gradients_are_those_of_xla(batch, height, width, channels, features, kernel, stride):
+def test_values_and_gradients_equal_xlas(batch, height, width, channels, features, kernel, stride):
     size, padding = kernel
     if min(height, width) + 2 * padding >= size:
         assert_same(*arrays(batch, height, width, channels, features, size), stride, padding)
@@ -94,12 +94,12 @@ def test_values_and_gradients_are_those_of_xla(batch, height, width, channels, f
         pytest.param(7, 8, 3, 5, 2, id="a batch that blocks cannot divide"),
     ],
 )
-def test_each_way_gives_the_same(batch, side, channels, features, stride):
+def test_each_way_to_compute_a_convolution_gives_the_same_result(batch, side, channels, features, stride):
     assert_same(*arrays(batch, side, side, channels, features, 3), stride, 1)
 
 
 @pytest.mark.parametrize(("side", "size", "padding"), [(9, 7, 3), (4, 7, 3), (5, 3, 1), (5, 3, 0), (4, 4, 2)])
-def test_depthwise_convolutions_are_those_of_xla(side, size, padding):
+def test_depthwise_convolutions_equal_xlas(side, size, padding):
     images, kernel = arrays(2, side, side + 1, 6, 6, size)
     assert_same(images, kernel[:, :, :1], 1, padding)
 
@@ -169,14 +169,14 @@ def test_no_network_of_configs_has_a_slow_operation(name):
 
 
 @pytest.mark.slow
-def test_nor_has_one_on_images_of_64_pixels():
-    """Return the feature maps of a ResNet-34, in a network with fewer blocks."""
+def test_no_network_has_a_slow_operation_on_images_of_64_pixels():
+    """Use a network with fewer blocks, whose feature maps have the sizes of a ResNet-34's."""
     config = load("imagenet_resnet34").replace(model={"name": "resnet10"}, data={"image_size": 64})
     with jax.enable_x64(False):
         assert slow_operations(lowered_gradient(config)) == []
 
 
-def test_slow_operations_are_seen():
+def test_slow_operations_are_detected():
     def program(size: int) -> str:
         images, kernel = jnp.zeros((8, size, size, 4)), jnp.zeros((3, 3, 4, 4))
         return jax.jit(jax.grad(lambda k: by_xla(images, k, 1, 1).sum())).lower(kernel).as_text()
@@ -206,7 +206,7 @@ def small_networks() -> list:
 
 
 @pytest.mark.slow
-def test_where_the_library_convolves_there_is_forward_mode():
+def test_forward_mode_works_where_the_librarys_convolution_is_used():
     network, _ = small_networks()
     images = jnp.array(np.random.default_rng(0).normal(size=(2, 8, 8, 3)))
     variables = jax.jit(network.init)(jax.random.key(0), images)
@@ -221,7 +221,7 @@ def test_where_the_library_convolves_there_is_forward_mode():
     assert np.isfinite(again) and again != 0
 
 
-def test_the_choice_is_made_once_and_changes_no_number():
+def test_the_platforms_version_is_chosen_once_and_changes_no_number():
     library, cpu = small_networks()
     assert library.convolution is None and cpu.convolution is convolve
     assert for_platform(cpu, "gpu") is cpu and for_platform(cpu, "cpu") is cpu

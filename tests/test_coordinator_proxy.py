@@ -54,7 +54,7 @@ def test_bytes_are_carried_both_ways_and_the_client_outlives_its_coordinator(coo
     near.close()
 
 
-def test_both_sides_at_once_end_nothing_else(coordinator, kept):
+def test_closing_both_sides_at_once_ends_no_other_connection(coordinator, kept):
     process, place = kept
     other = connected(coordinator, place)
     near, far = connected(coordinator, place)

@@ -66,7 +66,7 @@ def step_of(setup: RunSetup) -> Any:
 # --- Counting ---
 
 
-def test_a_product_is_two_operations_for_each_multiplication():
+def test_a_product_counts_two_operations_for_each_multiplication():
     assert flops(jnp.matmul, shaped(3, 5), shaped(5, 7)) == {"float32": 2 * 3 * 5 * 7}
     assert flops(jnp.matmul, shaped(4, 3, 5), shaped(4, 5, 7)) == {"float32": 2 * 4 * 3 * 5 * 7}
     half = shaped(3, 5, dtype="bfloat16")
@@ -74,7 +74,7 @@ def test_a_product_is_two_operations_for_each_multiplication():
     assert flops(lambda a, b: (a @ a.T, b @ b.T), half, shaped(3, 5)) == {"bfloat16": 90, "float32": 90}
 
 
-def test_what_is_no_product_of_floats_is_not_counted():
+def test_operations_other_than_products_of_floats_are_not_counted():
     assert flops(lambda a: jnp.exp(a).sum() + a, shaped(100)) == {}
     assert flops(jnp.matmul, shaped(3, 5, dtype="int32"), shaped(5, 7, dtype="int32")) == {}
 
@@ -99,7 +99,7 @@ def test_loops_and_branches():
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [(3, 3, 3, 256), (3, 3, 256, 3), (3, 3, 3, 4), (1, 1, 8, 8)], ids=str)
-def test_the_ways_of_platforms_count_as_the_convolution(kernel, stride):
+def test_each_platforms_version_counts_as_many_operations_as_the_convolution(kernel, stride):
     """XLA's count on a CPU includes products with a convolution's padding."""
 
     def gradients(convolution):
@@ -169,14 +169,14 @@ BY_HAND = {
 
 @pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize("devices", few((2,), 1, 4))
-def test_a_training_step_is_what_it_is_by_hand_on_any_number_of_devices(name, devices):
+def test_the_count_of_a_training_step_equals_the_count_by_hand_on_any_devices(name, devices):
     setup = setup_of(devices, {"linear": linear_model(), "convolution": SmallNet()}[name])
     jaxpr = step_of(setup).trace(setup.state, next(setup.batches(0, 1))).jaxpr
     assert dict(count_flops(jaxpr)) == {"float32": BY_HAND[name]}
 
 
 @pytest.mark.slow
-def test_a_resnets_step_is_nearly_all_that_xla_counts_of_it():
+def test_the_count_of_a_resnets_step_is_nearly_xlas_count():
     topology, optimizer = Topology.create(2), sgd(0.1, momentum=0.9)
     net = resnet("resnet18", CLASSES, width=16, stem="small")
     objective = Objective(adapt(net), example_loss(cross_entropy(), LabelKind(CLASSES)), Preprocess())
@@ -194,7 +194,7 @@ def test_a_resnets_step_is_nearly_all_that_xla_counts_of_it():
 # --- Compiling ---
 
 
-def test_the_memory_is_that_of_the_compiled_program():
+def test_the_reported_memory_is_that_of_the_compiled_program():
     large = jnp.zeros((256, 256))
     compiled, cost = compile_with_cost(jax.jit(lambda a, b: (a + b, b.sum()), donate_argnums=0), large, large)
     assert cost.memory is not None and cost.needed_bytes is not None
@@ -205,7 +205,7 @@ def test_the_memory_is_that_of_the_compiled_program():
     assert np.asarray(compiled(large, jnp.ones((256, 256)))[1]) == 256**2
 
 
-def test_the_doctor_says_what_a_step_takes_also_where_the_backend_says_nothing_of_memory(monkeypatch):
+def test_the_doctor_reports_a_steps_memory_even_if_the_backend_reports_none(monkeypatch):
     setup = setup_of(2)
     found = rehearsal.step(setup).detail
     assert f"{BY_HAND['linear'] / 1e9:.3g} GFLOP a step" in found and "temporary" in found
@@ -213,7 +213,7 @@ def test_the_doctor_says_what_a_step_takes_also_where_the_backend_says_nothing_o
     assert rehearsal.step(setup).detail.startswith("2 GFLOP a step; compiled in")
 
 
-def test_the_doctor_counts_the_images_that_are_to_lie_on_the_devices(monkeypatch):
+def test_the_doctor_counts_the_images_in_device_memory(monkeypatch):
     trained, validated = "28 kB of training", "55 kB of validation"
     plain, val = setup_of(2, cache="device"), random_table(300)
     both, off = runs.changed(plain, {}, val), runs.changed(plain, {"eval": {"every": "0 steps"}}, val)
@@ -232,7 +232,7 @@ def test_the_doctor_counts_the_images_that_are_to_lie_on_the_devices(monkeypatch
 
 
 @pytest.mark.slow
-def test_a_program_does_what_the_jitted_step_does_and_donates_the_state():
+def test_a_compiled_program_equals_the_jitted_step_and_donates_the_state():
     setup = setup_of(4, SmallNet(batch_norm=True))
     program, step = Program(step_of(setup)), step_of(setup)
     ours, theirs = (jax.tree.map(jnp.copy, setup.state) for _ in range(2))
@@ -291,7 +291,7 @@ def test_a_run_compiles_its_step_once(cache, caplog, monkeypatch):
         ("cpu", "float32", None),
     ],
 )
-def test_peaks_are_those_of_the_data_sheets(kind, dtype, tera):
+def test_peak_speeds_equal_those_in_the_data_sheets(kind, dtype, tera):
     assert peak(kind, dtype) == (None if tera is None else tera * 1e12)
 
 
@@ -313,7 +313,7 @@ def run(setup: RunSetup, *, steps: int, directory: Path | None = None, **more: A
 
 
 @pytest.mark.parametrize(("cache", "stop"), [("none", None), ("device", None), ("none", 8)])
-def test_the_files_say_what_the_steps_took(cache, stop, tmp_path, monkeypatch):
+def test_the_files_of_a_run_have_the_cost_of_its_steps(cache, stop, tmp_path, monkeypatch):
     monkeypatch.setattr(Topology, "device_kind", "NVIDIA H200")
     with pytest.raises(Preempted) if stop else nullcontext():
         steps = 9 if stop else 8
@@ -342,7 +342,7 @@ def test_without_a_known_peak_there_is_no_utilization(tmp_path):
     assert "flops_utilization" not in (tmp_path / "result.json").read_text()
 
 
-def test_a_run_of_one_dispatch_has_no_utilization_of_its_own(tmp_path, monkeypatch):
+def test_a_run_of_one_dispatch_reports_no_utilization(tmp_path, monkeypatch):
     monkeypatch.setattr(Topology, "device_kind", "NVIDIA H200")
     run(setup_of(), steps=1, directory=tmp_path)
     assert "flops_utilization" not in json.loads((tmp_path / "result.json").read_text())

@@ -36,7 +36,7 @@ def opened(root: Path, train: str, val: str, **more) -> list[ExampleTable]:
     return tables  # type: ignore[return-value]
 
 
-def test_rows_are_those_of_the_file_and_classes_its_sorted_labels(root: Path):
+def test_rows_follow_the_file_and_classes_are_its_sorted_labels(root: Path):
     train, val = opened(
         root, "\ufeffid,label,path\n7, dog ,b/2.png\n8,cat,a.png\n\n9,dog,c.png\n", "path,label\nd.png,cat\n"
     )
@@ -71,13 +71,13 @@ def test_several_labels_are_kept(root: Path):
     assert taken.label_sets is not None and taken.label_sets.members.tolist() == [(0, 1, 2), (1, 2)]
 
 
-def test_several_labels_are_of_the_fingerprint(root: Path):
+def test_several_labels_are_part_of_the_fingerprint(root: Path):
     first, _ = opened(root, SEVERAL, SINGLE)
     other, _ = opened(root, SEVERAL.replace("cat;dog", "ant;dog"), SINGLE)
     assert first.labels.tolist() == other.labels.tolist() and first.fingerprint != other.fingerprint
 
 
-def test_selected_classes_leave_the_others_out(root: Path):
+def test_selecting_classes_leaves_the_others_out(root: Path):
     train, _ = opened(root, SEVERAL, SINGLE)
     pets = train.select("cat,dog")
     assert pets.path.tolist() == [b"a.png", b"c.png"] and pets.label_sets is not None
@@ -122,7 +122,7 @@ def test_several_labels_are_trained_on_as_rows_and_not_packed(root: Path, tmp_pa
         ("path,label\nout.png,cat\n", "train.csv:2: a symbolic link leads out of the data set"),
     ],
 )
-def test_a_mistake_names_its_line(root: Path, train: str, fault: str):
+def test_a_mistake_is_reported_with_its_line_number(root: Path, train: str, fault: str):
     (root / "out.png").symlink_to("/etc/hostname")
     (root / "train.csv").write_text(train)
     with pytest.raises(InputError) as caught:
@@ -131,7 +131,7 @@ def test_a_mistake_names_its_line(root: Path, train: str, fault: str):
     assert message.startswith(f"{root}/{fault}") and "\n" not in message
 
 
-def test_a_label_that_training_does_not_know(root: Path):
+def test_a_validation_label_without_training_examples_is_rejected(root: Path):
     with pytest.raises(
         InputError, match=rf"^{root}/val.csv:3: no row of train.csv has the label 'cot', did you mean 'cat'"
     ):

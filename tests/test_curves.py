@@ -16,7 +16,7 @@ from jaxddp.training.listeners.history import History
 from jaxddp.training.listeners.jsonl import JsonLines
 
 
-def test_reading_metrics_that_are_not_there(tmp_path: Path) -> None:
+def test_reading_missing_metrics_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"metrics.jsonl: cannot be read \(No such file or directory\)"):
         curves_file.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
 
@@ -50,7 +50,7 @@ def test_history_of_a_resumed_run_equals_the_whole_one_and_a_fresh_run_begins_an
     assert whole.val == {}
 
 
-def test_an_empty_history_says_so() -> None:
+def test_an_empty_history_is_reported_as_empty() -> None:
     history = History()
     assert history.train == history.val == history.epochs == {}
     assert repr(history) == "History(0 logged steps, 0 epochs, 0 evaluations)"
@@ -96,7 +96,7 @@ def test_labels_of_lines_that_end_together_do_not_touch() -> None:
     ],
     ids=["nothing", "one step", "zeros", "no accuracy", "three steps", "not finite", "only an evaluation"],
 )
-def test_curves_of_little(records: list[StepRecord | EvaluationRecord], panels: int) -> None:
+def test_curves_of_very_few_points_are_drawn(records: list[StepRecord | EvaluationRecord], panels: int) -> None:
     history = History()
     for record in records:
         history.step(record) if isinstance(record, StepRecord) else history.evaluation(record)
@@ -136,7 +136,7 @@ def test_the_picture_of_a_resumed_run_is_whole(tmp_path: Path) -> None:
     assert pictures[0] == pictures[1]
 
 
-def test_drawing_between_takes_a_hundredth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawing_during_a_run_takes_a_hundredth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, drawn = [1000.0], []
 
     def draw(metrics: Path, picture: Path) -> None:

@@ -73,7 +73,7 @@ def missed(damage: Damage, files: list[bytes], times: int = 1) -> tuple[int, int
 
 
 @pytest.mark.parametrize("kind", HEADERS)
-def test_a_header_that_contradicts_the_data(kind: str):
+def test_a_header_that_contradicts_the_data_is_found(kind: str):
     files = [data for name in ("4:2:0", "4:4:4", "own tables") for data in made(name, 12)]
     tried, accepted = missed(HEADERS[kind], files)
     assert tried >= 24
@@ -91,7 +91,7 @@ def test_one_row_of_blocks_less_or_more_in_every_kind_of_file(name: str, rows: i
 
 
 @pytest.mark.parametrize("kind", STRETCHES)
-def test_data_that_were_lost_or_gained(kind: str):
+def test_lost_or_additional_data_is_found(kind: str):
     """Less is detected than in photographs: in these smooth waves a few bytes are more often whole blocks."""
     tried, accepted = missed(STRETCHES[kind], [data for name in OPTIONS for data in made(name, 12)])
     share = {"256 bytes deleted": 0.08, "64 bytes zeroed": 0.05}.get(kind, 0.03)
@@ -102,7 +102,7 @@ def test_data_that_were_lost_or_gained(kind: str):
 @real
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", HEADERS | STRETCHES)
-def test_photographs(kind: str):
+def test_damage_to_photographs_is_found(kind: str):
     files = photographs(200)
     tried, accepted = missed((HEADERS | STRETCHES)[kind], files, times=2)
     assert tried >= 2 * 0.9 * len(files)
@@ -127,7 +127,7 @@ def test_sound_photographs_have_nothing_left_over():
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_bytes_left_over_are_counted_noted_and_few(name: str):
+def test_leftover_bytes_are_counted_and_noted_and_few(name: str):
     for data in made(name, 3):
         for count in (1, 4, FORGIVEN):
             odd = data[:-2] + bytes(count) + EOI
@@ -163,7 +163,7 @@ def test_restarts_out_of_order_or_eight_too_few():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("subsampling", [1, 2])
-def test_random_bytes_in_subsampled_cmyk(subsampling: int):
+def test_random_bytes_in_subsampled_cmyk_are_found(subsampling: int):
     """No strict decoder reads these files; see `_by_altering`."""
     files = [encode(picture(120, 150, "CMYK", seed), subsampling=subsampling) for seed in range(8)]
     assert [verify(data).left_over for data in files] == 8 * [0]
@@ -175,12 +175,12 @@ def test_random_bytes_in_subsampled_cmyk(subsampling: int):
         assert not passes(resized(data, height - 16, width)) and not passes(resized(data, height + 16, width))
 
 
-def test_random_bytes_in_ycck():
+def test_random_bytes_in_ycck_are_found():
     tried, accepted = missed(STRETCHES["64 bytes zeroed"], [ycck()], times=20)
     assert (tried, accepted) == (20, 0)
 
 
-def test_zeros_that_an_encoder_wrote_are_no_hole():
+def test_zeros_that_an_encoder_wrote_are_not_a_fault():
     flat = encode(picture(400, 400, noise=0).convert("L").point(lambda _: 128), optimize=True)
     assert bytes(16) in flat and verify(flat).left_over == 0
 
@@ -219,7 +219,7 @@ def test_a_png_holds_as_many_rows_as_its_header_says(kind: str):
 
 
 @pytest.mark.parametrize("kind", PNGS)
-def test_a_png_that_lost_or_gained_data(kind: str):
+def test_a_png_with_lost_or_additional_data_is_rejected(kind: str):
     data, chance = PNGS[kind](), random.Random(1)
     places = range(len(PNG_START), len(data) - 12)
     changed = [data[:at] + data[at + 3 :] for at in places] + [data[:at] + b"\r" + data[at:] for at in places]
@@ -229,7 +229,7 @@ def test_a_png_that_lost_or_gained_data(kind: str):
     assert [one for one in changed if one != data and passes(one)] == []
 
 
-def test_a_png_with_checksums_made_good_again():
+def test_a_damaged_png_with_recomputed_checksums_is_rejected():
     parts = dict(chunks(PNGS["color"]()))
     rows = zlib.decompress(parts[b"IDAT"])
 
@@ -249,7 +249,7 @@ def test_a_png_with_checksums_made_good_again():
     assert not passes(png([header, (b"IDAT", halves[0]), (b"tEXt", b"a\0b"), (b"IDAT", halves[1]), (b"IEND", b"")]))
 
 
-def test_a_palette_that_is_missing():
+def test_a_png_without_its_palette_is_rejected():
     parts = chunks(PNGS["palette"]())
     data = png([part for part in parts if part[0] != b"PLTE"])
     with pytest.raises(

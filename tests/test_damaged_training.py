@@ -71,7 +71,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExampleTable, di
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LOST)
-def test_every_reader_refuses_it_by_name(refusals, tmp_path: Path, kind: str):
+def test_every_reader_rejects_a_damaged_image_by_name(refusals, tmp_path: Path, kind: str):
     (table, said), row = refusals, [*LOST].index(kind)
     for reader in ("training", "data on the devices", "evaluation", "data check"):
         line = said[reader][row]
@@ -81,13 +81,13 @@ def test_every_reader_refuses_it_by_name(refusals, tmp_path: Path, kind: str):
     assert not (tmp_path / "packed").exists()
 
 
-def test_readers_refuse_nothing_else(refusals):
+def test_readers_reject_no_other_image(refusals):
     assert all(sorted(faults) == [*range(len(LOST))] for faults in refusals[1].values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", few(("1 KiB repeated",), *(kind for kind in LOST if kind != "1 KiB repeated")))
-def test_damage_ends_every_reader_with_one_line(table: ExampleTable, tmp_path: Path, capfd, kind: str):
+def test_damage_ends_every_reader_with_a_one_line_error(table: ExampleTable, tmp_path: Path, capfd, kind: str):
     Path(table.name(BAD)).write_bytes(LOST[kind])
     everything = EvalOrder(8, 8)
     for batches in (
@@ -109,14 +109,14 @@ def test_damage_ends_every_reader_with_one_line(table: ExampleTable, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", few(("no palette",), "1 KiB repeated"))
-def test_another_image_of_its_class_substitutes_it(table: ExampleTable, kind: str):
+def test_another_image_of_its_class_is_substituted_for_a_damaged_one(table: ExampleTable, kind: str):
     Path(table.name(BAD)).write_bytes(LOST[kind])
     substitutes = table.substitutes(DataConfig(bad_images="substitute"))
     batch = next(table.train_batches(SampleOrder(8, 8, seed=0), DATA, range(1), substitutes=substitutes))
     assert batch.substituted is not None and batch.row[batch.substituted > 0].tolist() == [BAD]
 
 
-def test_few_bytes_left_over_train_and_are_a_line(table: ExampleTable, tmp_path: Path, capfd):
+def test_images_with_few_leftover_bytes_are_trained_on_and_logged(table: ExampleTable, tmp_path: Path, capfd):
     file = Path(table.name(BAD))
     file.write_bytes(file.read_bytes()[:-2] + bytes(3) + b"\xff\xd9")
     next(table.train_batches(SampleOrder(8, 8, seed=0), DATA, range(1)))

@@ -69,7 +69,7 @@ def flip_a_bit(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_is_only_found_by_the_manifest(root: Path):
+def test_only_the_manifest_finds_a_flipped_bit(root: Path):
     config = data(root)
     train, val = open_tables(config)
     sound = epoch(train, config)
@@ -89,7 +89,7 @@ def test_a_flipped_bit_is_only_found_by_the_manifest(root: Path):
 
 
 @pytest.mark.parametrize("lack", ["differs", "is not listed"])
-def test_another_image_of_its_class_may_substitute_it(root: Path, lack: str, caplog):
+def test_another_image_of_its_class_may_be_substituted_for_a_changed_one(root: Path, lack: str, caplog):
     config = data(root, bad_images="substitute")
     (name,) = {Path(open_splits(config)["train"].name(BAD))}
     if lack == "differs":
@@ -103,7 +103,7 @@ def test_another_image_of_its_class_may_substitute_it(root: Path, lack: str, cap
     assert substituted == [BAD] and any(str(name) in message for message in caplog.messages)
 
 
-def test_never_looks_at_nothing_and_notes_nothing_as_sound(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_with_never_nothing_is_compared_and_nothing_is_cached_as_sound(root: Path, monkeypatch: pytest.MonkeyPatch):
     looked: list[int] = []
     monkeypatch.setattr(graph, "verify", lambda image: looked.append(len(image)) or verify(image))
     # `data check` has cached them as sound.
@@ -151,13 +151,13 @@ def rewritten(change: Callable[[dict], object]) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_a_manifest_that_says_too_little_is_one_line_at_the_start(root: Path, change, line: str):
+def test_an_incomplete_manifest_raises_a_one_line_error_at_the_start(root: Path, change, line: str):
     change(root.with_name("tree.manifest.jsonl"))
     with pytest.raises(InputError, match=line.format(root.parent)):
         open_tables(data(root))
 
 
-def test_the_manifest_is_found_by_its_key_and_beside_the_set(root: Path, tmp_path: Path, monkeypatch):
+def test_the_manifest_is_found_by_its_key_or_beside_the_data_set(root: Path, tmp_path: Path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     found = open_tables(data(root))[0].digests
@@ -171,7 +171,7 @@ def test_the_manifest_is_found_by_its_key_and_beside_the_set(root: Path, tmp_pat
     assert open_tables(data(root, verify="first", manifest=str(moved)))[0].digests is None
 
 
-def test_a_run_writes_down_where_its_manifest_is(root: Path):
+def test_a_run_records_the_place_of_its_manifest(root: Path):
     config = Config().replace(data={"path": "tree", "verify": "manifest"})
     assert with_places(config).data.manifest == f"{root}.manifest.jsonl"
     moved = root.with_name("tree.manifest.jsonl").rename(root.with_name("m"))
@@ -188,7 +188,7 @@ def test_a_selection_of_a_table_keeps_its_digests(root: Path, caplog):
     assert caplog.messages == ["data.verify=manifest: the images of data.unlabelled are compared with no manifest"]
 
 
-def test_arrays_are_compared_with_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_arrays_are_compared_with_the_manifest_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     file = write_npz(tmp_path / "arrays")
     config = DataConfig(path=str(file), image_size=12, resize=12, crop="whole")

@@ -79,7 +79,7 @@ def test_a_step_is_the_same_on_any_number_of_devices(weights):
 
 
 @pytest.mark.parametrize("weights", (None, (1.0, 4.0, 0.5, 2.0, 3.0)))
-def test_the_loss_is_the_one_of_the_formula(weights):
+def test_the_distillation_loss_equals_its_formula(weights):
     """Compute (1 - a) CE + a T^2 KL from pixels with NumPy alone, over the unmasked examples, with their weights."""
     with jax.enable_x64(True):
         params, _, value, teacher = step_in_float64(4, cross_entropy(0.0, weights), pad=0)
@@ -100,7 +100,7 @@ def test_the_loss_is_the_one_of_the_formula(weights):
     assert value == pytest.approx(np.average(0.3 * hard + 0.7 * 9 * soft, weights=counts), abs=1e-6)
 
 
-def test_the_divergence_is_that_of_pytorch():
+def test_the_divergence_equals_pytorchs():
     """A result of torch 2.13: `16 * F.kl_div((student / 4).log_softmax(-1), (teacher / 4).softmax(-1),
     reduction="batchmean")`."""
     student = jnp.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
@@ -109,7 +109,7 @@ def test_the_divergence_is_that_of_pytorch():
     assert float(found.mean()) == pytest.approx(0.4075199717948448, abs=1e-6)
 
 
-def test_without_a_share_of_the_teacher_it_is_supervised():
+def test_with_a_teachers_share_of_zero_training_is_supervised():
     seen = {}
     for name in ("supervised", "distillation"):
         setup = setup_of(linear_model(), sgd(0.1), devices=2, data=AS_THEY_ARE)
@@ -142,14 +142,14 @@ def test_the_self_test_of_the_gradient_takes_a_teacher_too():
         ({}, "it is loaded on 1 device, and this run uses 2; load it with the same devices="),
     ],
 )
-def test_a_teacher_that_does_not_suit_gets_one_line(more, message):
+def test_an_unsuitable_teacher_raises_a_one_line_error(more, message):
     resources = resources_of()
     teacher = teacher_of(resources.topology if more else Topology.create(1), **more)
     with pytest.raises(InputError, match=f"objective.teacher: .*{message}"):
         jaxddp.distillation(teacher).fingerprints(*seen_by_a_teacher(Config(), resources))
 
 
-def test_a_teacher_that_does_not_take_all_sizes_gets_one_line():
+def test_a_teacher_that_does_not_take_all_image_sizes_raises_a_one_line_error():
     resources = resources_of()
     config = Config().replace(data={"grow_from": 4, "grow_by": 2}, train={"batch_size": 8, "duration": "4 epochs"})
     message = r"teacher does not take this run's training images of \(4, 4, 3\) \(.+\); give a teacher that takes them"
@@ -180,7 +180,7 @@ def student(tmp_path, share=0.5, epochs=2, teacher=None, workdir="student"):
 
 
 @pytest.mark.slow
-def test_a_student_resumes_with_its_own_teacher_alone(tmp_path):
+def test_a_student_resumes_only_with_its_own_teacher(tmp_path):
     setup = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.3), 4, epochs=1)
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path / "teacher", self_test="never")
     teacher = jaxddp.load_run(tmp_path / "teacher", model=linear_model(), devices=2)
@@ -232,7 +232,7 @@ def run(words, capfd) -> tuple[int, str]:
 # The tests of the API above use the same teacher.
 @pytest.mark.ci
 @pytest.mark.slow
-def test_a_recipe_names_its_teacher_at_the_terminal(tmp_path, capfd):
+def test_a_recipe_names_its_teacher_on_the_command_line(tmp_path, capfd):
     file = write_arrays(tmp_path / "set.npz", random_table(30), random_table(9, seed=1))
     (tmp_path / "mine.py").write_text(RECIPE)
     common = ["train", tmp_path / "mine.py", "--data.path", file]
@@ -264,7 +264,7 @@ def test_reproducible_distillation_is_refused():
         jaxddp.distillation(teacher_of(own.topology)).fingerprints(*seen_by_a_teacher(config, own))
 
 
-def test_a_second_source_is_not_read_for_it():
+def test_distillation_does_not_read_the_second_source():
     setup = setup_of(linear_model(), sgd(0.1), devices=2)
     resources = dataclasses.replace(setup.resources, unlabelled=random_table(60).without_labels())
     read = [

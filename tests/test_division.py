@@ -26,7 +26,7 @@ def in_pieces(division: Division) -> list[int]:
 
 
 @given(DIVISIONS)
-def test_a_batch_is_even_where_all_microbatches_are_equal_and_hold_whole_groups(division):
+def test_a_batch_divides_evenly_if_all_microbatches_are_equal_and_hold_whole_groups(division):
     pieces = in_pieces(division)
     expected = min(pieces) == max(pieces) > 0 and pieces[0] % division.together == 0
     assert division.is_even == expected
@@ -35,21 +35,21 @@ def test_a_batch_is_even_where_all_microbatches_are_equal_and_hold_whole_groups(
 
 
 @given(DIVISIONS)
-def test_finer_ones_are_all_that_are_even_in_order(division):
+def test_finer_divisions_are_all_even_ones_in_order(division):
     counts = range(division.accumulate + 1, division.batch_size + 2)
     expected = [each for count in counts if (each := replace(division, accumulate=count)).is_even]
     assert list(division.finer()) == expected
 
 
 @given(DIVISIONS, st.integers(0, 200))
-def test_the_largest_batch_that_does_is_the_last_of_all_smaller_ones(division, most):
+def test_the_largest_fitting_batch_is_the_largest_smaller_one_that_divides_evenly(division, most):
     smaller = [replace(division, batch_size=size) for size in range(1, division.batch_size)]
     does = [each for each in smaller if each.is_even and each.batch_size <= most]
     found = division.largest(lambda each: each.batch_size <= most)
     assert found == (does[-1] if does else None)
 
 
-def test_a_config_says_how_its_batch_is_divided():
+def test_a_config_determines_how_its_batch_is_divided():
     config = Config().replace(train={"batch_size": 96, "accumulate": 3})
     assert Division.of(config, 4) == Division(96, 4, 3, 1)
     for kind in ("mixup", "cutmix"):

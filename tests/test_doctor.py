@@ -80,7 +80,7 @@ def test_without_a_config_only_the_machine_is_checked():
 
 
 @pytest.mark.slow
-def test_an_image_that_does_not_decode_is_named_and_the_rest_goes_on(tmp_path):
+def test_an_image_that_does_not_decode_is_named_and_the_other_checks_continue(tmp_path):
     tree = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     broken = sorted((tree / IMAGES / "train").rglob("*.JPEG"))[7]
     broken.write_bytes(broken.read_bytes()[:-40])
@@ -89,7 +89,7 @@ def test_an_image_that_does_not_decode_is_named_and_the_rest_goes_on(tmp_path):
     assert [row.check for row in rows.values() if row.verdict != "ok"] == ["images"]
 
 
-def test_data_that_cannot_be_read_leave_the_other_checks(tree, tmp_path):
+def test_unreadable_data_does_not_stop_the_other_checks(tree, tmp_path):
     rows = by_check(doctor(small_recipe(tree / "nowhere"), tmp_path / "w"))
     assert list(rows) == [*MACHINE, "data", "work directory"]
     assert rows["data"].verdict == "fail" and "nowhere" in rows["data"].detail
@@ -97,7 +97,7 @@ def test_data_that_cannot_be_read_leave_the_other_checks(tree, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_recipe_that_cannot_be_run_is_its_own_row(tree, tmp_path):
+def test_a_recipe_that_cannot_run_is_reported_in_its_own_row(tree, tmp_path):
     rows = by_check(doctor(small_recipe(tree, train={"batch_size": 9}), None))
     assert rows["recipe"].verdict == "fail" and "cannot be divided among 8 devices" in rows["recipe"].detail
     assert rows["images"].verdict == "ok" and "step" not in rows
@@ -107,7 +107,7 @@ def test_a_recipe_that_cannot_be_run_is_its_own_row(tree, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_that_does_not_fit_says_what_it_needs(tree, monkeypatch):
+def test_a_step_that_does_not_fit_is_reported_with_the_memory_it_needs(tree, monkeypatch):
     monkeypatch.setattr(Topology, "free_memory", lambda topology: 1_000)
     step = by_check(doctor(small_recipe(tree), None))["step"]
     assert step.verdict == "fail"
@@ -118,13 +118,13 @@ def test_a_step_that_does_not_fit_says_what_it_needs(tree, monkeypatch):
     )
 
 
-def test_a_work_directory_that_cannot_be_made(tmp_path):
+def test_a_work_directory_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     row = by_check(doctor(None, tmp_path / "file" / "w"))["work directory"]
     assert row.verdict == "fail" and str(tmp_path / "file" / "w") in row.detail
 
 
-def test_too_little_room_for_the_checkpoints(tmp_path):
+def test_too_little_disk_space_for_the_checkpoints_is_an_error(tmp_path):
     with pytest.raises(InputError, match=r"checkpoints will take up to 1000000 TB; free some space"):
         machine_checks.work_directory(tmp_path, 10**18)
     assert "free, checkpoints up to 1.0 kB" in machine_checks.work_directory(tmp_path, 1000).detail
@@ -153,7 +153,7 @@ def test_a_wrong_sum_on_any_device_is_caught(device, monkeypatch):
     assert "element 3 is 18, expected 17" in row.detail and f"{jax.devices()[device]}:" in row.detail
 
 
-def test_any_exception_is_a_row_of_one_line():
+def test_any_exception_is_reported_as_a_row_of_one_line():
     def broken() -> machine_checks.Finding:
         raise RuntimeError("no such\ndriver")
 
@@ -162,7 +162,7 @@ def test_any_exception_is_a_row_of_one_line():
     assert report.rows == [CheckRow("devices", "fail", "RuntimeError: no such driver")]
 
 
-def test_a_batch_script_of_slurm_is_told_of_srun(monkeypatch):
+def test_a_slurm_batch_script_is_advised_to_use_srun(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
     found = machine_checks.environment()
     assert found.verdict == "warn" and found.value == []
@@ -171,7 +171,7 @@ def test_a_batch_script_of_slurm_is_told_of_srun(monkeypatch):
     assert machine_checks.environment().verdict == "ok"
 
 
-def test_an_incomplete_environment_is_a_row(monkeypatch):
+def test_an_incomplete_environment_is_reported_as_a_row(monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
     rows = by_check(doctor(None, None))
     assert rows["environment"].verdict == "fail" and "JAX_PROCESS_ID" in rows["environment"].detail
@@ -285,7 +285,7 @@ def test_two_processes_print_one_table(tmp_path):
 
 # The tests above cover merging.
 @pytest.mark.ci
-def test_failures_of_the_second_process_are_shown_by_the_first_and_keep_nobody_waiting(tmp_path):
+def test_failures_of_process_1_are_shown_by_process_0_without_a_wait(tmp_path):
     done = launch(tmp_path, "python", "-c", BROKEN_IN_ONE, "--workdir", str(tmp_path / "w"))
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [line for line in done.stdout.splitlines() if " fail " in line]

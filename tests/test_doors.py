@@ -92,7 +92,7 @@ def told(config: str, *words: str, command: Any = Train, measures: bool = False)
 
 
 @pytest.mark.slow
-def test_a_run_is_measured_by_its_directory_from_anywhere(place, run, capfd, caplog):
+def test_eval_takes_the_directory_of_a_run_from_anywhere(place, run, capfd, caplog):
     wanted = {name: pytest.approx(value, rel=1e-6) for name, value in validated(run).items()} | {"count": 9}
     assert figures(["eval", str(run)], capfd).items() >= wanted.items()
     # The options of the run need not be repeated, and keys of training are ignored.
@@ -105,7 +105,7 @@ def test_a_run_is_measured_by_its_directory_from_anywhere(place, run, capfd, cap
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_by_its_directory_and_its_data_are_given_a_new_place(place, run, tmp_path, capfd):
+def test_train_resumes_a_run_by_its_directory_with_data_at_a_new_place(place, run, tmp_path, capfd):
     moved = str(shutil.copy(place / "set.npz", tmp_path / "moved.npz"))
     content = json.loads((run / "config.json").read_text())
     assert content["data"]["path"] == str(place / "set.npz")
@@ -121,7 +121,7 @@ def test_a_run_goes_on_by_its_directory_and_its_data_are_given_a_new_place(place
     assert "seed was 0 and is now 1" in line and line.endswith(f"jaxddp train {run} goes on with its own settings")
 
 
-def test_an_evaluation_is_of_the_runs_network_images_and_classes(run):
+def test_eval_uses_the_network_image_size_and_classes_of_the_run(run):
     own = load(run)
     check_measured(run, own.replace(seed=3, eval={"views": "mirror"}, data={"eval_size": 12, "path": "/elsewhere"}))
     for changes, line in (
@@ -145,7 +145,7 @@ def test_data_of_other_classes_are_refused(place, run, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_one_word_names_a_run_for_every_command(run, tmp_path):
+def test_every_command_takes_a_run_by_one_argument(run, tmp_path):
     for command in (Train, Eval, FindLr, DoctorOfConfig):
         options, file = told(str(run), "--eval.batch-size", "5", command=command)
         assert file.config.model.width == 3 and file.config.eval.batch_size == 5 and file.stored
@@ -158,7 +158,7 @@ def test_one_word_names_a_run_for_every_command(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_from_python_is_measured_under_a_config(run):
+def test_eval_of_a_run_from_python_needs_a_config(run):
     content = json.loads((run / "config.json").read_text())
     del content["model"]
     (run / "config.json").write_text(json.dumps(content))
@@ -171,7 +171,7 @@ def test_a_run_from_python_is_measured_under_a_config(run):
 
 
 @pytest.mark.parametrize("words", [["--workdir", "a"], ["--workdir=a"], ["x", "--workdir", "b", "--workdir", "a"]])
-def test_an_option_is_read_before_the_others(words):
+def test_one_option_may_be_read_before_the_others(words):
     assert option(["--seed", "3", *words, "--data.augment.no-flip"], "--workdir") == "a"
     assert option(["--workdirs", "a"], "--workdir") is None
 
@@ -179,7 +179,7 @@ def test_an_option_is_read_before_the_others(words):
 # --- Paths ---
 
 
-def test_paths_are_absolute_and_links_stay(tmp_path, monkeypatch):
+def test_paths_become_absolute_and_links_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     (tmp_path / "link").symlink_to("/usr")
@@ -212,7 +212,7 @@ def test_paths_are_absolute_and_links_stay(tmp_path, monkeypatch):
     )
 
 
-def test_a_name_becomes_a_place(tmp_path, monkeypatch):
+def test_a_data_set_name_is_resolved_to_its_path(tmp_path, monkeypatch):
     (tmp_path / "datasets.toml").write_text('[mine]\npath = "set"\nclasses = "0:5"\n')
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     data = with_places(Config().replace(data={"name": "mine", "train": "few.csv"})).data
@@ -223,7 +223,7 @@ def test_a_name_becomes_a_place(tmp_path, monkeypatch):
     assert saved_places({"data.name": "other"}) == {"data.name": "other"}
 
 
-def test_a_place_takes_the_place_of_a_name(tmp_path, monkeypatch):
+def test_a_path_on_the_command_line_replaces_a_data_set_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(Config().replace(data={"name": "mine"}).to_dict()))
     for words, wanted in ((["--data.path", "x"], ("x", None)), (["--data.name", "y"], (None, "y"))):
@@ -243,7 +243,7 @@ def trained(tmp_path) -> Path:
     return tmp_path / "trained"
 
 
-def test_fine_tuning_takes_over_what_the_run_knows(trained):
+def test_fine_tuning_inherits_settings_of_the_first_run(trained):
     _, file = told("finetune_folder", "--model.weights", str(trained), "--data.image-size", "48")
     model, data = file.config.model, file.config.data
     assert (model.name, model.width, model.stem) == ("resnet10", 16, "small")
@@ -258,7 +258,7 @@ def test_fine_tuning_takes_over_what_the_run_knows(trained):
     assert not same.taken.notice and same.config.model.width == 16
 
 
-def test_a_run_that_began_so_is_resumed_when_the_other_has_gone(trained, tmp_path):
+def test_a_fine_tuned_run_resumes_after_the_first_run_was_removed(trained, tmp_path):
     words = ["--model.weights", str(trained), "--workdir", str(tmp_path / "own")]
     _, first = told("finetune_folder", *words, "--model.width", "8")
     (tmp_path / "own").mkdir()
@@ -267,14 +267,14 @@ def test_a_run_that_began_so_is_resumed_when_the_other_has_gone(trained, tmp_pat
     assert told("finetune_folder", *words)[1].config == first.config
 
 
-def test_a_network_that_came_as_code_has_no_name_to_take_over(trained):
+def test_a_network_passed_as_an_object_has_no_name_to_inherit(trained):
     (trained / "recipe").mkdir()
     (trained / "recipe" / "mine.py").write_text(RECIPE)
     _, file = told("finetune_folder", "--model.weights", str(trained))
     assert (file.config.model.name, file.config.data.image_size) == ("resnet50", 32)
 
 
-def test_of_arrays_the_size_is_taken_over(trained):
+def test_the_image_size_of_a_run_on_arrays_is_inherited(trained):
     signature = {"class_ids": ["a"], "class_names": ["a"], "image_shape": [24, 24, 1], "dtype": "uint8"}
     (trained / "signature.json").write_text(json.dumps(signature | {"in_memory": True}))
     data = told("finetune_folder", "--model.weights", str(trained))[1].config.data
@@ -284,7 +284,7 @@ def test_of_arrays_the_size_is_taken_over(trained):
 # --- The resolved config ---
 
 
-def test_every_setting_is_shown_with_where_it_is_from(trained, capfd):
+def test_every_setting_is_shown_with_its_origin(trained, capfd):
     def rows(*words: str) -> dict[str, list[str]]:
         assert main(["config", *words]) == 0
         lines = (line.split() for line in capfd.readouterr().out.splitlines())

@@ -70,7 +70,7 @@ ALL = [(network, way) for network in NETWORKS for way in WAYS]
 
 
 def marked(network: str, way: str):
-    """Check that draws do not depend on the place in a batch; the evaluation below shows that for whole networks."""
+    """Check that draws do not depend on the place in a batch. A test of evaluation below checks whole networks."""
     second = {("vit", "reproducible"), ("convnext", "2 devices")}
     marks = [] if (network, way) in TELLING else pytest.mark.ci if (network, way) in second else pytest.mark.exhaustive
     return pytest.param(network, way, marks=marks)
@@ -78,7 +78,7 @@ def marked(network: str, way: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("network", "way"), [marked(*each) for each in ALL])
-def test_any_number_of_devices_and_microbatches_is_one(network, way):
+def test_any_number_of_devices_and_microbatches_gives_the_same_result(network, way):
     (expected, losses), (found, again) = trained(network, 1, Gradients()), trained(network, *WAYS[way])
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), *expected[:2])
     assert min(jax.tree.leaves(moved)) > 1e-9, "a zero gradient proves nothing"
@@ -88,7 +88,7 @@ def test_any_number_of_devices_and_microbatches_is_one(network, way):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("network", ["vit", rarely("convnext")])
-def test_another_rate_is_another_run(network):
+def test_another_drop_path_rate_changes_the_results(network):
     """Check that branches are skipped, or the test above would prove nothing."""
     expected, found = trained(network, 2, Gradients()), trained(network, 2, Gradients(), drop_path=0.0)
     assert largest_difference(found, expected) > 1e-6
@@ -130,7 +130,7 @@ def draws(apply, batch, seed=0, device=0, train=True):
     return state["drawn"]
 
 
-def test_the_keys_of_examples_follow_from_seed_epoch_and_row_alone():
+def test_the_keys_of_examples_depend_on_seed_epoch_and_row_alone():
     batch = random_batch(8)
     first = draws(drawing, batch)
     assert len(set(first.tolist())) == 8
@@ -144,7 +144,7 @@ def test_the_keys_of_examples_follow_from_seed_epoch_and_row_alone():
     assert draws(drawing, batch, train=False) is None
 
 
-def test_a_model_that_does_not_ask_is_traced_without_keys():
+def test_a_model_without_example_keys_is_traced_without_them():
     """Check that networks without example keys have the same program: an extra operation would recompile every
     network."""
 
@@ -154,7 +154,7 @@ def test_a_model_that_does_not_ask_is_traced_without_keys():
     assert folds(drawing) == folds(silent) + 3
 
 
-def test_branches_are_left_out_at_a_rate_that_grows_with_depth():
+def test_branches_are_skipped_at_a_rate_that_grows_with_depth():
     examples, blocks, rate = 4000, 4, 0.6
     factors = np.asarray(branch_factors(rate, blocks, 2, jax.random.split(jax.random.key(3), examples)))
     assert factors.shape == (examples, blocks, 2)
@@ -167,7 +167,7 @@ def test_branches_are_left_out_at_a_rate_that_grows_with_depth():
     assert (factors[:, -1, 0] != factors[:, -2, 0]).mean() > 0.4
 
 
-def test_a_branch_that_is_left_out_adds_nothing():
+def test_a_skipped_branch_adds_nothing():
     x, branch = np.arange(12.0, dtype=np.float32).reshape(3, 2, 2), np.ones((3, 2, 2), np.float32)
     np.testing.assert_array_equal(added(x, branch, jnp.array([0.0, 1.0, 2.0])), x + np.array([0, 1, 2])[:, None, None])
     half = added(x.astype(jnp.bfloat16), branch.astype(jnp.bfloat16), jnp.array([0.0, 1.0, 2.0]))
@@ -200,7 +200,7 @@ def test_evaluation_has_all_branches_and_training_needs_keys(network):
 
 
 @pytest.mark.slow
-def test_a_rate_is_part_of_what_tells_a_run_from_another():
+def test_the_drop_path_rate_is_part_of_a_runs_identity():
     table = random_table(8, image=16)
     small = functools.partial(ViT, ViTSize(8, 1, 1, 8), CLASSES)
     found = {setup_of(small(rate), sgd(0.1), table).identity()["model"] for rate in (0.0, 0.1)}

@@ -155,7 +155,7 @@ def raised(fail: Callable[[], Any]) -> JaxddpError:
 
 
 @pytest.mark.parametrize("told", DOORS.values(), ids=DOORS)
-def test_an_error_is_said_at_each_door_in_its_words(told, tmp_path):
+def test_each_entry_point_reports_an_error_in_its_own_words(told, tmp_path):
     error, dotted = raised(told.fail), told.line.format(*told.dotted)
     assert (error.key, error.value) == (told.key, told.value) and str(error).startswith(dotted)
     assert "".join(map(str, error.advice)).startswith(told.advice)
@@ -189,7 +189,7 @@ def test_keys_become_arguments(problem, python):
     assert str(error.value) == python
 
 
-def test_an_option_is_said_as_it_was_typed(tmp_path):
+def test_an_option_is_quoted_as_it_was_typed(tmp_path):
     def said(key, *words):
         return format_error(InputError(key, ": no"), ["train", "digits", *words])
 
@@ -204,7 +204,7 @@ def test_an_option_is_said_as_it_was_typed(tmp_path):
     assert format_error(error, ["train"]) == "seed=1: no"
 
 
-def test_the_command_line_ends_with_the_line_of_its_door(tmp_path, capfd):
+def test_the_command_line_ends_with_the_error_in_its_own_words(tmp_path, capfd):
     recipe = tmp_path / "my.py"
     config = "from jaxddp.config import Config\n\n\ndef get_config():\n    return Config().replace({})\n"
     recipe.write_text(config.format('loss={"name": "hinge"}'))
@@ -218,7 +218,7 @@ def test_the_command_line_ends_with_the_line_of_its_door(tmp_path, capfd):
     assert capfd.readouterr().err.splitlines()[-1].startswith(f"jaxddp: {recipe}:5: seed=-1: expected 0 to ")
 
 
-def test_of_several_doors_the_innermost_is_heard():
+def test_the_innermost_of_several_entry_points_names_the_keys():
     def fail():
         raise InputError(Key("train.batch_size", 30), ": no; see ", Key("data.path"))
 
@@ -229,7 +229,7 @@ def test_of_several_doors_the_innermost_is_heard():
     assert (error.key, error.value) == ("train.batch_size", 30)
 
 
-def test_what_an_error_is_about_stands_in_front_of_it():
+def test_a_message_begins_with_the_subject_of_the_error():
     @about("my.py")
     @about(Key("data.unlabelled"), " with ", Key("objective.unlabelled_ratio", 7))
     def fail():
@@ -244,7 +244,7 @@ def test_what_an_error_is_about_stands_in_front_of_it():
     )
 
 
-def test_an_error_keeps_its_kind_and_its_place():
+def test_an_error_keeps_its_type_and_its_origin():
     @errors_name_arguments()
     def stopped():
         raise Preempted("saved step 3 in ", Option("workdir"))
@@ -254,7 +254,7 @@ def test_an_error_keeps_its_kind_and_its_place():
     assert error.traceback[-1].name == "stopped"
 
 
-def test_an_error_is_told_to_other_processes_with_its_keys():
+def test_an_error_is_sent_to_other_processes_with_its_keys():
     given = (Key("a.b", (1, 2)), Key("c.d", 3), Option("e.f", "x"), Key.plain("g.h", "y"), Key("i.j"))
     error = InputError(*joined(" ", given), advice=("give ", Option("k.l"))).within("k.json")
     told = error_from(2, error.to_json())
@@ -271,7 +271,7 @@ def test_an_error_is_told_to_other_processes_with_its_keys():
     assert str(pickle.loads(pickle.dumps(InputError(Key("a", len), ": no")))) == f"a={len!r}: no"
 
 
-def test_a_line_is_one_line_whatever_it_holds():
+def test_a_message_is_one_line_whatever_its_values_contain():
     error = InputError("a\nb \x1b[2J", Key.plain("c", "d\ne"), advice="f\n")
     assert str(error) == r"a b \x1b[2Jc=d e; f"
     error.tell(lambda key: "g\n\x1b")
@@ -303,7 +303,7 @@ def literals(node: ast.AST) -> Iterator[str]:
             yield from literals(child)
 
 
-def test_no_text_of_an_error_names_a_key():
+def test_no_error_text_contains_a_config_key():
     assert named_in_text('raise InputError(f"train.batch_size={size} is odd")')
     assert named_in_text('raise InputError("no", advice=("lower ", "data.image_size"))')
     assert not named_in_text('raise InputError(Key("train.batch_size"), " is odd")')

@@ -88,7 +88,7 @@ def test_a_run_starts_from_another_run(data, run, tmp_path):
     assert all(np.array_equal(found[path], ours[path]) for path in ours if path.startswith("params/"))
 
 
-def test_the_head_of_a_run_is_for_its_own_classes(run, caplog):
+def test_a_run_with_other_classes_starts_with_a_new_head(run, caplog):
     file, signature = recipe_of_run(run), Signature.read(run)
     assert signature is not None
     ids = signature.class_ids
@@ -114,13 +114,13 @@ def test_the_head_of_a_run_is_for_its_own_classes(run, caplog):
         (["{run}", "--out", "w.safetensors", "--step", "5"], "{run}/checkpoints: no checkpoint '5'; there are steps"),
     ],
 )
-def test_a_mistake_is_one_line(run, tmp_path, capfd, arguments, message):
+def test_a_mistake_raises_a_one_line_error(run, tmp_path, capfd, arguments, message):
     places = {"tmp": tmp_path, "run": run}
     assert main(["export", *(argument.format(**places) for argument in arguments)]) == 2
     assert last_line(capfd).startswith(f"jaxddp: {message.format(**places)}")
 
 
-def test_a_run_from_python_says_so(run, tmp_path, capfd):
+def test_exporting_a_run_from_python_is_an_error_that_says_so(run, tmp_path, capfd):
     content = json.loads((run / "config.json").read_text())
     del content["model"]
     (tmp_path / "config.json").write_text(json.dumps(content))

@@ -92,7 +92,7 @@ def test_reduce_on_plateau(options, tmp_path):
         train(jaxddp.softmax_cross_entropy, prepared(sgd(3.0), epochs=6), listeners=(), workdir=tmp_path)
 
 
-def test_a_state_may_begin_with_infinity(tmp_path):
+def test_an_optimizer_state_may_begin_with_infinity(tmp_path):
     plateau = optax.contrib.reduce_on_plateau(accumulation_size=100)
     state, _ = train(
         jaxddp.softmax_cross_entropy, prepared(optax.chain(sgd(0.1), plateau)), listeners=(), workdir=tmp_path
@@ -101,7 +101,7 @@ def test_a_state_may_begin_with_infinity(tmp_path):
     assert (tmp_path / "checkpoints" / "2").is_dir()
 
 
-def test_frozen_parameters_have_no_gradient_to_give():
+def test_frozen_parameters_pass_no_gradient_to_the_optimizer():
     def two_layers():
         init, apply = linear_model()
 
@@ -126,7 +126,7 @@ def test_frozen_parameters_have_no_gradient_to_give():
         (optax.apply_if_finite(sgd(0.1, momentum=0.9), 3), {"clip_norm": 1.0}),
     ],
 )
-def test_an_optimizer_that_asks_for_nothing_is_traced_as_one_that_is_given_nothing(optimizer, options):
+def test_an_optimizer_that_ignores_extra_arguments_has_the_program_of_a_plain_one(optimizer, options):
     assert isinstance(optimizer, optax.GradientTransformationExtraArgs)
     programs = []
     for each in (optimizer, optax.GradientTransformation(*optimizer)):
@@ -136,7 +136,7 @@ def test_an_optimizer_that_asks_for_nothing_is_traced_as_one_that_is_given_nothi
     assert programs[0] == programs[1]
 
 
-def test_what_a_step_cannot_give_is_one_line():
+def test_an_extra_argument_that_a_step_lacks_raises_a_one_line_error():
     gives = (
         "; the step passes only value (the mean loss) and grad (its gradient) to an "
         "optax.GradientTransformationExtraArgs; choose an optimizer that needs no other argument"

@@ -71,13 +71,13 @@ def test_the_rate_of_the_steepest_descent_is_suggested():
     assert float(test.rates.schedule(50)) <= rate <= float(test.rates.schedule(53))
 
 
-def test_a_fall_back_from_a_rise_counts_for_nothing():
+def test_a_fall_after_a_rise_is_not_suggested():
     spiked = descent(50, 60)
     spiked[75:80] = 3.5
     assert after(spiked).suggestion() == after(descent(50, 60)).suggestion()
 
 
-def test_it_is_at_most_a_tenth_of_the_rate_that_diverges():
+def test_the_suggestion_is_at_most_a_tenth_of_the_diverging_rate():
     losses = np.append(descent(80, 90, 91), [50.0])
     test = after(losses, steps=100)
     rate, steepest, diverged = test.suggestion()
@@ -90,11 +90,11 @@ def test_it_is_at_most_a_tenth_of_the_rate_that_diverges():
 
 
 @pytest.mark.parametrize("losses", [[], [2.0], np.full(50, 2.0), np.linspace(2, 3, 50)])
-def test_where_the_loss_never_falls_nothing_is_suggested(losses):
+def test_without_a_falling_loss_no_rate_is_suggested(losses):
     assert after(losses, steps=50).suggestion()[:2] == (None, None)
 
 
-def test_a_lowest_rate_above_the_highest_is_one_line():
+def test_a_lowest_rate_above_the_highest_raises_a_one_line_error():
     with pytest.raises(InputError, match="^--lowest 1 and --highest 0.1: give a lower and a higher rate"):
         RateRange(1.0, 0.1, 10)
 
@@ -107,14 +107,14 @@ def test_a_lowest_rate_above_the_highest_is_one_line():
         (["digits", "--optimizer.learning-rate", "3", "--lowest=1"], ["digits"]),
     ],
 )
-def test_the_words_that_the_suggestion_repeats(words, left):
+def test_the_suggested_command_repeats_the_users_options(words, left):
     assert words_without(words, ["--steps", "--out", "--lowest", "--optimizer.learning-rate"]) == left
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "devices"), [("recipe.py", "1"), ("hook.py", "4")])
-def test_a_recipe_is_tested_and_nothing_but_the_picture_is_written(place, monkeypatch, capfd, recipe, devices):
-    """Also with a warm-up that is longer than the test, and with an optimizer of the recipe file."""
+def test_a_range_test_of_a_recipe_writes_only_the_picture(place, monkeypatch, capfd, recipe, devices):
+    """Test also a warm-up that is longer than the range test, and an optimizer of the recipe file."""
     before = set(os.listdir(place)) - {"__pycache__"}
     words = ("--parallel.devices", devices, "--steps", "40", "--out", f"{recipe}.png")
     code, out, err = find(place, monkeypatch, capfd, recipe, *words)
@@ -130,7 +130,7 @@ def test_a_recipe_is_tested_and_nothing_but_the_picture_is_written(place, monkey
 
 
 @pytest.mark.slow
-def test_with_a_reference_batch_the_key_is_for_that_batch(place, monkeypatch, capfd):
+def test_with_a_reference_batch_size_the_suggested_rate_is_for_that_size(place, monkeypatch, capfd):
     words = ("--steps", "20", "--out", "r.png", "--optimizer.reference-batch", "80", "--highest", "1")
     code, out, _ = find(place, monkeypatch, capfd, "recipe.py", *words)
     *_, said, command = out.splitlines()
@@ -138,7 +138,7 @@ def test_with_a_reference_batch_the_key_is_for_that_batch(place, monkeypatch, ca
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_it_with_what_there_is(place, monkeypatch, capfd):
+def test_a_loss_that_is_not_finite_ends_the_range_test_with_the_results_so_far(place, monkeypatch, capfd):
     words = ("--steps", "20", "--out", "n.png", "--highest", "1e6", "--lowest", "1e-3", "--optimizer.momentum", "0.99")
     code, out, _ = find(place, monkeypatch, capfd, "recipe.py", *words)
     steps = int(out.splitlines()[0].split()[0])
@@ -154,17 +154,17 @@ def test_a_loss_that_is_not_finite_ends_it_with_what_there_is(place, monkeypatch
         (("--out", "no/x.png"), "jaxddp: no/x.png: cannot be written (No such file or directory); choose another"),
     ],
 )
-def test_a_mistake_is_one_line(place, monkeypatch, capfd, words, message):
+def test_a_mistake_raises_a_one_line_error(place, monkeypatch, capfd, words, message):
     code, _, err = find(place, monkeypatch, capfd, "recipe.py", *words)
     assert code == 2 and err.splitlines()[-1].startswith(message)
 
 
-def test_a_config_is_asked_for(capfd):
+def test_the_range_test_requires_a_config(capfd):
     assert main(["find-lr"]) == 2
     assert "find-lr: the first argument is the config; there are: " in capfd.readouterr().err
 
 
-def test_a_test_is_a_listener():
+def test_the_range_test_works_as_a_listener():
     test = after([], steps=10)
     test.step(StepRecord(1, 0.1, {"loss": 2.0}, None, 1.0, 0.0))
     assert test.losses == [2.0] and test.tried.tolist() == pytest.approx([1e-4])

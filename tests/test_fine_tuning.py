@@ -82,7 +82,7 @@ def test_frozen_layers_keep_every_bit(freeze, trained, devices, accumulate):
 
 
 @pytest.mark.slow
-def test_frozen_parameters_have_no_place_in_the_optimizer_and_no_gradient():
+def test_frozen_parameters_have_no_optimizer_state_and_no_gradient():
     setup = made({"model": {"freeze": "all but layer2,fc"}})
     moving = [path for path in arrays(setup.state) if path.startswith(("params/layer2", "params/fc"))]
     held = [leaf for leaf in jax.tree.leaves(setup.state.opt_state) if leaf.ndim]
@@ -94,7 +94,7 @@ def test_frozen_parameters_have_no_place_in_the_optimizer_and_no_gradient():
 
 
 @pytest.mark.slow
-def test_a_linear_probe_is_the_regression_on_features():
+def test_a_linear_probe_equals_the_regression_on_features():
     """The loss follows the gradient of the head alone, on the frozen network's features in evaluation."""
     data = DataConfig(augment=AugmentConfig(flip=False))
     setup = made({"model": {"freeze": "all but fc"}}, optimizer=sgd(0.5), data=data)
@@ -162,7 +162,7 @@ class LinenNet(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [NNXNet, LinenNet, lambda: LinenNet(by_position=True)])
-def test_a_frozen_norm_of_any_module_evaluates(network):
+def test_a_frozen_batch_norm_of_any_module_uses_its_running_statistics(network):
     setup = made({"model": {"freeze": "conv,norm"}}, model=network(), optimizer=sgd(0.1))
     before = arrays(setup.state)
     _, params, state = setup.objective, setup.state.params, setup.state.model_state
@@ -201,7 +201,7 @@ def test_rates_that_decay_by_layer():
 
 
 @pytest.mark.slow
-def test_layers_are_trained_from_their_step_on(tmp_path):
+def test_layers_are_trained_from_their_unfreezing_step_on(tmp_path):
     model = {"unfreeze": ("layer3=2 steps", "conv1=50%"), "freeze": "layer2"}
     six = {"train": {"duration": "6 steps"}, "log": {"every": "6 steps"}}
     setup = made({"model": model, "train": {"duration": "6 steps"}}, model=resnet(blocks=3))
@@ -226,7 +226,7 @@ def test_layers_are_trained_from_their_step_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_groups_are_what_freeze_and_rate_factors_say():
+def test_parameter_groups_equal_freezing_and_rate_factors():
     """Frozen parameters and statistics keep their bits, and have no optimizer state."""
     keys = {"model": {"freeze": "norm"}, "optimizer": {"rate_factors": ["fc=10", "conv=0.5"]}}
     groups = ["norm:frozen=true", "fc:rate=10", "conv:rate=0.5"]
@@ -239,13 +239,13 @@ def test_groups_are_what_freeze_and_rate_factors_say():
     assert kept == {"norm"}
 
 
-def test_a_decay_of_what_is_never_decayed_is_one_line():
+def test_weight_decay_of_parameters_that_are_never_decayed_raises_a_one_line_error():
     message = "^optimizer.groups: norm:decay=0.1: batch norm and biases are never decayed; leave it out"
     with pytest.raises(InputError, match=message):
         made({"optimizer": {"groups": ["norm:decay=0.1"]}}, model=LinenNet())
 
 
-def test_the_first_updates_of_a_thawed_layer_are_of_its_rate():
+def test_the_first_updates_of_an_unfrozen_layer_have_its_learning_rate():
     optimizer = thawing(optax.adam(1.0), {"x": 50})
     params = {"x": jnp.zeros(2)}
     state, grads = optimizer.init(params), {"x": jnp.full(2, 0.3)}
@@ -254,14 +254,14 @@ def test_the_first_updates_of_a_thawed_layer_are_of_its_rate():
     assert np.allclose(updates["x"], -1, atol=1e-3)
 
 
-def test_a_minus_zero_keeps_its_sign_until_it_is_trained():
+def test_a_negative_zero_keeps_its_sign_until_it_is_trained():
     optimizer = thawing(sgd(1.0), {"x": 1})
     params = {"x": jnp.array([-0.0, 0.0, 1.0])}
     updates, _ = optimizer.update({"x": jnp.ones(3)}, optimizer.init(params), params)
     assert np.signbit(optax.apply_updates(params, updates)["x"]).tolist() == [True, False, False]
 
 
-def test_factors_leave_other_updates_as_they_are():
+def test_rate_factors_leave_other_updates_unchanged():
     optimizer = with_factors(sgd(1.0), {"a/kernel": 2.0})
     grads = {"a": {"kernel": jnp.ones(2), "bias": None}, "b": jnp.ones(2)}
     updates, _ = optimizer.update(grads, optimizer.init(grads), grads)
@@ -277,7 +277,7 @@ def test_factors_leave_other_updates_as_they_are():
         ("", [], ["fc", ""]),
     ],
 )
-def test_layers_by_how_their_names_begin(text, inside, outside):
+def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outside):
     layers = Layers.parse(text, "model.freeze")
     assert all(name in layers for name in inside) and not any(name in layers for name in outside)
 
@@ -327,12 +327,12 @@ def test_layers_by_how_their_names_begin(text, inside, outside):
         ),
     ],
 )
-def test_a_mistake_is_one_line(changes, message):
+def test_a_mistake_raises_a_one_line_error(changes, message):
     with pytest.raises(InputError, match=f"^{message}"):
         prepare_training(resnet(), random_table(20), 1, sgd(0.1), 4, **changes)
 
 
-def test_a_network_without_parameters_is_told_so():
+def test_a_network_without_parameters_is_rejected():
     class Sums(nn.Module):
         @nn.compact
         def __call__(self, images, train=False):
@@ -342,7 +342,7 @@ def test_a_network_without_parameters_is_told_so():
         prepare_training(Sums(), random_table(20), 1, sgd(0.1), 4)
 
 
-def test_a_share_of_a_run_of_another_length_is_one_line():
+def test_a_share_of_a_run_of_another_length_raises_a_one_line_error():
     setup = prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze="conv=50%")
     with pytest.raises(
         InputError, match="conv=50% is a fraction of a run of 1 epoch, but the length is now 3 epochs; give the "
@@ -355,6 +355,6 @@ def test_unfreezing_after_the_end_of_the_run_is_logged(caplog):
     assert caplog.messages == ["model.unfreeze: 'conv' is trained from step 9 on, but the run ends at step 5"]
 
 
-def test_a_network_that_does_not_say_its_depths():
+def test_a_network_without_known_layer_depths_is_rejected():
     with pytest.raises(InputError, match="^layer_decay=0.5: LinenNet does not define the depth of its layers"):
         prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, layer_decay=0.5)

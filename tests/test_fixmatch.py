@@ -57,7 +57,7 @@ def cross_entropies(logits, labels):
 
 
 @pytest.mark.parametrize("masked", few((2,), 0))
-def test_the_loss_is_the_paper_s(masked):
+def test_the_fixmatch_loss_equals_the_papers(masked):
     """Compute the loss of softmax regression in NumPy, without augmentation, where both views are the image."""
     settings = FixMatchSettings(threshold=0.6, unlabelled_weight=0.7, strong_rand_augment=0, strong_cutout=0.0)
     batch = both(6, 3, masked=masked)
@@ -94,7 +94,7 @@ def test_the_loss_is_the_paper_s(masked):
 
 
 @pytest.mark.slow
-def test_the_strong_view_is_augmented_more_and_both_views_have_random_numbers_of_their_own():
+def test_the_strong_view_is_augmented_more_and_each_view_has_its_own_random_numbers():
     def apply(params, state, images):
         return images.reshape(len(images), -1) @ params["weight"], {"seen": images}
 
@@ -176,14 +176,14 @@ def trained(net, devices: int, gradients: Gradients, settings: FixMatchSettings 
         rarely(KEYED, 2, Gradients(reproducible=True, for_cpu=True)),
     ],
 )
-def test_n_devices_equal_one(net, devices, gradients):
+def test_fixmatch_on_n_devices_equals_one(net, devices, gradients):
     one, several = trained(net, 1, Gradients()), trained(net, devices, gradients)
     assert largest_difference(one, several) < 1e-9
     assert 0.3 < min(each["pseudo_labels"] for each in one[2]) < 1
 
 
 @pytest.mark.slow
-def test_without_weight_it_is_the_supervised_objective():
+def test_fixmatch_with_an_unlabelled_weight_of_zero_is_supervised():
     without = dataclasses.replace(SETTINGS, unlabelled_weight=0.0)
     params, _, means = trained(KEYED, 2, Gradients(), without)
     expected, _, supervised = trained(KEYED, 2, Gradients(), None)
@@ -192,7 +192,7 @@ def test_without_weight_it_is_the_supervised_objective():
 
 
 @pytest.mark.slow
-def test_random_keys_of_examples_are_those_of_all_views():
+def test_random_keys_of_examples_are_made_for_all_views():
     one, several = trained(KEYED, 1, Gradients()), trained(KEYED, 2, Gradients())
     assert largest_difference(one, several) < 1e-9
     # Without the noise the first loss is different.
@@ -231,7 +231,7 @@ def whole():
 
 
 @pytest.mark.slow
-def test_what_is_logged_and_what_is_validated(whole):
+def test_a_fixmatch_run_logs_its_metrics_and_validates_labelled_images(whole):
     _, state, history = whole
     assert int(state.step) == 8
     parts = history.train["supervised_loss"] + history.train["unlabelled_loss"]
@@ -241,7 +241,7 @@ def test_what_is_logged_and_what_is_validated(whole):
 
 
 @pytest.mark.slow
-def test_interrupted_and_resumed_it_ends_with_the_same_bits(whole, tmp_path):
+def test_a_resumed_fixmatch_run_ends_with_the_same_bits(whole, tmp_path):
     setup, state, _ = whole
 
     class Interrupt(jaxddp.History):
@@ -282,7 +282,7 @@ def test_images_on_the_devices_give_the_same_steps(whole):
     assert largest_difference(state, whole[1]) < 1e-5
 
 
-def test_another_seed_of_a_setup_is_a_run_of_that_seed(whole):
+def test_training_a_setup_under_another_seed_equals_a_run_of_that_seed(whole):
     state, _ = run(whole[0].with_seed(5))
     assert largest_difference(state, run(made(seed=5))[0]) == 0
     assert largest_difference(state, whole[1]) > 1e-4
@@ -324,7 +324,7 @@ def line(**more) -> str:
 
 
 @pytest.mark.slow
-def test_both_sources_grow_with_the_steps_of_the_labelled_one():
+def test_images_of_both_sources_grow_with_the_steps_of_the_labelled_one():
     growing = {"grow_from": 4, "grow_by": 2, "grow_start": "1 epoch", "grow_end": "2 epochs"}
     data = DataConfig(image_size=6, resize=6, crop="whole", augment=AugmentConfig(flip=False), **growing)
     setup = prepare_training(
@@ -372,11 +372,11 @@ class NoSource:
         ({"data": DataConfig(unlabelled="train")}, "unlabelled='train': from Python, give a table as unlabelled"),
     ],
 )  # fmt: skip
-def test_one_line_says_what_is_wrong(given, expected):
+def test_wrong_fixmatch_settings_raise_a_one_line_error(given, expected):
     assert line(**given) == expected
 
 
-def test_images_that_rand_augment_does_not_take_are_refused_before_anything_is_compiled():
+def test_images_unsuitable_for_rand_augment_are_rejected_before_compiling():
     gray = [ArrayTable(np.zeros((40, 6, 6, 4), np.uint8), np.arange(40) % 5, tuple("abcde")) for _ in range(2)]
     given = {"table": gray[0], "unlabelled": gray[1], "data": DataConfig(mean=(0.5,), std=(0.5,))}
     expected = "strong_rand_augment=2: needs images with 1 or 3 channels, and these have 4; give 0"
@@ -396,7 +396,7 @@ def test_a_loss_that_is_divided_by_weights_is_refused(whole):
 
 
 @pytest.mark.slow
-def test_from_the_terminal(tmp_path, capfd):
+def test_fixmatch_runs_from_the_command_line(tmp_path, capfd):
     arrays = write_arrays(tmp_path / "set.npz", random_table(60, image=16), random_table(16, seed=1, image=16))
     words = [RECIPE, "--data.path", str(arrays), "--parallel.devices", "2", "--train.duration", "3 steps"]
     words += ["--data.labels-per-class", "2"]
@@ -420,7 +420,7 @@ def test_from_the_terminal(tmp_path, capfd):
 
 
 @pytest.mark.ci
-def test_the_doctor_counts_the_second_source_and_a_supervised_run_leaves_it_alone(tmp_path, capfd):
+def test_the_doctor_counts_the_second_source_which_a_supervised_run_ignores(tmp_path, capfd):
     arrays = write_arrays(tmp_path / "set.npz", random_table(60, image=16), random_table(16, seed=1, image=16))
     words = [RECIPE, "--data.path", str(arrays), "--parallel.devices", "2", "--train.duration", "3 steps"]
     words += ["--data.labels-per-class", "2", "--data.unlabelled", "train"]

@@ -79,7 +79,7 @@ def test_rows_are_sorted_by_class_and_path(root: Path):
     table.check(DATA)
 
 
-def test_val_has_the_classes_of_train(root: Path):
+def test_validation_has_the_classes_of_training(root: Path):
     table = read_folders(root, "val")
     assert rows(table) == [("val/ant/w.jpg", "ant"), ("val/cat/v.png", "cat")]
     assert table.labels.tolist() == [0, 2] and table.class_ids == ("ant", "bee", "cat")
@@ -110,7 +110,7 @@ def test_files_that_are_no_images_are_ignored(root: Path):
 
 
 @given(names=st.lists(st.tuples(st.sampled_from("abcABC"), st.text("ab0. é-", min_size=1, max_size=5)), min_size=1))
-def test_the_order_is_that_of_the_names(tmp_path_factory: pytest.TempPathFactory, names: list[tuple[str, str]]):
+def test_rows_are_in_the_order_of_the_names(tmp_path_factory: pytest.TempPathFactory, names: list[tuple[str, str]]):
     """Rows are sorted by class, then by path, as Python sorts text, and not by the time of creation."""
     root = tmp_path_factory.mktemp("tree")
     files = list(dict.fromkeys(f"train/{label}/x{name}.png" for label, name in names))
@@ -124,7 +124,7 @@ def test_the_order_is_that_of_the_names(tmp_path_factory: pytest.TempPathFactory
     assert len(np.unique(table.id)) == len(files)
 
 
-def test_holds_folders(root: Path, tmp_path: Path):
+def test_folders_of_classes_are_recognized(root: Path, tmp_path: Path):
     assert holds_folders(root)
     assert not holds_folders(tmp_path / "nowhere")
     (tmp_path / "flat/train").mkdir(parents=True)
@@ -155,19 +155,19 @@ def test_a_class_of_val_that_train_lacks_is_named(root: Path):
     )
 
 
-def test_no_class_folders(root: Path, tmp_path: Path):
+def test_a_data_set_without_class_folders_is_rejected(root: Path, tmp_path: Path):
     assert "no class folders" in fault(write(tmp_path / "flat", "train/a.png"))
     (root / "val").rename(root / "old")
     assert "no class folders" in fault(write(root, "val/a.png"), "val")
 
 
-def test_an_image_of_no_class_is_named(root: Path):
+def test_an_image_without_a_class_folder_is_named(root: Path):
     write(root, "train/stray.png")
     assert fault(root).startswith(f"{root / 'train/stray.png'}: an image outside the class folders")
 
 
 @pytest.mark.parametrize("name", ["a.gif", "b.HEIC", "c.avif"])
-def test_an_image_that_is_not_read_is_named(root: Path, name: str):
+def test_an_image_of_an_unsupported_type_is_named(root: Path, name: str):
     (root / "train/bee" / name).write_bytes(b"GIF89a")
     assert fault(root).startswith(f"{root / 'train/bee' / name}: its image type is not supported")
 

@@ -49,7 +49,7 @@ def write_hundred(parent: Path) -> Path:
     return folder
 
 
-def test_cifar10_from_its_folder_or_the_one_around_it(tmp_path):
+def test_cifar10_is_found_in_its_folder_or_in_the_parent_folder(tmp_path):
     assert not holds_cifar(tmp_path)
     folder = write_ten(tmp_path)
     for place in (folder, tmp_path):
@@ -75,7 +75,7 @@ def test_cifar100_has_fine_labels(tmp_path):
         assert train.class_names == val.class_names == ("apple", "aquarium_fish", "baby")
 
 
-def test_a_renamed_folder_is_known_by_its_names(tmp_path):
+def test_a_renamed_folder_is_recognized_by_its_file_names(tmp_path):
     write_ten(tmp_path).rename(tmp_path / "cifar10")
     assert holds_cifar(tmp_path / "cifar10") and not holds_cifar(tmp_path)
     assert len(read_cifar(tmp_path / "cifar10", "train")) == 8
@@ -85,7 +85,7 @@ def test_a_renamed_folder_is_known_by_its_names(tmp_path):
     images=npst.arrays(np.uint8, st.tuples(st.integers(1, 3), *map(st.just, (32, 32, 3)))),
     data=st.data(),
 )
-def test_what_was_written_is_read(images, data):
+def test_the_written_data_are_read_back(images, data):
     coarse, fine = (data.draw(npst.arrays(np.uint8, len(images), elements=st.integers(0, top))) for top in (255, 2))
     with tempfile.TemporaryDirectory() as name:
         folder = write_hundred(Path(name))
@@ -106,7 +106,7 @@ def test_what_was_written_is_read(images, data):
         ("batches.meta.txt", b"\n", "empty; write one class name a line"),
     ],
 )
-def test_what_is_wrong_gets_one_line(tmp_path, file, content, message):
+def test_a_faulty_file_raises_a_one_line_error(tmp_path, file, content, message):
     folder = write_ten(tmp_path)
     (folder / file).unlink()
     if content is not None:
@@ -133,7 +133,7 @@ def test_records_of_the_other_archive_are_refused(tmp_path):
         read_cifar(folder, "train")
 
 
-def test_neither_archive_and_both_are_different_errors(tmp_path):
+def test_missing_archives_and_two_archives_are_different_errors(tmp_path):
     with pytest.raises(InputError, match=f"no CIFAR in its binary version; give the folder {TEN} or {HUNDRED}, or"):
         read_cifar(tmp_path, "train")
     write_ten(tmp_path), write_hundred(tmp_path)

@@ -53,7 +53,7 @@ def write(folder: Path, **changed: bytes | None) -> Path:
     packed=st.booleans(),
     data=st.data(),
 )
-def test_what_was_written_is_read(images, packed, data):
+def test_the_written_data_are_read_back(images, packed, data):
     labels = data.draw(npst.arrays(np.uint8, len(images)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -75,17 +75,17 @@ def test_each_split_has_its_files_and_both_the_same_classes(tmp_path):
     assert train.class_names == val.class_names == ("0", "1", "2", "3")
 
 
-def test_a_split_stands_without_the_other(tmp_path):
+def test_one_split_is_read_without_the_other(tmp_path):
     table = read_idx(write(tmp_path, val_images=None, val_labels=None), "train")
     assert table.class_names == ("0", "1", "2")
 
 
-def test_names_come_from_classes_txt(tmp_path):
+def test_class_names_come_from_classes_txt(tmp_path):
     (write(tmp_path) / "classes.txt").write_text("\ufefft-shirt\r\nankle boot\nété\nd\n\n", encoding="utf-8")
     assert read_idx(tmp_path, "train").class_names == ("t-shirt", "ankle boot", "été", "d")
 
 
-def test_the_plain_file_comes_before_the_packed_one(tmp_path):
+def test_the_uncompressed_file_takes_precedence_over_the_compressed_one(tmp_path):
     write(tmp_path)
     (tmp_path / f"{TRAIN_IMAGES}.gz").write_bytes(b"never opened")
     assert len(read_idx(tmp_path, "train")) == 5
@@ -140,7 +140,7 @@ PACKED = gzip.compress(IMAGES, mtime=0)
         ({"val_labels": b"\0\0\x08"}, VAL_LABELS, "magic number"),
     ],
 )
-def test_what_is_wrong_gets_one_line(tmp_path, changed, file, message):
+def test_a_faulty_file_raises_a_one_line_error(tmp_path, changed, file, message):
     with pytest.raises(InputError, match=message) as error:
         read_idx(write(tmp_path, **changed), "train")
     assert str(error.value).startswith(f"{tmp_path / file}: ")
@@ -155,7 +155,7 @@ def test_what_is_wrong_gets_one_line(tmp_path, changed, file, message):
         (b"a\n\xff\n", "classes.txt: not UTF-8; save the file as UTF-8"),
     ],
 )
-def test_names_that_do_not_fit_get_one_line(tmp_path, names, message):
+def test_unsuitable_class_names_raise_a_one_line_error(tmp_path, names, message):
     (write(tmp_path) / "classes.txt").write_bytes(names)
     with pytest.raises(InputError, match=message):
         read_idx(tmp_path, "train")
@@ -184,7 +184,7 @@ BOMB = gzip.compress(idx(pixels(5, 4, 6)) + bytes(2**27))
     ],
     ids=["plain", "packed", "nothing", "bomb"],
 )
-def test_memory_follows_neither_a_forged_header_nor_a_bomb(tmp_path, content, message):
+def test_forged_headers_and_decompression_bombs_allocate_little_memory(tmp_path, content, message):
     write(tmp_path, train_images=content)
     tracemalloc.start()
     try:

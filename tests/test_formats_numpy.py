@@ -72,7 +72,7 @@ def test_places_without_arrays_do_not_match(tmp_path):
     dtype=st.sampled_from(["<i8", ">i4", "u1", ">u2", "<u8"]),
     data=st.data(),
 )
-def test_what_was_saved_is_read(images, kind, column_major, dtype, data):
+def test_the_saved_arrays_are_read_back(images, kind, column_major, dtype, data):
     labels = data.draw(npst.arrays(dtype, len(images), elements=st.integers(0, 7)))
     saved = np.asfortranarray(images) if column_major else images
     with tempfile.TemporaryDirectory() as name:
@@ -83,7 +83,7 @@ def test_what_was_saved_is_read(images, kind, column_major, dtype, data):
         assert table.fingerprint == ArrayTable(images, labels, table.class_names).fingerprint
 
 
-def test_images_in_a_folder_are_mapped_and_batches_are_those_of_memory(tmp_path):
+def test_images_in_a_folder_are_memory_mapped_and_give_the_same_batches(tmp_path):
     path = save(tmp_path, "folder", ARRAYS)
     table, memory = read_numpy(path, "train"), ArrayTable(IMAGES, ARRAYS["train_labels"], tuple("0123"))
     base = table.images
@@ -101,7 +101,7 @@ def test_images_in_a_folder_are_mapped_and_batches_are_those_of_memory(tmp_path)
             np.testing.assert_array_equal(leaf, expected)
 
 
-def test_of_four_gigabytes_a_batch_reads_its_rows(tmp_path):
+def test_a_batch_of_a_four_gigabyte_file_reads_only_its_rows(tmp_path):
     """The file is sparse: rows that were never written take no space on the disk."""
     shape = (20_000, 256, 256, 3)
     images = np.lib.format.open_memmap(tmp_path / "train_images.npy", mode="w+", dtype=np.uint8, shape=shape)
@@ -138,7 +138,7 @@ def test_of_four_gigabytes_a_batch_reads_its_rows(tmp_path):
         ("class_names", np.zeros(4, "V0"), r"\|V0 of shape \(4,\): neither numbers nor strings; save it again"),
     ],
 )
-def test_arrays_that_do_not_fit_get_one_line(tmp_path, kind, name, array, message):
+def test_arrays_that_do_not_fit_raise_a_one_line_error(tmp_path, kind, name, array, message):
     path = save(tmp_path, kind, ARRAYS | {"class_names": NAMES} | {name: array})
     with pytest.raises(InputError, match=message) as error:
         read_numpy(path, "train")
@@ -147,13 +147,13 @@ def test_arrays_that_do_not_fit_get_one_line(tmp_path, kind, name, array, messag
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("labels", [np.zeros(5), np.array([-2, -1, -1, -1, -1])])
-def test_labels_that_number_no_classes_get_the_same_line(tmp_path, kind, labels):
+def test_labels_that_are_no_class_numbers_raise_the_same_error(tmp_path, kind, labels):
     path = save(tmp_path, kind, {"train_images": IMAGES, "train_labels": labels})
     with pytest.raises(InputError, match="labels of float64|label -2 of row 0: 1 class names"):
         read_numpy(path, "train")
 
 
-def test_a_label_of_billions_makes_no_billions_of_names(tmp_path):
+def test_a_label_in_the_billions_does_not_create_billions_of_class_names(tmp_path):
     path = save(tmp_path, "npz", ARRAYS | {"train_labels": np.array([0, 1, 2, 2**60, 0])})
     with pytest.raises(InputError, match="label 1152921504606846976: classes without names may be numbered below"):
         read_numpy(path, "train")
@@ -219,7 +219,7 @@ WHOLE = saved(IMAGES)
         (header("(5, 4, 6, 3)") + bytes(2**26), "the header promises 360 bytes, more follow it"),
     ],
 )
-def test_damaged_and_forged_files_get_one_line_and_no_memory(tmp_path, kind, content, message):
+def test_damaged_and_forged_files_raise_a_one_line_error_and_allocate_little(tmp_path, kind, content, message):
     path = write_raw(tmp_path, kind, content)
     tracemalloc.start()
     try:
@@ -231,7 +231,7 @@ def test_damaged_and_forged_files_get_one_line_and_no_memory(tmp_path, kind, con
     assert str(error.value).startswith(place(path, "train_images"))
 
 
-def test_an_archive_cut_short_or_encrypted_gets_one_line(tmp_path):
+def test_a_truncated_or_encrypted_archive_raises_a_one_line_error(tmp_path):
     path = save(tmp_path, "npz", ARRAYS)
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])

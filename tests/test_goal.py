@@ -30,7 +30,7 @@ def smoothed(values: list[float], share: float) -> list[float]:
 
 
 @given(VALUES, GOALS)
-def test_the_best_is_that_of_a_plain_loop(values, goal):
+def test_the_best_validation_equals_that_of_a_plain_loop(values, goal):
     known = {step: value for step, value in enumerate(values, start=1) if value is not None}
     means = dict(zip(known, goal.values(known.values()), strict=True))
     plain = smoothed(list(known.values()), goal.smoothing)
@@ -54,7 +54,7 @@ def test_the_best_is_that_of_a_plain_loop(values, goal):
 
 
 @given(VALUES, GOALS, st.integers(1, 4), st.sampled_from((0.0, 0.1)), st.data())
-def test_a_run_stops_after_so_many_without_gain_also_if_it_was_interrupted(values, goal, patience, gain, data):
+def test_a_run_stops_after_patience_validations_without_gain_also_if_interrupted(values, goal, patience, gain, data):
     known = iter(goal.values([value for value in values if value is not None]))
     least, count, stops = None, 0, []
     for value in values:
@@ -76,7 +76,7 @@ def test_a_run_stops_after_so_many_without_gain_also_if_it_was_interrupted(value
     assert not judgement.patient().stops
 
 
-def test_another_goal_begins_anew_and_another_patience_goes_on():
+def test_another_goal_resets_the_comparison_and_another_patience_continues_it():
     judgement = EarlyStopping(Goal(), 2)
     for step, value in enumerate((0.5, 0.4, 0.4), start=1):
         judgement = judgement.after(step, {"top1": value})
@@ -101,18 +101,18 @@ def test_another_goal_begins_anew_and_another_patience_goes_on():
         ({"best": "val loss", "best_is": "max"}, Goal("loss", lowest=False)),
     ],
 )
-def test_what_a_config_says_is_a_goal(settings, expected):
+def test_a_config_determines_its_goal(settings, expected):
     goal = Config().replace(checkpoint=settings).checkpoint.goal
     assert goal == expected == Goal.from_plain(json.loads(json.dumps(goal.plain())))
 
 
 @pytest.mark.parametrize("name", ("top1", "val", "val ", "train loss", "val top1 top5", "loss val"))
-def test_a_goal_that_says_nothing_is_one_line(name):
+def test_an_invalid_goal_raises_a_one_line_error(name):
     with pytest.raises(InputError, match=f"^checkpoint.best='{name}': give a split and a metric, \"val top1\" or"):
         Config().replace(checkpoint={"best": name})
 
 
-def test_an_unknown_metric_names_those_that_there_are():
+def test_an_unknown_metric_gets_a_list_of_the_known_ones():
     with pytest.raises(InputError) as raised:
         EarlyStopping(Goal("val_ema f1")).check(["loss", "f1", "val_ema loss", "count"])
     assert str(raised.value) == (
@@ -131,7 +131,7 @@ def test_metrics_of_splits_have_one_name_each():
     assert by_split(found) == {"val": {"loss": 1.0, "count": 3}, "val_ema": {"loss": 0.5}}
 
 
-def test_the_file_says_by_what_the_run_compares(tmp_path):
+def test_the_file_records_the_goal_of_the_run(tmp_path):
     manifests, goal = Integrity(tmp_path), Goal("loss", lowest=True, smoothing=0.5)
     written = ValidationFile(tmp_path, manifests, goal)
     for step, loss in ((2, 1.0), (4, 0.0), (6, 0.4), (8, None)):

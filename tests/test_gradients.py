@@ -55,7 +55,7 @@ TELLING = {(2, 4, 1, False), (3, 2, 3, True)}
 @pytest.mark.parametrize(
     ("devices", "accumulate", "buckets", "unrolled"), [each if each in TELLING else rarely(*each) for each in WAYS]
 )
-def test_microbatches_equal_the_big_batch(devices, accumulate, buckets, unrolled):
+def test_microbatches_equal_the_whole_batch(devices, accumulate, buckets, unrolled):
     """Test also with padding, which is spread unevenly over the microbatches."""
     gradients = Gradients(Averaging(buckets), accumulate, for_cpu=unrolled)
     for masked in (0, 7):
@@ -65,7 +65,7 @@ def test_microbatches_equal_the_big_batch(devices, accumulate, buckets, unrolled
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unrolled", few((False,), True))
-def test_a_microbatch_is_normalized_as_a_device_s_slice_is(unrolled):
+def test_a_microbatch_is_normalized_like_the_slice_of_a_device(unrolled):
     """Batch norm normalizes each microbatch, and running statistics take their mean, as they do over devices."""
     found = trained(NORMED, 1, Gradients(accumulate=4, for_cpu=unrolled))
     assert largest_difference(found, trained(NORMED, 4, Gradients())) < 1e-9
@@ -97,13 +97,13 @@ def test_memory_falls_with_the_number_of_microbatches(unrolled):
     assert all(later < 0.7 * earlier for earlier, later in itertools.pairwise(needed)), needed
 
 
-def test_the_state_of_microbatches_is_their_mean_and_of_counters_the_most():
+def test_the_state_of_microbatches_is_averaged_and_counters_take_the_maximum():
     states = {"mean": jnp.array([[1.0, 2.0], [3.0, 6.0]]), "count": jnp.array([4, 7])}
     assert jax.tree.map(np.ndarray.tolist, jax.device_get(merged(states))) == {"mean": [2.0, 4.0], "count": 7}
 
 
 @pytest.mark.parametrize("unrolled", [False, True])
-def test_parts_come_in_order_also_when_a_sum_is_infinite(unrolled):
+def test_the_parts_of_a_step_run_in_order_even_if_a_sum_is_infinite(unrolled):
     batch = random_batch(12)
 
     @jax.jit
@@ -134,7 +134,7 @@ def noisy_net():
 
 
 @pytest.mark.exhaustive
-def test_every_microbatch_has_random_numbers_of_its_own():
+def test_every_microbatch_has_its_own_random_numbers():
     table, gradients = random_table(24), []
     for accumulate in (1, 2, 4):
         setup = changed(
@@ -179,7 +179,7 @@ def test_no_two_parts_of_a_batch_draw_the_same_numbers(devices, changes):
     assert abs(state.model_state["drawn"] - first["drawn"]) > 1e-3
 
 
-def test_a_batch_that_the_microbatches_cannot_share_is_one_line():
+def test_a_batch_that_microbatches_cannot_share_raises_a_one_line_error():
     table, model = random_table(64), SmallNet()
     with pytest.raises(
         InputError,
@@ -213,7 +213,7 @@ def test_a_run_may_be_resumed_with_another_number_of_microbatches(tmp_path):
 
 
 @pytest.mark.slow
-def test_sets_on_the_devices_are_accumulated_over_too():
+def test_data_sets_in_device_memory_are_accumulated_over_too():
     data, changes = dataclasses.replace(AS_THEY_ARE, cache="device"), {"duration": "6 steps"}
     found = []
     for accumulate in (1, 2):
@@ -223,7 +223,7 @@ def test_sets_on_the_devices_are_accumulated_over_too():
     assert largest_difference(*found) < 1e-5
 
 
-def test_only_on_cpus_do_microbatches_stand_outside_of_a_loop():
+def test_microbatches_are_unrolled_on_cpus_only():
     config = Config().replace(train={"accumulate": 2})
     for platform in ("cpu", "gpu"):
         topology = SimpleNamespace(platform=platform, num_devices=1)

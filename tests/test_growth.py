@@ -57,7 +57,7 @@ def growths(draw):
 
 
 @given(growths(), st.integers(1, 300))
-def test_it_grows_from_the_first_side_to_the_last_in_multiples(growth, total):
+def test_the_image_side_grows_from_the_first_to_the_last_in_multiples(growth, total):
     sides = [growth.side(step) for step in range(total)]
     assert sides == sorted(sides) and {growth.first, growth.last}.issuperset(side for side in sides if side % growth.by)
     for step, side in enumerate(sides):
@@ -73,7 +73,7 @@ def test_it_grows_from_the_first_side_to_the_last_in_multiples(growth, total):
 
 
 @given(growths(), st.integers(0, 200), st.integers(0, 200))
-def test_steps_are_cut_where_the_side_changes_wherever_one_begins(growth, start, length):
+def test_chunks_of_steps_end_where_the_side_changes_from_any_first_step(growth, start, length):
     steps = range(start, start + length)
     found = list(growth.segments(steps))
     assert [step for part, _ in found for step in part] == list(steps)
@@ -100,7 +100,7 @@ def test_sides_equal_those_of_ffcv():
         assert len(set(expected)) == 1 + (high - low) // 32
 
 
-def test_durations_are_of_the_run():
+def test_growth_durations_are_shares_of_the_run():
     data = DataConfig(grow_from=16, grow_start="10%", grow_end="1 epoch", grow_by=8)
     sizes = {"num_examples": 1000, "batch_size": 10, "total_steps": 200}
     growth = Growth.of(data, 32, **sizes)
@@ -125,7 +125,7 @@ def test_impossible_growth_is_an_error(keys, message):
         Growth.of(DataConfig(**keys), 32, num_examples=100, batch_size=10, total_steps=100)
 
 
-def test_a_duration_in_python_is_read_when_it_is_given():
+def test_a_duration_in_python_is_parsed_at_once():
     assert str(DataConfig(grow_end="3 epochs").grow_end) == "3 epochs"
     with pytest.raises(InputError, match=r'^data.grow_start: .*"90 epochs"'):
         DataConfig(grow_start="soon")
@@ -136,7 +136,7 @@ def test_a_duration_in_python_is_read_when_it_is_given():
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize(("height", "width", "side"), [(32, 32, 20), (32, 32, 16), (9, 14, 7), (8, 8, 8)])
-def test_it_is_jax_s_resize_rounded(dtype, height, width, side):
+def test_resizing_on_the_device_equals_jaxs_rounded_resize(dtype, height, width, side):
     white = np.iinfo(dtype).max
     images = np.random.default_rng(0).integers(0, white, (5, height, width, 3), dtype, endpoint=True)
     images[0], images[1] = 0, white
@@ -150,7 +150,7 @@ def test_it_is_jax_s_resize_rounded(dtype, height, width, side):
 
 @pytest.mark.slow
 def test_a_mean_half_way_between_two_levels_is_rounded_up():
-    """From 24 pixels to 18 the weights are 1/2, 3/11 and 7/11, so float32 puts such a mean on either side of a half."""
+    """From 24 pixels to 18 the weights are 1/2, 3/11 and 7/11, so float32 may round such a mean up or down."""
     images = np.random.default_rng(0).integers(0, 256, (16, 24, 24, 3), np.uint8)
     with jax.enable_x64(True):
         means = np.asarray(jax.image.resize(images.astype(np.float64), (16, 18, 18, 3), "bilinear"))
@@ -166,7 +166,7 @@ def test_a_mean_half_way_between_two_levels_is_rounded_up():
 
 
 @pytest.mark.slow
-def test_devices_agree_on_a_step_that_resizes():
+def test_any_number_of_devices_gives_the_same_step_with_resizing():
     """Return the results of two steps of plain SGD in float64, with random crops and flips of resized images, and sync
     batch norm."""
     with jax.enable_x64(True):
@@ -262,7 +262,7 @@ def grown():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
-def test_each_step_has_its_side_and_says_so(grown, cache):
+def test_each_step_has_its_image_side_and_logs_it(grown, cache):
     recorder = grown[cache].recorder
     assert [record.image_size for record in recorder.steps] == SIDES
     assert all(np.isfinite(record.metrics["loss"]) for record in recorder.steps)
@@ -296,7 +296,7 @@ def test_images_on_the_devices_train_like_streamed_ones(grown):
 @pytest.mark.parametrize(
     ("cache", "stop"), [("none", 7), ("device", 14), rarely("none", 6), rarely("none", 8), rarely("device", 7)]
 )
-def test_interrupted_around_a_change_and_resumed_is_the_same_run_bit_for_bit(grown, cache, stop, tmp_path):
+def test_a_run_resumed_around_a_change_of_the_side_is_the_same_bit_for_bit(grown, cache, stop, tmp_path):
     setup, state, uninterrupted, _ = grown[cache]
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
@@ -310,14 +310,14 @@ def test_interrupted_around_a_change_and_resumed_is_the_same_run_bit_for_bit(gro
     assert told[0] == told[1]
 
 
-# Only the step differs from other runs; see `test_devices_agree_on_a_step_that_resizes`.
+# Only the step differs from other runs; see `test_any_number_of_devices_gives_the_same_step_with_resizing`.
 @pytest.mark.ci
-def test_devices_agree_on_the_run(grown):
+def test_any_number_of_devices_gives_the_same_growing_run(grown):
     state, _ = run(setup_of(devices=4, cache="device"))
     assert largest_difference(state.params, grown["device"].state.params) < 1e-5
 
 
-def test_a_chunk_has_one_side():
+def test_all_steps_of_a_chunk_have_one_side():
     setup = setup_of(cache="device")
     _, chunks = runs.changed(setup, {"log": {"every": "0 steps"}, "eval": {"every": "0 steps"}}).program()
     done, sides = 0, []
@@ -330,14 +330,14 @@ def test_a_chunk_has_one_side():
     assert max(chunk.steps for chunk in chunks(0)) > 1
 
 
-def test_the_order_of_examples_is_that_of_a_run_that_does_not_grow():
+def test_growing_images_does_not_change_the_order_of_examples():
     growing, plain = setup_of(), setup_of(grow_from=None)
     for own, other in zip(growing.batches(0, STEPS), plain.batches(0, STEPS), strict=True):
         for column, expected in zip(own[:5], other[:5], strict=True):
             np.testing.assert_array_equal(column, expected)
 
 
-def test_a_run_that_does_not_grow_has_no_side_and_says_nothing():
+def test_a_run_without_growth_logs_no_side():
     setup = setup_of(grow_from=None)
     assert all(batch.side is None for batch in setup.batches(0, 3))
     assert setup.feed.growth is make_run(setup).steps.growing is None
@@ -363,7 +363,7 @@ def test_a_lack_of_memory_for_the_largest_side_is_an_error_before_the_first_step
         assert len(recorder.steps) == (STEPS if fits else 0)
 
 
-def test_costs_are_those_of_the_sizes_that_ran():
+def test_reported_costs_are_those_of_the_sizes_that_ran():
     work = MeanCost()
     assert work.mean() is None
     work.add(2, None)
@@ -432,7 +432,7 @@ def test_the_self_test_sees_the_images_that_a_run_begins_with(tree):
 
 
 @pytest.mark.slow
-def test_evaluation_has_its_size_and_training_keeps_its_own(tree):
+def test_evaluation_and_training_have_separate_image_sizes(tree):
     data = {"grow_from": None, "image_size": 12, "resize": 20, "eval_size": 20}
     setup, val = setup_of(table=train_solutions(tree), net=SmallNet(classes=3), **data), val_solutions(tree)
     assert next(setup.batches(0, 1)).image.shape[1:] == (12, 12, 3)
@@ -471,7 +471,7 @@ def test_a_network_for_one_size_is_refused_before_anything_is_compiled(tree, dat
 
 
 @pytest.mark.slow
-def test_a_vision_transformer_says_why():
+def test_a_vision_transformers_error_gives_the_reason():
     table, growing = random_table(16, image=32), {"grow_from": 16, "grow_by": 16}
     net = MODELS.get("vit_ti16")(Config(), CLASSES)
     with pytest.raises(
@@ -480,7 +480,7 @@ def test_a_vision_transformer_says_why():
         setup_of(table=table, net=net, **growing)
 
 
-def test_an_augmentation_that_a_small_image_is_too_small_for_is_refused():
+def test_an_augmentation_too_large_for_the_smallest_images_is_rejected():
     with pytest.raises(InputError, match=r"^data.augment.cutout=8: expected 0 to 6 pixels"):
         setup_of(augment=AugmentConfig(cutout=8))
 
@@ -492,7 +492,7 @@ def test_images_that_are_not_square_do_not_grow():
         setup_of(table=table)
 
 
-def test_a_run_that_ends_before_its_images_have_grown_says_so(caplog):
+def test_a_run_that_ends_before_its_images_have_grown_logs_it(caplog):
     setup_of(grow_end="100 steps")
     assert 'data.grow_end="100 steps": the run ends earlier, at 6 of 12 pixels' in caplog.text
 
@@ -516,7 +516,7 @@ def get_model(config, num_classes):
 
 
 @pytest.mark.slow
-def test_a_share_of_a_run_whose_length_was_changed_since_is_refused():
+def test_growth_as_a_share_of_a_run_whose_length_changed_is_rejected():
     data = DataConfig(**{**GROWING, "grow_end": "80%"})
     setup = jaxddp.prepare_training(statistics_model(), TABLE, 2, sgd(0.05), 4, epochs=2, data=data)
     told = r"^data.grow_end=80% is a fraction of a run of 2 epochs, but the length is now 3 epochs; give"

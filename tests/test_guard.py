@@ -52,7 +52,7 @@ TELLING = {(1, "none"), (4, "device")}
 
 
 @pytest.mark.parametrize(("devices", "cache"), [each if each in TELLING else rarely(*each) for each in PLACES])
-def test_a_bad_step_leaves_everything_as_it_was(devices, cache):
+def test_a_bad_step_changes_nothing(devices, cache):
     """Test all devices with a NaN in the slice of one: parameters, statistics, optimizer and averages."""
     setup = made(
         poisoned(7), devices, (ParameterAverage(0.9), GUARD), data=dataclasses.replace(AS_THEY_ARE, cache=cache)
@@ -79,7 +79,7 @@ def test_the_guard_changes_no_bit_of_a_good_run():
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_run_goes_on_without_the_bad_step_and_says_so(caplog):
+def test_a_run_continues_without_the_bad_step_and_logs_it(caplog):
     records, changes = Records(), {"train": {"duration": "2 epochs"}, "log": {"every": "1 step"}}
     with caplog.at_level(logging.WARNING, "jaxddp.training"):
         state = train(made(poisoned(7)), changes, listeners=[records])
@@ -99,7 +99,7 @@ def test_a_run_goes_on_without_the_bad_step_and_says_so(caplog):
 
 
 @pytest.mark.slow
-def test_too_many_in_a_row_end_the_run_and_their_rows_are_named(tmp_path):
+def test_too_many_bad_steps_in_a_row_end_the_run_with_a_message_naming_their_rows(tmp_path):
     """The last state is not saved, and the earlier checkpoints are finite."""
     rows = made(TABLE).order.rows(5)
     setup = made(poisoned(int(rows[2]), int(rows[6])))
@@ -116,7 +116,7 @@ def test_too_many_in_a_row_end_the_run_and_their_rows_are_named(tmp_path):
     assert checkpoints.steps() == [step for step in (2, 4) if step <= first][-2:]
 
 
-def test_a_gradient_that_alone_is_not_finite_is_no_row_s_fault():
+def test_a_gradient_that_alone_is_not_finite_is_blamed_on_no_row():
     """The square root of 0 is finite, but its derivative is not."""
 
     def init(key, example):
@@ -147,7 +147,7 @@ def test_an_image_whose_nan_the_network_hides_is_named():
     assert named == f"Images are not finite after augmentation: row {rows[3]} of the training data"
 
 
-def test_an_interrupted_row_of_bad_steps_goes_on_counting(tmp_path):
+def test_bad_steps_in_a_row_are_counted_across_a_resume(tmp_path):
     table, changes = poisoned(*range(50)), {"train": {"duration": "12 steps", "max_bad_steps": 6}}
     changes |= {"log": {"every": "1 step"}}
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
@@ -171,7 +171,7 @@ def test_a_run_may_be_resumed_with_the_guard_or_without_it(tmp_path):
     assert int(run(3, max_bad_steps=0).step) == 15
 
 
-def test_the_guard_is_there_unless_it_is_switched_off():
+def test_the_guard_is_active_unless_switched_off():
     assert configured_parts(Config(), 10) == (GUARD,)
     assert configured_parts(Config().replace(train={"max_bad_steps": 0}), 10) == ()
     setup = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 5)
@@ -199,7 +199,7 @@ def test_only_bad_steps_in_a_row_count(skipped, limit):
 
 
 @pytest.mark.parametrize("peers", [ALONE, Second()])
-def test_the_first_process_says_which_step_was_skipped(peers, caplog):
+def test_process_0_logs_which_step_was_skipped(peers, caplog):
     SkippedSteps(peers=peers).see(7, {"loss": np.nan, "skipped": 1.0})
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["step 7"] * peers.is_first
 
@@ -210,7 +210,7 @@ def sums_of(skipped: float, **metrics: float) -> MetricSums:
     return MetricSums(jnp.array([*rows, [skipped, 1.0], [8.0, 1.0]]), (*metrics, SKIPPED))
 
 
-def test_what_overflowed_with_the_gradient_is_not_in_the_epoch_s_mean():
+def test_scalars_of_a_skipped_step_are_not_in_the_epochs_mean():
     """Test a scalar of a step, such as a gradient norm that a loss scale made infinite while the loss is finite."""
     sums = EpochSums()
     sums.add(range(1, 2), sums_of(1, loss=3.0, gradient_norm=np.inf, loss_scale=4.0))
@@ -219,7 +219,7 @@ def test_what_overflowed_with_the_gradient_is_not_in_the_epoch_s_mean():
     assert sums.end_epoch() == {"loss": 2.0, "gradient_norm": 5.0, "loss_scale": 4.0}
 
 
-def test_substituted_images_of_a_skipped_step_count():
+def test_substituted_images_of_a_skipped_step_are_counted():
     sums = EpochSums(max_substituted=3)
     sums.add(range(1, 2), sums_of(1, loss=np.nan, top1=0.5, substituted=0.25))
     sums.fetch()
@@ -229,7 +229,7 @@ def test_substituted_images_of_a_skipped_step_count():
     assert sums.end_epoch() == {"loss": 1.0, "top1": 0.75, "substituted": 0.25}
 
 
-def test_without_a_limit_the_first_step_that_no_loss_scale_mends_ends_the_run():
+def test_without_a_limit_a_bad_step_that_no_loss_scale_mends_ends_the_run():
     """In float16 the guard is always there, and would skip steps to the end."""
     setup = made(poisoned(*range(50)), parts=(GUARD, LossScale(8)))
     with pytest.raises(
@@ -238,7 +238,7 @@ def test_without_a_limit_the_first_step_that_no_loss_scale_mends_ends_the_run():
         train(setup, {"train": {"duration": "12 steps", "max_bad_steps": 0}})
 
 
-def test_a_loss_scale_mends_a_gradient_and_no_loss_until_it_is_used_up():
+def test_a_loss_scale_mends_gradients_but_not_losses_until_it_falls_below_1():
     found, bad = SkippedSteps(3), {"loss": 1.0, "skipped": 1.0, "loss_scale": 1.0}
     for step in range(1, 10):
         assert found.see(step, bad) and found.in_a_row == 0

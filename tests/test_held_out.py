@@ -35,7 +35,7 @@ def of_several(examples: dict[str, int]) -> dict[str, int]:
 
 
 @given(EXAMPLES, SHARES)
-def test_each_class_gives_its_share_to_half_an_example_and_keeps_one(examples: dict[str, int], share: float):
+def test_each_class_gives_its_share_rounded_and_keeps_at_least_one_example(examples: dict[str, int], share: float):
     examples = of_several(examples)
     chosen = held(examples, share)
     for label in {*examples.values()}:
@@ -53,7 +53,7 @@ def test_the_order_of_the_rows_does_not_matter(examples: dict[str, int], share: 
 
 
 @given(EXAMPLES, SHARES)
-def test_one_example_more_moves_at_most_one_other_of_its_class(examples: dict[str, int], share: float):
+def test_an_additional_example_moves_at_most_one_other_of_its_class(examples: dict[str, int], share: float):
     examples = of_several(examples)
     for label in (0, 1):
         fewer, more = held(examples, share), held(examples | {"new": label}, share)
@@ -62,7 +62,7 @@ def test_one_example_more_moves_at_most_one_other_of_its_class(examples: dict[st
             assert len(moved) <= 1 and all(examples[name] == label for name in moved)
 
 
-def test_the_choice_is_pinned():
+def test_the_choice_of_held_out_examples_is_pinned():
     """A golden choice: another hash, or byte order, would change the splits of old runs."""
     examples = {f"cat/{number}": 0 for number in range(10)} | {f"dog/{number}": 1 for number in range(5)}
     assert held(examples, 0.3) == {"cat/1", "cat/7", "cat/9", "dog/3", "dog/4"}
@@ -82,7 +82,7 @@ def ids(table) -> list[str]:
     return [one.decode() for one in table.id.tolist()]
 
 
-def test_a_folder_of_classes_is_divided(tmp_path: Path):
+def test_a_folder_of_classes_is_divided_for_validation(tmp_path: Path):
     root = write(tmp_path / "set", *NAMES)
     splits = open_splits(DataConfig(path=str(root), val_share=0.3))
     train, val = splits["train"], splits["val"]
@@ -98,7 +98,7 @@ def test_train_without_val_is_divided_too(tmp_path: Path):
     assert [len(table) for table in splits.values()] == [8, 4]
 
 
-def test_a_class_called_train_is_not_taken_for_all(tmp_path: Path):
+def test_a_class_called_train_is_not_taken_for_the_split(tmp_path: Path):
     root = write(tmp_path / "set", "car/1.png", "train/steam/1.png", "train/steam/2.png")
     assert fault(DataConfig(path=str(root), val_share=0.3)) == (
         f"{root / 'car'}: images beside train/, which is taken for the training split; move them into a class folder "
@@ -125,7 +125,7 @@ def fault(data: DataConfig) -> str:
     return str(raised.value)
 
 
-def test_what_cannot_be_divided_gets_one_line(tmp_path: Path):
+def test_data_that_cannot_be_divided_raise_a_one_line_error(tmp_path: Path):
     root = write(tmp_path / "set", *NAMES)
     assert fault(DataConfig(path=str(root))) == (
         f"{root}: has no validation split; give data.val_share, such as 0.1 to hold out a tenth of each class"
@@ -141,6 +141,6 @@ def test_what_cannot_be_divided_gets_one_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_a_share_of_nothing_or_of_all_is_refused(share: float):
+def test_a_validation_share_of_nothing_or_of_all_is_rejected(share: float):
     with pytest.raises(InputError, match=r"^data.val_share=.*: expected above 0, below 1$"):
         Config().replace(data={"val_share": share})

@@ -54,7 +54,7 @@ def test_all_rows_as_one_table_in_the_order_of_logging(history, workdir):
 
 
 @pytest.mark.parametrize("part", ["train", "epochs", "val"])
-def test_a_part_as_a_table_has_its_columns(history, part):
+def test_a_part_of_the_history_as_a_table_has_its_own_columns(history, part):
     frame, columns = history.to_frame(part), getattr(history, part)
     assert list(frame) == list(columns) and len(frame) == {"train": 13, "epochs": 2, "val": 2}[part]
     for name, values in columns.items():
@@ -62,7 +62,7 @@ def test_a_part_as_a_table_has_its_columns(history, part):
         assert frame[name].dtype == values.dtype
 
 
-def test_the_folder_of_a_run_holds_its_history(history, workdir):
+def test_a_history_is_read_from_the_folder_of_a_run(history, workdir):
     for given in (workdir, str(workdir)):
         read = History.read(given)
         for part in ("train", "epochs", "val"):
@@ -87,7 +87,7 @@ def line(call, *given) -> str:
     return str(error.value)
 
 
-def test_what_cannot_be_read_or_shown_is_one_line(history, workdir, tmp_path, monkeypatch):
+def test_an_unreadable_history_raises_a_one_line_error(history, workdir, tmp_path, monkeypatch):
     assert line(History.read, tmp_path) == (
         f"{tmp_path}/metrics.jsonl: no such file; give the work directory of a run that was logged"
     )

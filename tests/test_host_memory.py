@@ -40,22 +40,22 @@ def machine(root: Path, cgroup: str, limits: dict[str, str], *, swap: int = 0) -
         ("3:cpu:/a", {"memory/a/memory.limit_in_bytes": str(7 * GB)}, 16 * GB),
     ],
 )
-def test_the_smallest_limit_around_the_process_counts(tmp_path, cgroup, limits, allowed):
+def test_the_smallest_memory_limit_around_the_process_applies(tmp_path, cgroup, limits, allowed):
     assert host_memory(machine(tmp_path, cgroup, limits)) == HostMemory("one", 16 * GB, allowed)
 
 
-def test_swap_is_there_beside_memory(tmp_path):
+def test_swap_is_added_to_memory(tmp_path):
     root = machine(tmp_path, "0::/", {"memory.max": str(3 * GB)}, swap=2 * GB)
     assert host_memory(root) == HostMemory("one", 18 * GB, 5 * GB)
 
 
-def test_where_nothing_is_said_nothing_is_known(tmp_path):
+def test_without_the_files_the_memory_is_unknown(tmp_path):
     assert host_memory(tmp_path) is None
     write(tmp_path, {"proc/meminfo": "MemFree: 1 kB\n"})
     assert host_memory(tmp_path) is None
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="no Linux")
-def test_this_machine_has_some():
+def test_this_machine_reports_some_memory():
     found = host_memory()
     assert found is not None and 0 < found.allowed <= found.installed and found.machine

@@ -57,7 +57,7 @@ def test_torchrun():
     assert bound is not None and bound.local_device_ids is None
 
 
-def test_slurm_takes_the_steps_first_node_and_a_port_of_the_steps_own():
+def test_slurm_takes_the_first_node_of_the_step_and_a_port_for_the_step():
     job, other = find_job(SLURM), find_job({**SLURM, "SLURM_STEP_ID": "3"})
     assert job is not None and other is not None
     assert (job.run_id, other.run_id) == ("77.2", "77.3")
@@ -74,7 +74,7 @@ def test_open_mpi_takes_the_loopback_where_all_ranks_are_local():
     assert far is not None and far.host == "192.0.2.7"
 
 
-def test_pmi_and_kubernetes():
+def test_pmi_and_kubernetes_variables_are_read():
     pmi = find_job({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"})
     assert pmi is not None and (pmi.host, pmi.process_id) == ("127.0.0.1", 1)
     indexed = {"JOB_COMPLETION_INDEX": "2", "JAX_NUM_PROCESSES": "3", "JAX_COORDINATOR_ADDRESS": "train-0.train:1234"}
@@ -217,7 +217,7 @@ def test_processes_compute_as_one_and_print_their_variables(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_value_that_differs_is_named_with_both(tmp_path):
+def test_a_differing_value_is_named_with_both_versions(tmp_path):
     body = "peers.agree({'train.batch_size': '8', 'seed': str(jax.process_index() * 7)})"
     for process, (code, line) in enumerate(Group(tmp_path, body).ends()):
         assert code == 2
@@ -226,7 +226,7 @@ def test_a_value_that_differs_is_named_with_both(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.ci)])
-def test_a_surplus_process_is_refused_and_a_killed_process_is_named_by_all_others(tmp_path, killed):
+def test_a_surplus_process_is_rejected_and_a_killed_one_is_named_by_all_others(tmp_path, killed):
     port = free_port()
     group = Group(tmp_path, FOREVER, count=3, port=port)
     group.until_all_say("sum 111.0")
@@ -244,7 +244,7 @@ def test_a_surplus_process_is_refused_and_a_killed_process_is_named_by_all_other
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ended", ["killed", "failed"])
-def test_the_end_of_process_0_is_one_line_in_a_process_that_does_not_wait_for_it(tmp_path, ended):
+def test_the_end_of_process_0_prints_one_line_in_a_process_that_does_not_wait(tmp_path, ended):
     """If JAX noticed it first, it would end the process by SIGABRT, with other lines."""
     fails = "    if topology.process_index == 0: raise RuntimeError('disk on fire')\n" * (ended == "failed")
     group = Group(tmp_path, f"{ADD}{fails}    time.sleep(600)\n")
@@ -279,7 +279,7 @@ def test_a_process_killed_while_all_leave_is_named(tmp_path, lost):
 @pytest.mark.slow
 # The connection does not break here; test_admission.py loses one of a hundred processes.
 @pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.ci)])
-def test_a_stopped_process_ends_the_other_by_name(tmp_path, stopped):
+def test_a_stopped_process_ends_the_other_which_names_it(tmp_path, stopped):
     group = Group(tmp_path, FOREVER, process0={"SILENCE": "3"}, process1={"SILENCE": "3"})
     group.until_all_say("sum 11.0")
     group.processes[stopped].send_signal(signal.SIGSTOP)
@@ -330,7 +330,7 @@ except InputError as error:
 
 
 @pytest.mark.slow
-def test_if_a_program_initialized_jax_itself_the_devices_carry_the_values(tmp_path):
+def test_if_a_program_initialized_jax_itself_values_travel_over_the_devices(tmp_path):
     group = Group(tmp_path, OWN_JOB)
     line = "said seed differs: process 0 has '0', process 1 has '1'; start every process with the same value"
     ends = [process.communicate(timeout=60) for process in group.processes]
@@ -359,7 +359,7 @@ time.sleep(600)
 
 # Other tests have its parts: a process that fails, and a process that is killed while all leave.
 @pytest.mark.ci
-def test_a_process_that_leaves_long_before_the_others_ends_the_job_with_a_line(tmp_path):
+def test_a_process_that_leaves_long_before_the_others_ends_the_job_with_an_error(tmp_path):
     (first, told), (second, own) = Group(tmp_path, LEAVES_EARLY).ends()
     assert (first, second) == (1, 1)
     assert told == "jaxddp: process 1 ended its program, and waited 1 s for the others; the job ends here"
@@ -379,7 +379,7 @@ def test_processes_with_unequal_devices_are_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_preempted_script_leaves_in_order(tmp_path):
+def test_a_preempted_script_leaves_the_job_in_order(tmp_path):
     script = SCRIPT.replace("{error}", "Preempted").replace("{where}", "True")
     assert Group(tmp_path, script).ends() == [(75, "jaxddp: train.csv:7: empty ImageId")] * 2
 
@@ -399,27 +399,27 @@ def met(*jobs: Job, timeout: float = 20, versions: tuple[str, ...] = ()) -> list
     return [error for error in found if isinstance(error, Exception)]
 
 
-def test_different_process_counts():
+def test_different_process_counts_are_named():
     coordinator = f"127.0.0.1:{free_port()}"
     for error in met(Job(coordinator, 2, 0), Job(coordinator, 3, 1)):
         assert isinstance(error, InputError)
         assert "JAX_NUM_PROCESSES differs: process 0 has 2, process 1 on" in str(error) and "has 3" in str(error)
 
 
-def test_different_versions():
+def test_different_versions_are_named():
     coordinator = f"127.0.0.1:{free_port()}"
     for error in met(Job(coordinator, 2, 0), Job(coordinator, 2, 1), versions=("0.6.1", "0.6.0")):
         assert isinstance(error, InputError)
         assert "jax differs: process 0 has '0.6.1', process 1 on" in str(error) and "has '0.6.0'" in str(error)
 
 
-def test_a_process_id_beyond_the_job():
+def test_a_process_id_beyond_the_job_is_rejected():
     coordinator = f"127.0.0.1:{free_port()}"
     for error in met(Job(coordinator, 2, 0), Job(coordinator, 2, 2)):
         assert isinstance(error, InputError) and "JAX_PROCESS_ID=2 on" in str(error) and "expected 0 to 1" in str(error)
 
 
-def test_a_process_id_given_twice():
+def test_a_process_id_given_twice_is_rejected():
     coordinator = f"127.0.0.1:{free_port()}"
     errors = met(*(Job(coordinator, 3, process) for process in (0, 1, 1)))
     assert [type(error) for error in errors] == [InputError] * 3
@@ -428,7 +428,7 @@ def test_a_process_id_given_twice():
 
 
 @pytest.mark.slow
-def test_another_job_at_the_same_address():
+def test_another_job_at_the_same_address_is_detected():
     """For process 0, the other is absent; for the other one, it is a mistake."""
     coordinator = f"127.0.0.1:{free_port()}"
     first, second = met(Job(coordinator, 2, 0, run_id="own"), Job(coordinator, 2, 1, run_id="other"), timeout=2)
@@ -436,7 +436,7 @@ def test_another_job_at_the_same_address():
     assert isinstance(second, InputError) and "it serves another job" in str(second)
 
 
-def test_a_process_that_does_not_come_is_named():
+def test_a_process_that_never_joins_is_named():
     with pytest.raises(Unreachable, match=r"processes 1, 2 of 3 did not join in 0.3 s"):
         ControlPlane.join(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
 
@@ -447,13 +447,13 @@ def test_absent_processes_of_the_largest_job_are_named_quickly():
 
 
 @pytest.mark.parametrize("value", ["x", "-1", 20 * "9", "999999"])
-def test_a_socket_that_was_not_passed_on(value, monkeypatch):
+def test_a_socket_that_was_not_inherited_is_an_error(value, monkeypatch):
     monkeypatch.setenv(INHERITED_SOCKET, value)
     with pytest.raises(InputError, match=f"{INHERITED_SOCKET}='{value[:9]}.*: (expected a whole number|is no socket)"):
         ControlPlane.join(Job("127.0.0.1:1", 2, 0), {}, timeout=5)
 
 
-def test_an_address_without_a_listener():
+def test_an_address_without_a_listener_is_an_error():
     job = Job(f"127.0.0.1:{free_port()}", 2, 1)
     with pytest.raises(Unreachable, match=rf"coordinator {job.coordinator}: process 1 could not reach it in 0.5 s"):
         ControlPlane.join(job, {}, timeout=0.5)
@@ -462,13 +462,13 @@ def test_an_address_without_a_listener():
 
 
 @pytest.mark.parametrize("name", ["host..a", ".cluster", f"{'x' * 64}.cluster"])
-def test_a_name_that_no_host_can_have(name):
+def test_an_impossible_host_name_is_an_error(name):
     with pytest.raises(InputError, match=f"coordinator {name}:1: there is no host '{name}'; give its name or address"):
         ControlPlane.join(Job(f"{name}:1", 2, 1), {}, timeout=20)
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_or_not_ours():
+def test_a_port_that_is_taken_or_not_permitted_is_an_error():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

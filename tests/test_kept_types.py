@@ -80,7 +80,7 @@ CASES = {
 
 # Images in device memory are used in a loop, in which JAX itself would raise.
 @pytest.mark.parametrize(("case", "cache"), [*((case, "none") for case in CASES), ("a shape", "device")])
-def test_what_changes_in_a_step_is_one_line_before_the_first(case, cache, tmp_path):
+def test_a_state_type_that_a_step_changes_raises_a_one_line_error_before_the_first(case, cache, tmp_path):
     changes, expected = CASES[case]
     given = {"model": linear_model(), "optimizer": optax.sgd(0.1), "parts": []} | changes
     made = jaxddp.prepare_training(
@@ -123,7 +123,7 @@ def get_optimizer(config, learning_rate):
 
 
 @pytest.mark.slow
-def test_a_recipe_files_optimizer_too(tmp_path, capfd):
+def test_an_optimizer_of_a_recipe_file_that_changes_types_is_rejected(tmp_path, capfd):
     (tmp_path / "recipe.py").write_text(RECIPE)
     data = write_arrays(tmp_path / "images.npz", TABLE, random_table(8, image=6))
     words = ["train", str(tmp_path / "recipe.py"), "--data.path", str(data), "--workdir", str(tmp_path / "run")]
@@ -131,7 +131,7 @@ def test_a_recipe_files_optimizer_too(tmp_path, capfd):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_part_that_a_validation_changes_is_one_line():
+def test_a_part_whose_type_a_validation_changes_raises_a_one_line_error():
     class Following(Growing):
         follows = True
 
@@ -146,7 +146,7 @@ def test_a_part_that_a_validation_changes_is_one_line():
         make_follow([part], topology)(setup.state, {"loss": 1.0})
 
 
-def test_floats_of_a_model_s_state_keep_the_dtype_that_they_began_with():
+def test_floats_of_the_model_state_keep_their_initial_dtype():
     """The statistics change dtype like those of Flax's batch norm under x64."""
     with jax.enable_x64(True):
         before = {"mean": jnp.zeros(3, jnp.float32), "count": jnp.zeros((), jnp.int32)}

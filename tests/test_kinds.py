@@ -133,13 +133,13 @@ def added(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_built_in_ones_are_found_in_their_folder(kind):
+def test_the_built_in_entries_are_found_in_their_folder(kind):
     # Other tests may have added entries.
     assert BUILT_IN[kind] <= set(KINDS[kind].names())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_unknown_name_is_answered_with_the_key_the_nearest_and_all(kind):
+def test_an_unknown_name_is_reported_with_its_key_the_nearest_and_all_names(kind):
     registry, names = KINDS[kind], KINDS[kind].names()
     name = names[0]
     with pytest.raises(InputError) as caught:
@@ -180,7 +180,7 @@ def test_a_name_that_a_file_adds_is_known_without_an_import(added):
     assert "jaxddp.models.added_file" not in sys.modules
 
 
-def test_a_model_in_a_file_of_its_own(added):
+def test_a_model_is_added_by_one_file(added):
     added("models")
     config = Config().replace(model={"width": 7, "stem": "small"}).replace(model={"name": "added"})
     # Its settings are known from its source before it is imported.
@@ -194,26 +194,26 @@ def test_a_model_in_a_file_of_its_own(added):
         assert params.tolist() == [value] * 3
 
 
-def test_a_loss_in_a_file_of_its_own(added):
+def test_a_loss_is_added_by_one_file(added):
     added("losses")
     config = Config().replace(loss={"name": "added"}, train={"label_smoothing": 0.25})
     assert LOSSES.get(config.loss.name)(config)(jnp.zeros((2, 3)), jnp.arange(2)).tolist() == [0.25, 0.25]
 
 
-def test_an_objective_in_a_file_of_its_own(added):
+def test_an_objective_is_added_by_one_file(added):
     added("objectives")
     config = Config().replace(objective={"name": "added"}, seed=3)
     assert OBJECTIVES.get(config.objective.name)(config, None)("supervised") == ("supervised", 3)
 
 
-def test_a_metric_in_a_file_of_its_own(added):
+def test_a_metric_is_added_by_one_file(added):
     added("metrics")
     config = Config().replace(eval={"metrics": ["top1", "added"]})
     values = [METRICS.get(name)(jnp.array([[1.0, 3.0]]), jnp.array([0])).tolist() for name in config.eval.metrics]
     assert values == [[0], [3]]
 
 
-def test_an_optimizer_in_a_file_of_its_own(added):
+def test_an_optimizer_is_added_by_one_file(added):
     added("optimizers")
     config = Config().replace(optimizer={"name": "added", "beta2": 0.5})
     optimizer = OPTIMIZERS.get(config.optimizer.name)(config, lambda step: 2.0)
@@ -221,13 +221,13 @@ def test_an_optimizer_in_a_file_of_its_own(added):
     assert optax.apply_updates(jnp.ones(1), updates) == jnp.zeros(1)
 
 
-def test_a_schedule_in_a_file_of_its_own_follows_the_warm_up(added):
+def test_a_schedule_is_added_by_one_file_and_follows_the_warm_up(added):
     added("schedules")
     schedule = make_schedule(Config().replace(optimizer={"schedule": "added", "learning_rate": 8.0}), Steps(6, 2))
     np.testing.assert_allclose([schedule(step) for step in range(6)], [4, 8, 8, 6, 4, 2])
 
 
-def test_an_augmentation_in_a_file_of_its_own(added):
+def test_an_augmentation_is_added_by_one_file(added):
     added("augment")
     config = Config().replace(data={"augment": {"flip": False, "then": ["added"], "rand_magnitude": 5.0}})
     batch = random_batch(8)
@@ -237,7 +237,7 @@ def test_an_augmentation_in_a_file_of_its_own(added):
     assert len(set(moved[:, 0].tolist())) == 8
 
 
-def test_a_logger_in_a_file_of_its_own(added, tmp_path):
+def test_a_logger_is_added_by_one_file(added, tmp_path):
     added("training.listeners")
     config = Config().replace(log={"to": ["added", "jsonl"]})
     setup = setup_of(linear_model(), sgd(0.1))
@@ -254,7 +254,7 @@ def test_a_name_added_twice_is_refused():
         registry.add("mine")(max)
 
 
-def test_settings_that_nothing_would_read_are_refused():
+def test_unused_settings_are_rejected():
     assert {*CHOICES} == {each for each in KINDS.values() if each.has_settings}
     with pytest.raises(ValueError, match="log.to: 'mine' is given settings, which this kind does not have; read the"):
         LOGGERS.add("mine", dict)

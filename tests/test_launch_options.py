@@ -41,7 +41,7 @@ class TestCores:
         given = self.cores(run(AFFINITY, processes=processes), processes)
         assert [core for part in given for core in part] == mine and all(given)
 
-    def test_a_number_of_cores_may_be_asked_for(self, run):
+    def test_a_number_of_cores_may_be_requested(self, run):
         assert self.cores(run(AFFINITY, processes=1, cores=1), 1) == [local_cores()[:1]]
         assert self.cores(run(AFFINITY, processes=1, cores=0), 1) == [local_cores()]
 
@@ -58,7 +58,7 @@ class TestCores:
 
 
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 12))
-def test_shares_are_even_and_leave_nothing(items, count):
+def test_shares_of_cores_are_even_and_leave_no_core_unused(items, count):
     parts = shares(items, count)
     assert [item for part in parts for item in part] == items
     assert len(parts) == count and max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -75,7 +75,7 @@ def test_shares_are_even_and_leave_nothing(items, count):
     ],
     ids=str,
 )
-def test_gpus_are_shared_out(options, expected, run, monkeypatch):
+def test_gpus_are_divided_among_the_processes(options, expected, run, monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,GPU-ab,1")
     told = run(TELL, **({"processes": None} | options)).told()
@@ -153,7 +153,7 @@ def test_gpus_that_cannot_be_shared_evenly(tmp_path, monkeypatch):
         launch(Launch(processes=2, logs=tmp_path), ["true"])
 
 
-def test_a_port_that_is_taken(tmp_path):
+def test_a_taken_port_is_an_error(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = Launch(processes=1, logs=tmp_path, nodes="2", nr=0, coordinator=f"127.0.0.1:{port}")
@@ -195,7 +195,7 @@ def test_split():
             split(words)
 
 
-def test_the_command(run, tmp_path, monkeypatch, capfd):
+def test_the_command_of_each_process_is_right(run, tmp_path, monkeypatch, capfd):
     with pytest.raises(InputError, match="'trian' is neither a command of jaxddp nor a program, did you mean 'train'?"):
         launch(Launch(processes=1, logs=tmp_path), ["trian", "digits"])
     package = tmp_path / "jaxddp"

@@ -52,7 +52,7 @@ def test_any_bytes_become_lines(chunks):
         ([], []),
     ],
 )
-def test_carriage_returns(chunks, expected):
+def test_carriage_returns_end_lines(chunks, expected):
     assert lines_of(*chunks) == expected
 
 

@@ -88,7 +88,7 @@ def test_the_openmpi_script(pretend):
         (0, "", "", False),
     ],
 )
-def test_when_the_slurm_script_goes_back_to_the_queue(code, restarts, most, goes_back, pretend):
+def test_the_slurm_script_requeues_only_for_certain_exit_codes(code, restarts, most, goes_back, pretend):
     requeued, words = pretend("scontrol"), pretend("srun", f"exit {code}")
     done = subprocess.run(
         ["bash", str(ROOT / "launch/slurm.sbatch"), "digits"],

@@ -32,7 +32,7 @@ def run(capfd, tmp_path):
     return lambda text, **options: Ran(capfd, tmp_path / "logs", text, **options)
 
 
-def test_output_is_prefixed_and_kept(run, tmp_path):
+def test_output_is_prefixed_and_logged_to_files(run, tmp_path):
     ran = run("""
         say("one"); print("two", file=sys.stderr)
         assert sys.stdin.read() == ""
@@ -46,7 +46,7 @@ def test_output_is_prefixed_and_kept(run, tmp_path):
     assert len(ran.errors) == 1 and str(tmp_path / "logs") in ran.errors[0]
 
 
-def test_a_second_launch_goes_on_in_the_log(run, tmp_path):
+def test_a_second_launch_appends_to_the_log(run, tmp_path):
     run("say('first')", processes=1)
     run("say('second')", processes=1)
     first, between, second = (tmp_path / "logs/process-0.log").read_text().splitlines()
@@ -82,7 +82,7 @@ def test_environment_variables_of_processes(run, monkeypatch):
     assert re.fullmatch("[0-9a-f]{16}", first["JAXDDP_RUN_ID"]) and first["JAXDDP_RUN_ID"] != again["JAXDDP_RUN_ID"]
 
 
-def test_several_machines(run, monkeypatch):
+def test_several_machines_run_one_job(run, monkeypatch):
     place = {"nodes": "2", "processes": 3, "coordinator": f"127.0.0.1:{free_port()}"}
     told = run(TELL, nr=0, **place).told() + run(TELL, nr=1, **place).told()
     assert [each["JAX_PROCESS_ID"] for each in told] == ["0", "1", "2", "3", "4", "5"]
@@ -255,11 +255,11 @@ def test_a_process_that_saved_waits_for_the_others_within_bounds(run):
     assert ran.code == 128 + signal.SIGTERM and "process 1: killed by SIGTERM" in ran.errors
 
 
-def test_a_failure_counts_for_more_than_a_preemption(run, brief):
+def test_a_failure_takes_precedence_over_a_preemption(run, brief):
     assert run("sys.exit(75) if rank == 0 else (time.sleep(0.2), sys.exit(5))").code == 5
 
 
-def test_megabytes_without_an_end_of_line(run, tmp_path):
+def test_megabytes_without_a_line_end_are_passed_on(run, tmp_path):
     size = 2_000_000
     ran = run(f"sys.stdout.write(str(rank) * {size})")
     assert ran.code == 0
@@ -268,7 +268,7 @@ def test_megabytes_without_an_end_of_line(run, tmp_path):
         assert (tmp_path / f"logs/process-{rank}.log").read_bytes() == str(rank).encode() * size
 
 
-def test_bytes_that_are_no_text(run, tmp_path):
+def test_bytes_that_are_no_text_are_passed_on(run, tmp_path):
     ran = run("sys.stdout.buffer.write(bytes(range(256)) * 8)", processes=1)
     assert ran.code == 0 and ran.out.startswith("[0] ")
     assert (tmp_path / "logs/process-0.log").read_bytes() == bytes(range(256)) * 8

@@ -125,7 +125,7 @@ def test_processes_that_do_not_end_when_asked_are_killed_in_the_end(tmp_path):
     assert Launcher(tmp_path, DEAF, "processes=2, save_grace=0.3").send(signal.SIGTERM).end() == 143
 
 
-def test_of_two_that_ended_together_the_killed_one_is_the_cause(tmp_path):
+def test_of_two_processes_that_end_together_the_killed_one_is_the_cause(tmp_path):
     launcher = Launcher(
         tmp_path,
         f"""
@@ -146,7 +146,7 @@ def test_of_two_that_ended_together_the_killed_one_is_the_cause(tmp_path):
     (tmp_path / "go").touch()
     for rank in (0, 1):
         wait_for(tmp_path / str(rank))
-    time.sleep(0.1)  # a lock is let go of a little before its holder is seen to have ended
+    time.sleep(0.1)  # A lock is released a little before its holder is reported as ended.
     assert launcher.send(signal.SIGCONT).end() == 128 + signal.SIGKILL
     assert "process 1: killed by SIGKILL; its last lines" in launcher.err
 
@@ -167,7 +167,7 @@ def test_no_process_outlives_a_killed_launcher(tmp_path):
         wait_for(tmp_path / str(rank))
 
 
-def test_a_worker_whose_launcher_is_gone_already_runs_nothing():
+def test_a_worker_whose_launcher_has_ended_runs_nothing():
     started = [sys.executable, "-I", "-S", starter.__file__, "1", "", sys.executable, "-c", "print('ran')"]
     done = subprocess.run(started, capture_output=True, text=True, timeout=HANGING)
     assert (done.returncode, done.stdout) == (1, "") and "the launcher is gone" in done.stderr
@@ -183,7 +183,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(tmp_path):
         assert (tmp_path / f"logs/process-{rank}.log").read_text().endswith("line 1999\n")
 
 
-def test_the_launcher_needs_no_library(tmp_path):
+def test_the_launcher_needs_no_third_party_library(tmp_path):
     code = f"""{LAUNCHER}
 code = launch(Launch(processes=1, logs=Path("logs")), ["true"])
 homes = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]

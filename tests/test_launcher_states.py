@@ -259,7 +259,7 @@ ENDS = [DONE, SAVED, KILLED, End(137, "process 0: killed by SIGKILL"), End(2, "a
     st.booleans(),
     st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), st.sampled_from(ENDS)), max_size=40),
 )
-def test_any_sequence_of_events_ends_with_one_code_for_all(nodes, restarts, is_started, actions):
+def test_any_sequence_of_events_ends_with_one_exit_code_for_all_machines(nodes, restarts, is_started, actions):
     # Launchers of a fixed number of machines meet only to restart.
     world = World(nodes, restarts if ":" in nodes else max(restarts, 1))
     if is_started:
@@ -301,7 +301,7 @@ def arrivals(*machines: int) -> list[tuple[float, Event]]:
     return [(float(machine), Arrived(machine, f"host{machine}")) for machine in machines]
 
 
-def test_fewer_than_the_most_start_after_settle_seconds():
+def test_fewer_machines_than_the_maximum_start_after_settle_seconds():
     state, effects = states(coordinator("2:3"), (0, TimePassed()), *arrivals(2))
     assert state.wake == 2 + 5 and effects == [Say("machine 2 (host2) is connected")]
     state, effects = states(state, (7.0, TimePassed()))
@@ -309,7 +309,7 @@ def test_fewer_than_the_most_start_after_settle_seconds():
     assert isinstance(start, StartGeneration) and [*start.assignments] == [0, 2]
 
 
-def test_too_few_machines_are_an_error_at_first_and_the_last_code_later():
+def test_too_few_machines_are_an_error_at_first_and_later_end_with_the_last_exit_code():
     first = coordinator("2")
     state, (fail,) = states(first, (30.0, TimePassed()))
     assert isinstance(fail, RaiseError) and "1 of at least 2 machines came in 30 s: 0 (" in str(fail.error)
@@ -319,7 +319,7 @@ def test_too_few_machines_are_an_error_at_first_and_the_last_code_later():
     assert state.is_over and state.code == 1 and isinstance(effects[0], Say)
 
 
-def test_machines_that_the_batch_does_not_fit_are_spares():
+def test_machines_that_cannot_share_the_batch_are_spares():
     events = [*arrivals(1, 2), (7.0, TimePassed())]
     _, effects = states(coordinator("1:4", sizes=(1, 2, 4)), *events)
     line = "machine 2 waits as a spare: the batch is shared by 2"
@@ -327,20 +327,20 @@ def test_machines_that_the_batch_does_not_fit_are_spares():
     assert isinstance(effects[3], StartGeneration) and [*effects[3].assignments] == [0, 1]
 
 
-def test_a_machine_that_comes_joins_after_join_after_seconds():
+def test_an_additional_machine_joins_after_join_after_seconds():
     state, _ = states(coordinator("1:2"), (5.0, TimePassed()), *[(6.0, Arrived(1, "host1"))])
     assert state.wake == 5 + 10
     state, effects = states(state, (15.0, TimePassed()))
     assert effects[0] == Say("2 machines are connected; all save, and start again with them")
     assert effects[-1] == SaveProcesses() and state.wake is None
-    # Asked before it could save, it has not failed.
+    # It was asked to stop before it could save, so it has not failed.
     state, effects = states(state, (16.0, LocalEnded(KILLED)))
     assert isinstance(effects[0], Say) and effects[0].line == "saved; all start again with the machines that came"[7:]
     state, (start,) = states(state, (16.0, TimePassed()))
     assert isinstance(start, StartGeneration) and [*start.assignments] == [0, 1] and state.budget.used == 0
 
 
-def test_the_first_failure_counts_and_stops_the_others():
+def test_the_first_failure_decides_and_stops_the_other_machines():
     state, _ = states(coordinator("3"), *arrivals(1, 2))
     late = MachineFailed(7, 9, "of another start")
     assert states(state, (3.0, Received(1, late))) == (state, [])
@@ -364,7 +364,7 @@ def test_a_signal_to_a_machine_that_waits_for_another_ends_the_job():
 
 
 @pytest.mark.parametrize("nr", [0, 1])
-def test_launchers_that_do_not_meet_know_their_part(nr):
+def test_launchers_without_a_meeting_know_their_own_processes(nr):
     alone = Coordinator.initial(options("2", 0, nr), PROCESSES, [2], "name", 0.0)
     state, (start,) = states(alone, (0, TimePassed()))
     assert isinstance(start, StartGeneration) and start.assignments == {

@@ -34,7 +34,7 @@ def listed(folder: Path) -> dict[str, list[str]]:
     return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
 
 
-def test_each_status(tmp_path):
+def test_each_status_of_a_run_is_listed(tmp_path):
     for name, status in (("a", "done"), ("b", "failed"), ("c", "preempted"), ("d", None), ("e", None), ("f", None)):
         write_run(tmp_path / name, status=status)
     (tmp_path / "e" / LOCK_FILE).unlink()
@@ -45,13 +45,13 @@ def test_each_status(tmp_path):
     assert listed(tmp_path)["f"][0] == "ended"
 
 
-def test_a_run_that_goes_on_after_it_was_done_is_running(tmp_path):
+def test_a_resumed_run_that_was_done_is_listed_as_running(tmp_path):
     write_run(tmp_path / "a", status="preempted")
     with locked(tmp_path / "a"):
         assert listed(tmp_path / "a")["a"][0] == "running"
 
 
-def test_a_run_of_another_process_is_seen(tmp_path):
+def test_a_run_of_another_process_is_listed_as_running(tmp_path):
     workdir = write_run(tmp_path / "a", status=None)
     program = (
         "import sys, pathlib, jaxddp.workdir.lock as lock\n"
@@ -68,16 +68,16 @@ def test_a_run_of_another_process_is_seen(tmp_path):
     assert is_locked(workdir) is False
 
 
-def test_looking_writes_nothing_and_several_may_look(tmp_path):
+def test_listing_writes_nothing_and_several_processes_may_list(tmp_path):
     workdir = write_run(tmp_path / "a")
     with (workdir / LOCK_FILE).open("rb") as other:
-        fcntl.flock(other, fcntl.LOCK_SH)  # another reader
+        fcntl.flock(other, fcntl.LOCK_SH)  # Another process reads the run.
         assert is_locked(workdir) is False
     (workdir / LOCK_FILE).unlink()
     assert is_locked(workdir) is None and not (workdir / LOCK_FILE).exists()
 
 
-def test_a_run_can_begin_while_another_process_looks(tmp_path):
+def test_a_run_can_begin_while_another_process_lists(tmp_path):
     workdir = write_run(tmp_path / "a")
     with (workdir / LOCK_FILE).open("rb") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
@@ -90,7 +90,7 @@ def test_a_run_can_begin_while_another_process_looks(tmp_path):
     assert began is True
 
 
-def test_runs_are_found_below_and_only_runs(tmp_path):
+def test_only_runs_are_found_below_a_folder(tmp_path):
     visible = [tmp_path / "a", tmp_path / "sweep" / "lr0.1" / "seed0", tmp_path / "sweep" / "lr0.1" / "seed1"]
     hidden = [tmp_path / ".trash" / "b", tmp_path / "a" / "recipe" / "inside", tmp_path.joinpath(*"123456") / "deep"]
     for workdir in (*visible, *hidden):
@@ -105,7 +105,7 @@ def test_runs_are_found_below_and_only_runs(tmp_path):
     assert [*listed(tmp_path)] == ["a", "sweep/lr0.1/seed0", "sweep/lr0.1/seed1", "torn"]
 
 
-def test_what_is_known_of_a_run_that_goes_on(tmp_path):
+def test_the_columns_of_an_active_run_are_right(tmp_path):
     workdir = write_run(tmp_path / "a", status=None)
     lines = (workdir / "metrics.jsonl").read_text().splitlines(keepends=True)
     (workdir / "metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:30])
@@ -123,14 +123,14 @@ def rows_of_whole(workdir: Path) -> dict:
     return row
 
 
-def test_the_best_is_that_of_the_lowest_loss_where_there_is_no_accuracy(tmp_path):
+def test_without_an_accuracy_the_best_is_that_of_the_lowest_loss(tmp_path):
     workdir = write_run(tmp_path / "a")
     rows = [{"step": step, "split": "val", "loss": loss} for step, loss in ((1, 0.5), (2, 0.25), (3, None), (4, 0.75))]
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert listed(workdir)["a"][2:5] == ["loss 0.2500", "2", "loss 0.7500"]
 
 
-def test_the_best_is_that_of_the_run_s_own_goal_and_of_the_average(tmp_path):
+def test_the_best_follows_the_runs_own_goal_and_its_average(tmp_path):
     """Tables, seeds, charts and the replacement for lost lines have the second validation split."""
     goal, workdirs = Goal.parse("val_ema loss", None, 0.0), [tmp_path / "a", tmp_path / "b"]
     for seed, workdir in enumerate(workdirs):
@@ -172,7 +172,7 @@ def test_the_command_prints_a_table(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_a_table_fits_and_a_file_has_a_line_a_run(columns, tmp_path, capfd, monkeypatch):
+def test_a_table_fits_the_terminal_and_a_file_has_one_line_per_run(columns, tmp_path, capfd, monkeypatch):
     for name in ("first", "a-run-with-a-name-that-is-longer-than-most"):
         write_run(tmp_path / name)
     assert main(["runs", str(tmp_path)]) == 0
@@ -186,7 +186,7 @@ def test_a_table_fits_and_a_file_has_a_line_a_run(columns, tmp_path, capfd, monk
     assert all(word in narrow for cells in listed(tmp_path).values() for cell in cells for word in cell.split())
 
 
-def test_a_run_and_the_list_of_runs_say_the_same_seconds(tmp_path):
+def test_a_run_and_the_list_of_runs_show_the_same_seconds(tmp_path):
     printed: list[str] = []
     (tmp_path / "config.json").write_text(json.dumps({"seed": 0, "data": {}, "train": {"batch_size": BATCH}}))
     drive(JsonLines(tmp_path), RunLines(printed.append))

@@ -73,7 +73,7 @@ def test_numpy_figures_keep_their_digits_and_their_loss_scale(tmp_path: Path) ->
 USED = Used(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
 
 
-def test_what_the_devices_did_is_in_the_line_and_in_the_result_where_it_is_known(tmp_path: Path) -> None:
+def test_known_device_utilization_is_in_the_metrics_line_and_the_result(tmp_path: Path) -> None:
     listener = JsonLines(tmp_path)
     listener.start(run_start())
     listener.step(step_record(1, used=USED))
@@ -131,7 +131,7 @@ def test_result_of_a_resumed_run_keeps_the_last_evaluation(tmp_path: Path) -> No
     }
 
 
-def test_a_validation_that_a_resumed_run_comes_to_again_has_one_line(tmp_path: Path) -> None:
+def test_a_validation_that_a_resumed_run_repeats_has_one_line(tmp_path: Path) -> None:
     drive(JsonLines(tmp_path), stop=4)
     before = (tmp_path / "metrics.jsonl").read_bytes()
     resumed = JsonLines(tmp_path)
@@ -151,7 +151,7 @@ def test_result_of_a_resumed_run_keeps_an_evaluation_that_was_not_finite(tmp_pat
     assert result["val"] == {"loss": None, "top1": 0.5, "count": 77}
 
 
-def test_a_run_that_trains_nothing_more_leaves_its_result(tmp_path: Path) -> None:
+def test_a_run_that_trains_no_more_steps_keeps_its_result(tmp_path: Path) -> None:
     drive(JsonLines(tmp_path))
     before = (tmp_path / "result.json").read_bytes()
     again = JsonLines(tmp_path)
@@ -191,7 +191,7 @@ def test_a_killed_and_resumed_run_writes_the_same_bytes(
         assert (resumed / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_resuming_leaves_a_file_alone_that_needs_no_cut(tmp_path: Path) -> None:
+def test_resuming_does_not_rewrite_a_file_that_needs_no_cut(tmp_path: Path) -> None:
     spaced = b'{ "step":3 ,"split" : "train"}\n'
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(spaced)
@@ -220,7 +220,9 @@ def test_a_foreign_line_is_named_and_nothing_is_lost(tmp_path: Path, line: bytes
     assert path.read_bytes() == content
 
 
-def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_raises_a_one_line_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listener = JsonLines(tmp_path)
     listener.start(run_start())
     path = tmp_path / "metrics.jsonl"
@@ -230,7 +232,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path, monkeypatch
         listener.step(step_record(1))
 
 
-def test_a_work_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_work_directory_that_cannot_be_made_raises_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file/run: cannot be written \(Not a directory\); choose another place"):
         JsonLines(tmp_path / "file" / "run").start(run_start())
@@ -239,7 +241,7 @@ def test_a_work_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> Non
         JsonLines(tmp_path / "run").start(run_start())
 
 
-def test_a_replacement_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_replacement_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "result.json"
     files.replace(path, b"old")
 
@@ -253,7 +255,7 @@ def test_a_replacement_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monk
     assert path.read_bytes() == b"old"
 
 
-def test_files_for_tensorboard_that_cannot_be_opened_are_one_line(
+def test_tensorboard_files_that_cannot_be_opened_raise_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(directory: Path) -> None:

@@ -81,7 +81,7 @@ def evaluations(*listeners: Any, val: Any = VAL, devices: int = 2, **more: Any) 
         ("end", 9, ["start", *["step"] * 3, "evaluation", *["step"], "evaluation", "end"]),
     ],
 )
-def test_a_logger_that_fails_is_said_once_and_the_run_ends_as_without_it(moment, step, heard, caplog):
+def test_a_failing_logger_is_reported_once_and_does_not_change_the_run(moment, step, heard, caplog):
     logger, recorder = Failing(moment, RuntimeError("no\nanswer")), Recorder()
     _, state = evaluations(OptionalLogger("mine", logger), recorder)
     _, alone = evaluations(plain := Recorder())
@@ -92,12 +92,12 @@ def test_a_logger_that_fails_is_said_once_and_the_run_ends_as_without_it(moment,
     assert [record.metrics for record in recorder.evaluations] == [record.metrics for record in plain.evaluations]
 
 
-def test_what_is_no_failure_of_a_logger_goes_through():
+def test_exceptions_that_are_no_failure_of_a_logger_are_raised():
     with pytest.raises(KeyboardInterrupt):
         evaluations(OptionalLogger("mine", Failing("step", KeyboardInterrupt())))
 
 
-def test_a_listener_of_the_users_own_still_ends_the_run():
+def test_a_failing_listener_of_the_user_ends_the_run():
     with pytest.raises(RuntimeError, match="mine"):
         evaluations(Failing("evaluation", RuntimeError("mine")))
 
@@ -110,7 +110,9 @@ def words(tmp_path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_disk_that_refuses_the_loggers_files_costs_a_line_for_each(words, tmp_path, capfd, caplog, monkeypatch):
+def test_a_disk_that_rejects_the_loggers_files_logs_one_line_for_each_logger(
+    words, tmp_path, capfd, caplog, monkeypatch
+):
     replace = files.replace
 
     def refused(path: Path, data: Any) -> None:
@@ -131,7 +133,7 @@ def test_a_disk_that_refuses_the_loggers_files_costs_a_line_for_each(words, tmp_
 
 
 @pytest.mark.slow
-def test_a_disk_that_refuses_the_runs_own_record_ends_the_run(words, tmp_path, capfd, monkeypatch):
+def test_a_disk_that_rejects_the_runs_own_record_ends_the_run(words, tmp_path, capfd, monkeypatch):
     def refused(path: Path, data: bytes) -> None:
         raise InputError(f"{path}: cannot be written (No space left on device); free some space there")
 
@@ -144,7 +146,7 @@ def test_a_disk_that_refuses_the_runs_own_record_ends_the_run(words, tmp_path, c
 @pytest.mark.parametrize(
     "check", [check_names, lambda config: make_loggers(config, Path("run"))], ids=["names", "made"]
 )
-def test_what_no_logger_of_the_run_reads_is_refused(check):
+def test_settings_of_a_logger_that_the_run_does_not_use_are_rejected(check):
     for key, value in {"project": "flowers", "name": "first", "config": ["fold=3"]}.items():
         config = Config().replace(log={key: value, "to": ["jsonl", "tensorboard"]})
         with pytest.raises(InputError, match=rf"^log.{key}=.*: only wandb and mlflow read it; name one in log.to, or "):
@@ -153,7 +155,7 @@ def test_what_no_logger_of_the_run_reads_is_refused(check):
         check(Config().replace(log={"to": ["curves"]}))
 
 
-def test_loggers_of_a_config_are_dispensable_but_for_the_runs_own_record(tmp_path):
+def test_all_loggers_of_a_config_but_the_runs_own_record_are_optional(tmp_path):
     loggers = make_loggers(Config().replace(log={"to": ("jsonl", "curves", "tensorboard"), "images": 5}), tmp_path)
     assert [type(logger).__name__ for logger in loggers] == ["JsonLines", "OptionalLogger", "OptionalLogger"]
     assert [logger.wants_predictions for logger in loggers] == [0, 0, 5]
@@ -161,9 +163,7 @@ def test_loggers_of_a_config_are_dispensable_but_for_the_runs_own_record(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_logger_whose_library_is_missing_is_one_line_before_anything_starts(
-    name, words, tmp_path, capfd, monkeypatch
-):
+def test_a_logger_without_its_library_raises_a_one_line_error_at_the_start(name, words, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda library: None)
     assert main([*words, "--workdir", str(tmp_path / "run"), "--log.to", f"jsonl,{name}"]) == 2
     line = f"jaxddp: --log.to {name}: the package {name} is not installed; pip install 'jaxddp[{name}]'"
@@ -208,7 +208,7 @@ def test_evaluations_hold_predictions_of_the_same_images(devices):
     assert (records[0].predictions.probabilities != records[1].predictions.probabilities).all()
 
 
-def test_classes_have_their_shares_of_the_images_and_there_are_no_more_than_all():
+def test_classes_have_their_shares_of_the_shown_images_up_to_all_images():
     table = random_table(200, seed=2)
     evaluations(recorder := Recorder(50), val=table)
     labels, shares = recorder.evaluations[-1].predictions.labels, np.bincount(table.labels, minlength=CLASSES) / 4
@@ -217,7 +217,7 @@ def test_classes_have_their_shares_of_the_images_and_there_are_no_more_than_all(
     assert len(everything.evaluations[-1].predictions.images) == 23
 
 
-def test_without_a_listener_that_wants_them_nothing_is_predicted():
+def test_without_a_listener_that_requests_predictions_none_are_made():
     # With new programs, in which no other test has requested a prediction.
     setup, _ = evaluations(recorder := Recorder(0), share=False)
     assert [record.predictions for record in recorder.evaluations] == [None, None]
@@ -239,7 +239,7 @@ def test_gray_images_of_16_bits_are_predicted_and_drawn(cache):
     assert picture.dtype == np.uint8 and picture.shape[-1] == 4 and np.ptp(picture[..., 0]) > 200
 
 
-def test_captions_say_the_class_its_probability_and_what_is_right():
+def test_captions_show_the_class_its_probability_and_the_label():
     images, names = np.zeros((3, 2, 2, 3), np.uint8), ("tench, Tinca tinca", "shark")
     probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])
     predictions = PredictedImages.of(images, np.array([0, 0, -1]), probabilities, names)
@@ -269,7 +269,7 @@ def test_the_commit_of_the_code_and_whether_its_files_differ(tmp_path, monkeypat
     assert tracking.code_version(tmp_path) == {"commit": commit, "dirty": True}
 
 
-def test_a_git_that_does_not_answer_or_is_not_there_leaves_the_commit_out(tmp_path, monkeypatch):
+def test_a_missing_or_hanging_git_leaves_the_commit_out(tmp_path, monkeypatch):
     (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "git").chmod(0o755)
     # The time limit of git is private.
@@ -280,7 +280,7 @@ def test_a_git_that_does_not_answer_or_is_not_there_leaves_the_commit_out(tmp_pa
     assert tracking.code_version(tmp_path) == {}
 
 
-def test_what_a_run_is_made_of_has_dotted_names():
+def test_the_objects_of_a_run_have_dotted_names():
     config = {"seed": 3, "train": {"batch_size": 8}, "recipe": {"file": "a.py", "digest": "d"}}
     params = {"kernel": np.zeros((3, 4)), "bias": np.zeros(4)}
     found = tracking.provenance(RunStart(0, 10, 8, 100, 4, 2, params=params, config=config))
@@ -290,7 +290,7 @@ def test_what_a_run_is_made_of_has_dotted_names():
 
 
 @pytest.mark.slow
-def test_a_run_tells_its_loggers_what_config_json_says(tmp_path):
+def test_a_run_gives_its_loggers_the_content_of_config_json(tmp_path):
     class Started:
         def start(self, run):
             self.run = run

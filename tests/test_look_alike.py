@@ -132,7 +132,7 @@ def test_two_names_that_look_alike_are_refused_where_they_are_written(form, kind
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form is not solutions], ids=lambda form: form.__name__)
-def test_names_that_look_different_are_classes(form, tmp_path: Path, monkeypatch):
+def test_names_that_look_different_are_separate_classes(form, tmp_path: Path, monkeypatch):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     found = form(tmp_path, "Ant", "ant")[0]()
     # datasets.toml has the entry of one name.
@@ -156,7 +156,7 @@ def test_these_names_look_different(one: str, other: str):
 
 
 @given(st.text())
-def test_an_appearance_looks_like_itself(name: str):
+def test_appearance_is_idempotent(name: str):
     assert appearance(appearance(name)) == appearance(name)
     assert appearance(f" {name}\u200b\n") == appearance(name)
 

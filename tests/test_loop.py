@@ -58,7 +58,7 @@ def uninterrupted():
 
 
 @pytest.mark.slow
-def test_moments_come_in_the_order_that_fit_documents(tmp_path, monkeypatch):
+def test_listeners_are_called_in_the_order_that_fit_documents(tmp_path, monkeypatch):
     # Listeners are called for every batch of a validation, and no such record is final.
     # The report interval is private.
     monkeypatch.setattr("jaxddp.training.validation.evaluator._REPORT_SECONDS", -1.0)
@@ -75,7 +75,7 @@ def test_an_epochs_end_and_the_last_step_are_logged_whatever_the_cadence():
     assert recorder.moments == [("start", 0), ("step", 7), ("step", 9), ("end", "done")]
 
 
-def test_a_records_loss_is_that_steps_own():
+def test_the_loss_of_a_record_is_that_of_its_step():
     _, each = uninterrupted()
     _, some = run(setup_of(), plan_of(log="5 steps"))
     of_each = {record.step: record.metrics["loss"] for record in each.steps}
@@ -114,7 +114,7 @@ def test_speed_and_waiting_are_those_of_the_steps_since_the_last_record(monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", (1, 8))
-def test_evaluation_is_exact_for_sizes_that_divide_by_nothing(devices):
+def test_evaluation_is_exact_for_set_sizes_that_are_no_multiples(devices):
     setup = setup_of(devices)
     for size in (1, 7, 23):
         figures = setup.evaluator(random_table(size, seed=1))(setup.state)
@@ -122,7 +122,7 @@ def test_evaluation_is_exact_for_sizes_that_divide_by_nothing(devices):
         assert round(figures["top1"] * size, 6).is_integer()
 
 
-def test_a_batch_larger_than_all_that_is_evaluated_is_padded_no_further():
+def test_a_batch_larger_than_the_evaluated_set_has_no_more_padding_than_needed():
     setup = setup_of(8)
     evaluator = setup.evaluator(random_table(23, seed=1), 10_000_000 // 8 * 8)
     assert [batch.image.shape[0] for (batch,) in evaluator.batches()] == [24]
@@ -136,7 +136,7 @@ def test_training_learns():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", (1, 5, 7, pytest.param(13, marks=pytest.mark.exhaustive)))
-def test_interrupted_anywhere_and_resumed_is_the_same_run_bit_for_bit(tmp_path, stop):
+def test_a_run_interrupted_anywhere_and_resumed_is_the_same_bit_for_bit(tmp_path, stop):
     whole, told = uninterrupted()
     plan, checkpoints = plan_of(log="1 step"), Checkpoints(tmp_path)
     with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
@@ -153,7 +153,7 @@ def test_interrupted_anywhere_and_resumed_is_the_same_run_bit_for_bit(tmp_path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ("4 steps", "0 steps"))
-def test_a_stop_is_heard_during_validation_which_a_resumed_run_makes_up_for(tmp_path, checkpoint):
+def test_a_stop_during_validation_is_followed_and_a_resumed_run_repeats_the_validation(tmp_path, checkpoint):
     whole, told = uninterrupted()
     for stop in (7, STEPS):  # The end of an epoch, and of the run.
         asked: list[int] = []
@@ -192,7 +192,7 @@ def test_a_validation_that_fails_loses_no_training(tmp_path):
 
 
 @pytest.mark.slow
-def test_resumed_on_another_number_of_devices_agrees_to_tolerance(tmp_path):
+def test_a_run_resumed_on_another_number_of_devices_is_equal_within_tolerance(tmp_path):
     whole, _ = uninterrupted()
     with pytest.raises(Preempted):
         run(setup_of(), plan_of(), checkpoints=Checkpoints(tmp_path / "9"), should_stop=lambda step: step == 9)
@@ -220,7 +220,7 @@ def test_a_run_that_turns_non_finite_leaves_only_good_checkpoints(tmp_path, bad)
         assert np.isfinite(params["weight"]).all()
 
 
-def test_the_first_step_that_is_not_finite_is_named_and_not_the_one_that_was_logged():
+def test_the_error_names_the_first_step_that_is_not_finite_not_the_logged_one():
     # Update number 11 spoils the parameters, so step 12 is the first to see them; the figures are fetched at step 13.
     with pytest.raises(NonFiniteError, match="^step 12: the loss is nan"):
         run(setup_of(net=linear_model(), optimizer=exploding(11)), plan_of(30, log="20 steps", checkpoint="0 steps"))
@@ -258,14 +258,14 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
 
 
 @pytest.mark.parametrize("text", ("{", "null", "3", '{"12": 5}', '{"a": {}}'))
-def test_figures_that_are_damaged_are_named(text, tmp_path):
+def test_damaged_validation_metrics_are_named(text, tmp_path):
     Checkpoints(tmp_path).close()
     (tmp_path / "validation.json").write_text(text)
     with pytest.raises(InputError, match=r"validation.json: is damaged \(.*\); remove it, and keep a copy"):
         Checkpoints(tmp_path)
 
 
-def test_figures_that_are_not_finite_are_written_as_json(tmp_path):
+def test_metrics_that_are_not_finite_are_written_as_json(tmp_path):
     setup, checkpoints = setup_of(), Checkpoints(tmp_path)
     checkpoints.save(1, setup.state, {})
     checkpoints.validations.put(1, {"top1": np.float32(0.5), "loss": np.float32(np.inf), "count": 3})
@@ -277,7 +277,7 @@ def test_figures_that_are_not_finite_are_written_as_json(tmp_path):
     assert known == {"1": {"top1": 0.5, "loss": None, "count": 3}, "2": {"top1": None}}
 
 
-def test_reading_leaves_alone_what_another_is_writing(tmp_path):
+def test_reading_does_not_disturb_a_checkpoint_that_is_being_written(tmp_path):
     setup, writer = setup_of(), Checkpoints(tmp_path / "c")
     writer.save(1, setup.state, {})
     writer.validations.put(1, {"top1": 0.5, "count": 1})
@@ -320,7 +320,7 @@ def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
     assert checkpoints.latest() == 1
 
 
-def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path):
+def test_a_checkpoint_that_cannot_be_written_raises_a_one_line_error(tmp_path):
     import resource
 
     state = TrainState(np.int32(0), {"w": np.random.default_rng(0).random(1_000_000)}, {}, ())
@@ -341,7 +341,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path):
     assert raised.value.__notes__ == [f"then: {tmp_path}: cannot be written (File too large); choose another place"]
 
 
-def test_waiting_in_vain_for_another_process_is_no_matter_of_files(tmp_path, monkeypatch):
+def test_a_timeout_of_another_process_is_not_reported_as_a_file_error(tmp_path, monkeypatch):
     def waits_in_vain():
         raise TimeoutError("Timed out while waiting for a barrier")
 
@@ -362,7 +362,7 @@ class Sees(Second):
         return [self._first, value]
 
 
-def test_processes_resume_from_the_checkpoint_that_the_first_sees(tmp_path):
+def test_processes_resume_from_the_checkpoint_that_process_0_finds(tmp_path):
     with Checkpoints(tmp_path) as saved:
         saved.save(4, setup_of().state, {})
     for first, expected in (("8", 8), ("None", None)):
@@ -378,7 +378,7 @@ def test_processes_resume_from_the_checkpoint_that_the_first_sees(tmp_path):
                 resume_step(checkpoints, "never")
 
 
-def test_listeners_hear_of_a_failure():
+def test_listeners_are_called_after_a_failure():
     class Broken(Recorder):
         def step(self, record):
             raise RuntimeError("disk on fire")
@@ -391,7 +391,7 @@ def test_listeners_hear_of_a_failure():
     assert "disk on fire" in broken.ends[0].reason
 
 
-def test_batches_that_miss_an_example_are_found_out():
+def test_batches_that_miss_an_example_are_detected():
     setup = setup_of()
     evaluator = setup.evaluator(VAL)
     short = type(evaluator)(evaluator.step, lambda: list(evaluator.batches())[:-1], evaluator.num_examples)

@@ -54,7 +54,7 @@ def normalized(logits, labels):
 
 @pytest.mark.parametrize(("loss", "form"), [(nll, "examples"), (mean, "mean"), (weighted, "weighted")])
 @pytest.mark.parametrize("classes", few((2, 300), 5, 9))
-def test_the_form_of_a_loss_is_found_and_its_examples_add_up(loss, form, classes):
+def test_the_form_of_a_loss_is_detected_and_its_values_of_examples_add_up(loss, form, classes):
     if form == "weighted" and classes > len(WEIGHTS):
         pytest.skip("there are weights for five classes")
     taken_apart = example_loss(loss, LabelKind(classes))
@@ -96,7 +96,7 @@ def test_the_form_of_a_loss_is_found_and_its_examples_add_up(loss, form, classes
         (3, "loss: an object of type int was given; give a function"),
     ],
 )
-def test_what_is_no_loss_of_examples_is_refused_in_one_line(loss, message):
+def test_an_invalid_loss_raises_a_one_line_error(loss, message):
     with pytest.raises(InputError, match=message) as raised:
         example_loss(loss, LabelKind(CLASSES))
     assert "\n" not in str(raised.value)
@@ -130,7 +130,7 @@ def parts64(loss, devices: int):
 
 
 @pytest.mark.slow
-def test_a_weighted_loss_is_that_of_the_whole_batch_on_any_number_of_devices():
+def test_a_weighted_loss_on_any_number_of_devices_is_that_of_the_whole_batch():
     """Compare with the normalized loss of the whole global batch, with padding on the last devices."""
     batch = random_batch(24, masked=5)
     with jax.enable_x64(True):
@@ -181,7 +181,7 @@ def test_a_weighted_run_is_the_same_on_one_device_and_on_four():
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
-def test_a_loss_of_probabilities_is_tried_on_probabilities():
+def test_a_loss_of_probabilities_is_probed_with_probabilities():
     def of_probabilities(probabilities, labels):
         return -jnp.log(jnp.take_along_axis(probabilities, labels[:, None], axis=1)).mean()
 

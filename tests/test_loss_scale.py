@@ -47,7 +47,7 @@ def made(devices: int = 2, model: Any = HALF, **scale: Any):
 
 @pytest.mark.slow
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.sampled_from([1.0, 2.0**126, 2.0**-125]))
-def test_the_rule_is_flax_s(finite, interval, initial):
+def test_the_loss_scale_follows_flaxs_rule(finite, interval, initial):
     ours, state = LossScale(1, initial, growth_interval=interval), object()
     theirs: Any = DynamicScale(growth_interval=interval, scale=initial)
     own = ours.init(None, None)
@@ -60,7 +60,7 @@ def test_the_rule_is_flax_s(finite, interval, initial):
         assert ours.report(own, None)["loss_scale"] == own["scale"]
 
 
-def test_it_is_the_mean_loss_that_is_multiplied():
+def test_the_loss_scale_multiplies_the_mean_loss():
     """The step differentiates the sum over the batch."""
     scale = LossScale(16, initial=8.0)
     assert scale.loss_scale(scale.init(None, None)) == 0.5
@@ -92,12 +92,12 @@ def test_a_step_that_overflows_changes_nothing_and_the_scale_falls(devices):
             assert not all(jax.tree.leaves(same.params)) and not all(jax.tree.leaves(same.model_state))
             assert scales[-1] in (scales[-2], 2 * scales[-2])
     falls = [after < before for before, after in itertools.pairwise(scales)]
-    # Down to a scale that float16 can represent, and then up and down around it.
+    # The scale falls until no step overflows in float16, and then rises and falls around that value.
     assert falls[:3] == [True] * 3 and not all(falls) and any(b > a for a, b in itertools.pairwise(scales))
 
 
 @pytest.mark.slow
-def test_a_scale_that_is_given_comes_after_the_guard_and_falls():
+def test_a_loss_scale_part_follows_the_guard_and_decreases():
     """If the scale came before the guard, the guard would undo each decrease, and skip all steps to the end of the
     run."""
     given = [LossScale(16, 2.0**30), ParameterAverage(0.9)]
@@ -110,7 +110,7 @@ def test_a_scale_that_is_given_comes_after_the_guard_and_falls():
 
 
 @pytest.mark.slow
-def test_a_scale_that_is_used_up_leaves_no_quotient_of_zeros():
+def test_a_tiny_loss_scale_does_not_divide_zero_by_zero():
     """The guard checks gradients before their division, and would accept it."""
     setup = made(2, initial=float(jnp.finfo(jnp.float32).tiny))
     state, sums = setup.step()(setup.state, next(setup.batches(0, 1)))
@@ -118,7 +118,7 @@ def test_a_scale_that_is_used_up_leaves_no_quotient_of_zeros():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state)))
 
 
-def test_what_is_too_small_for_float16_is_kept_by_the_scale():
+def test_the_loss_scale_keeps_gradients_that_are_too_small_for_float16():
     """A gradient of 2^-26 is 0 in float16."""
 
     def init(key, example):
@@ -138,7 +138,7 @@ def test_what_is_too_small_for_float16_is_kept_by_the_scale():
 
 
 @pytest.mark.slow
-def test_from_the_terminal_and_from_python(tmp_path, capsys):
+def test_the_loss_scale_is_set_on_the_command_line_and_from_python(tmp_path, capsys):
     data = write_arrays(tmp_path / "data.npz", random_table(32, image=16), random_table(8, image=16, seed=1))
     work = tmp_path / "run"
     words = ["train", RECIPE, "--data.path", str(data), "--workdir", str(work)]
@@ -158,6 +158,6 @@ def test_the_guard_skips_for_the_scale_even_where_no_bad_step_is_allowed():
 
 
 @pytest.mark.parametrize(("key", "value"), [("batch_size", 0), ("initial", 0), ("factor", 1), ("growth_interval", 0)])
-def test_a_rule_that_cannot_be_is_one_line(key, value):
+def test_an_invalid_loss_scale_rule_raises_a_one_line_error(key, value):
     with pytest.raises(InputError, match=f"^LossScale: {key}={value}; give"):
         dataclasses.replace(LossScale(8), **{key: value})

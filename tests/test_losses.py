@@ -52,7 +52,7 @@ def of_batch(loss, logits, labels):
         (0.1, WEIGHTS, 1.3647646009481558),
     ],
 )
-def test_cross_entropy_and_nll_are_those_of_pytorch(smoothing, weights, expected):
+def test_cross_entropy_and_nll_equal_pytorchs(smoothing, weights, expected):
     """Results of torch 2.13: `F.cross_entropy(torch.tensor(LOGITS), torch.tensor(LABELS), weight=torch.tensor(WEIGHTS),
     label_smoothing=0.1)`, and so on. Without smoothing, `F.nll_loss` of `log_softmax` gives the same."""
     with jax.enable_x64(True):
@@ -73,7 +73,7 @@ def test_cross_entropy_and_nll_are_those_of_pytorch(smoothing, weights, expected
         (SETS, 0.0, WEIGHTS, 0.8116976371111964),
     ],
 )
-def test_binary_cross_entropy_is_that_of_pytorch(labels, smoothing, weights, expected):
+def test_binary_cross_entropy_equals_pytorchs(labels, smoothing, weights, expected):
     """Results of torch 2.13: `F.binary_cross_entropy_with_logits(torch.tensor(LOGITS), targets,
     weight=torch.tensor(WEIGHTS))` with one-hot targets, smoothed as `one_hot * 0.9 + 0.1 / 3`, or with the rows of
     SETS."""
@@ -109,7 +109,7 @@ def config_of(**loss) -> Config:
     return Config().replace(loss=loss, train={"label_smoothing": 0.1})
 
 
-def test_balanced_weights_are_those_of_scikit_learn():
+def test_balanced_weights_equal_scikit_learns():
     from sklearn.utils.class_weight import compute_class_weight
 
     labels = np.repeat(np.arange(3), COUNTS)
@@ -149,7 +149,7 @@ def test_evaluation_is_weighted_and_not_smoothed(name):
         ({"name": "bare", "class_weights": "1,2,3"}, "loss.class_weights: loss.name=bare takes no weights"),
     ],
 )
-def test_weights_that_cannot_be_get_one_line(loss, message, monkeypatch):
+def test_invalid_class_weights_raise_a_one_line_error(loss, message, monkeypatch):
     from jaxddp.registry import LOSSES
 
     LOSSES.names()
@@ -179,7 +179,7 @@ def step_in_float64(loss, devices: int, batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", (cross_entropy, binary_cross_entropy))
-def test_weighted_and_smoothed_on_any_number_of_devices(make):
+def test_weighted_and_smoothed_losses_are_equal_on_any_number_of_devices(make):
     batch = random_batch(24, masked=5)
     with jax.enable_x64(True):
         loss = make(0.1, (1.0, 4.0, 0.5, 2.0, 3.0))
@@ -190,7 +190,7 @@ def test_weighted_and_smoothed_on_any_number_of_devices(make):
 
 
 @pytest.mark.slow
-def test_a_recipe_counts_its_training_data():
+def test_balanced_weights_of_a_recipe_come_from_its_training_data():
     config = config_of(class_weights="balanced").replace(
         model={"name": "resnet10", "width": 2}, data={"image_size": 16, "crop": "whole"}, train={"batch_size": 8}
     )

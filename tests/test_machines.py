@@ -85,7 +85,7 @@ sys.exit(3 + generation) if rank == 1 else time.sleep(600)
 
 
 @pytest.mark.slow
-def test_bad_input_of_one_machine_ends_all(machine, place):
+def test_bad_input_on_one_machine_ends_all_machines(machine, place):
     both = f"nodes='2', restarts=5, {place}"
     text = "sys.exit(2) if rank == 1 else time.sleep(600)"
     first, second = machine(text, f"{both}, nr=0"), machine(text, f"{both}, nr=1")
@@ -94,7 +94,7 @@ def test_bad_input_of_one_machine_ends_all(machine, place):
 
 
 @pytest.mark.slow
-def test_a_machine_that_cannot_start_its_process_ends_all(machine, place, tmp_path):
+def test_a_machine_that_cannot_start_its_process_ends_all_machines(machine, place, tmp_path):
     both = f"nodes='2', restarts=5, {place}"
     (tmp_path / "1" / "logs" / "process-1.log").mkdir(parents=True)
     first, second = machine(SAVING, f"{both}, nr=0"), machine(SAVING, f"{both}, nr=1")
@@ -120,7 +120,7 @@ def test_launchers_end_with_machine_0_if_too_few_come(machine, place):
     assert "machine 0: --nodes 3: 2 of at least 3 machines came in 2 s: 0 (" in second.err
 
 
-def test_a_name_that_no_host_can_have_is_a_mistake(machine):
+def test_an_impossible_host_name_is_a_mistake_of_the_user(machine):
     launcher = machine(SAVING, "nodes='2', restarts=1, nr=1, coordinator='.cluster:1234'")
     assert launcher.end() == 2
     assert launcher.err.endswith("--coordinator .cluster:1234: there is no host '.cluster'; give its name or address\n")
@@ -146,7 +146,7 @@ def test_ctrl_c_on_one_machine_ends_those_that_wait(machine, place):
 
 
 @pytest.mark.slow
-def test_launchers_with_other_options_are_refused_and_end_nothing(machine, place):
+def test_launchers_with_other_options_are_rejected_and_do_not_end_the_job(machine, place):
     options = f"nodes='2', restarts=5, {place}"
     first = machine(SAVING, f"{options}, nr=0")
     other = machine(SAVING, options.replace("'2'", "'2:3'") + ", nr=1")
@@ -168,7 +168,7 @@ def test_launchers_with_other_options_are_refused_and_end_nothing(machine, place
 
 
 @pytest.mark.slow
-def test_ctrl_c_on_a_machine_that_waits_for_the_processes_of_another_is_heard(machine, place):
+def test_ctrl_c_on_a_machine_that_waits_for_another_ends_the_job(machine, place):
     text = """
 signal.signal(signal.SIGTERM, lambda *_: say("not yet"))
 say("begun")
@@ -208,7 +208,7 @@ def test_machines_come_and_go(machine, place):
 
 
 @pytest.mark.slow
-def test_the_others_go_on_without_a_machine_that_vanished(machine, place):
+def test_the_other_machines_continue_without_one_that_vanished(machine, place):
     options = f"nodes='1:2', restarts=1, settle=2, {place}"
     # In this order, so that machine 0 does not start without it.
     second, first = machine(SAVING, f"{options}, nr=1"), machine(SAVING, f"{options}, nr=0")
@@ -219,12 +219,12 @@ def test_the_others_go_on_without_a_machine_that_vanished(machine, place):
 
 
 @pytest.mark.slow
-def test_a_machine_that_comes_waits_for_join_after(machine, place):
+def test_an_additional_machine_waits_for_join_after(machine, place):
     options = f"nodes='1:2', settle=0.1, join_after=1000, {place}"
     first = machine(SAVING, f"{options}, nr=0").said("generation 0: process 0 of 1")
     second = machine(SAVING, f"{options}, nr=1")
     first.said("machine 1 (")
-    time.sleep(0.5)  # in which it would start again
+    time.sleep(0.5)  # In this time it would start again.
     assert first.send(signal.SIGTERM).end() == 75
     assert "all save" not in first.err
     assert (second.end(), second.out) == (75, "")
@@ -234,7 +234,7 @@ CONFIG = "Config().replace(train={'batch_size': 8}, eval={'batch_size': 8})"
 
 
 @pytest.mark.slow
-def test_a_machine_that_the_batch_does_not_fit_is_a_spare(machine, place):
+def test_a_machine_that_cannot_share_the_batch_is_a_spare(machine, place):
     options = f"nodes='1:3', restarts=1, settle=3, wait=20, {place}"
     three = [machine(SAVING, f"{options}, nr={nr}", CONFIG) for nr in (2, 1, 0)][::-1]
     line = "never on 3 machines: train.batch_size=8 cannot be divided among 3 devices; surplus machines wait as spares"

@@ -76,7 +76,7 @@ def arrays(step: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", few((200,), 1000))
-def test_a_thousand_of_a_thousand_damages_are_found(place, count):
+def test_all_of_a_thousand_damages_are_found(place, count):
     """Damages bits, lengths and files of a whole directory of checkpoints, with its manifests and other files."""
 
     def faults() -> list[str]:
@@ -109,7 +109,7 @@ def test_a_thousand_of_a_thousand_damages_are_found(place, count):
     assert missed == [] and faults() == []
 
 
-def test_reading_and_restoring_leave_a_checkpoint_as_its_manifest_says(place):
+def test_reading_and_restoring_a_checkpoint_do_not_change_its_files(place):
     for read_only in (False, True):
         with Checkpoints(place, read_only=read_only) as checkpoints:
             state, progress = checkpoints.restore(4, state_of())
@@ -121,7 +121,7 @@ def test_reading_and_restoring_leave_a_checkpoint_as_its_manifest_says(place):
     assert Integrity(place).check(4) == "state/array_metadatas/process_7 does not belong to it"
 
 
-def test_what_is_damaged_is_not_restored(place):
+def test_a_damaged_checkpoint_is_not_restored(place):
     flip(arrays(place / "4"), 5)
     with Checkpoints(place) as checkpoints:
         for read in (lambda: checkpoints.restore(4, state_of()), lambda: checkpoints.restore_as_saved(4, None)):
@@ -140,7 +140,7 @@ def test_a_quick_check_compares_names_and_sizes(place):
     assert "has 7 bytes, and " in (Integrity(place).check(4, quick=True) or "")
 
 
-def test_every_process_hears_what_is_damaged(place):
+def test_every_process_gets_the_error_of_a_damaged_checkpoint(place):
     """Process 0 verifies, and its message ends the other processes."""
 
     class Told(Peers):
@@ -199,7 +199,7 @@ def test_a_manifest_that_was_deleted_is_damage(place, caplog):
     assert manifests.fault is None and [manifests.check(step) for step in (2, 4)] == [None, None]
 
 
-def test_a_manifest_of_another_run_does_not_stand_for_this_one(place, tmp_path):
+def test_a_manifest_of_another_run_is_not_accepted(place, tmp_path):
     with Checkpoints(tmp_path / "other") as other:
         other.save(4, state_of(runs.setup_of(linear_model(), sgd(0.05, momentum=0.9), seed=1)), {})
     shutil.rmtree(place / "4")
@@ -222,7 +222,7 @@ MISTYPED = {
 
 
 @pytest.mark.parametrize("content", MISTYPED.values(), ids=MISTYPED)
-def test_a_manifest_of_another_form_is_damage_however_well_it_is_sealed(content, place):
+def test_a_manifest_of_another_form_is_damage_even_with_a_valid_digest(content, place):
     manifest = sealed(content)
     (place / "4" / "manifest.json").write_bytes(manifest)
     index = json.loads((place / "manifests.json").read_bytes())
@@ -269,7 +269,7 @@ MEASURED = {
 
 
 @pytest.mark.parametrize("text", MEASURED.values(), ids=MEASURED)
-def test_validations_of_another_form_are_damage_though_the_index_knows_them(text, place):
+def test_validations_of_another_form_are_damage_even_if_the_index_lists_them(text, place):
     manifests = Integrity(place)
     manifests.expect_validations(text.encode())
     (place / "validation.json").write_text(text)
@@ -401,7 +401,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", DAMAGES)
-def test_a_damaged_checkpoint_is_one_line(case, data, workdir, python, tmp_path, capfd):
+def test_a_damaged_checkpoint_raises_a_one_line_error(case, data, workdir, python, tmp_path, capfd):
     damage, expected = DAMAGES[case]
     place = workdir / "checkpoints"
     damage(place / "4")
@@ -426,7 +426,7 @@ def test_a_damaged_checkpoint_is_one_line(case, data, workdir, python, tmp_path,
 
 
 @pytest.mark.slow
-def test_the_newest_whole_checkpoint_is_resumed_and_the_others_are_set_aside(data, workdir, capfd, caplog):
+def test_a_run_resumes_from_the_newest_undamaged_checkpoint_and_sets_damaged_ones_aside(data, workdir, capfd, caplog):
     place = workdir / "checkpoints"
 
     def lines() -> list[tuple]:
@@ -435,7 +435,7 @@ def test_the_newest_whole_checkpoint_is_resumed_and_the_others_are_set_aside(dat
 
     before = lines()
     flip(arrays(place / "4"), 1234)
-    # Orbax takes it for a later checkpoint.
+    # Orbax treats this directory as a later checkpoint.
     (place / "99").mkdir()
     assert main(words(data, workdir, "--train.duration", "4 steps", "--resume", "must")) == 0
     said = caplog.text
@@ -455,7 +455,7 @@ def test_the_newest_whole_checkpoint_is_resumed_and_the_others_are_set_aside(dat
     assert "damaged: state/" in capfd.readouterr().out
 
 
-def test_listing_says_what_is_wrong_beside_the_checkpoints(workdir, capfd):
+def test_listing_checkpoints_shows_their_damage(workdir, capfd):
     place = workdir / "checkpoints"
     (place / "manifests.json").unlink()
     (place / "validation.json").write_text(DEEP)
@@ -480,7 +480,7 @@ CONTENTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CONTENTS)
-def test_a_damaged_config_is_one_line(case, data, workdir, python, tmp_path, capfd):
+def test_a_damaged_config_raises_a_one_line_error(case, data, workdir, python, tmp_path, capfd):
     text, expected = CONTENTS[case]
     content = text.encode(errors="surrogateescape")
     config = workdir / "config.json"
@@ -499,7 +499,7 @@ VALIDATIONS = {"emptied": "{}", "text": '{"2": {"top1": "x"}}', "changed": '{"2"
 
 
 @pytest.mark.parametrize("text", VALIDATIONS.values(), ids=VALIDATIONS)
-def test_damaged_metrics_of_validation_are_one_line(text, data, workdir, capfd):
+def test_damaged_metrics_of_validation_raise_a_one_line_error(text, data, workdir, capfd):
     file = workdir / "checkpoints" / "validation.json"
     file.write_text(text)
     line = line_of(words(data, workdir, "--train.duration", "6 steps"), capfd)

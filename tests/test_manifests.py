@@ -19,7 +19,7 @@ KUBERNETES = "1.31"
 
 
 def documents(name: str) -> dict[str, Any]:
-    """What a file declares, by its kind."""
+    """Returns the documents of a manifest by their kind."""
     return {document["kind"]: document for document in yaml.safe_load_all((LAUNCH / name).read_text())}
 
 
@@ -48,7 +48,7 @@ MANIFESTS = ["kubernetes-job.yaml", "jobset.yaml", "kubeflow-trainjob.yaml"]
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_kubernetes_knows_every_field(name):
+def test_every_field_of_the_kubernetes_manifests_exists(name):
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     job = job_of(name)
     kubernetes_validate.validate(job, KUBERNETES, strict=True)
@@ -58,7 +58,7 @@ def test_kubernetes_knows_every_field(name):
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_each_pod_finds_its_place(name):
+def test_each_pod_finds_its_process_number(name):
     job = job_of(name)
     (container,) = job["spec"]["template"]["spec"]["containers"]
     told = {variable["name"]: variable.get("value", "told by the cluster") for variable in container["env"]}
@@ -72,7 +72,7 @@ def test_each_pod_finds_its_place(name):
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_mistake_ends_the_job_and_a_saved_run_goes_on(name):
+def test_a_mistake_ends_the_kubernetes_job_and_a_saved_run_continues(name):
     spec = job_of(name)["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     rules = {rule["action"]: rule["onExitCodes"] for rule in spec["podFailurePolicy"]["rules"]}
@@ -83,17 +83,17 @@ def test_a_mistake_ends_the_job_and_a_saved_run_goes_on(name):
 
 
 @pytest.mark.parametrize("name", ["jobset.yaml", "kubeflow-trainjob.yaml"])
-def test_a_set_of_jobs_starts_again_unless_it_was_a_mistake(name):
+def test_a_job_set_restarts_except_after_a_mistake_of_the_user(name):
     declared = documents(name)
     jobs = declared["JobSet"] if "JobSet" in declared else declared["TrainingRuntime"]["spec"]["template"]
     (rule,) = jobs["spec"]["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     assert jobs["spec"]["failurePolicy"]["maxRestarts"] > 0
-    # So that any failed pod is a failed job, which starts the set again.
+    # With these values any failed pod is a failed job, which restarts the set.
     assert job_of(name)["spec"]["backoffLimit"] == 0
 
 
-def test_a_train_job_names_its_runtime_and_the_container_that_is_told():
+def test_a_train_job_names_its_runtime_and_its_container():
     """Kubeflow looks for these names: `pkg/constants/constants.go` of Trainer 2."""
     declared = documents("kubeflow-trainjob.yaml")
     runtime, job = declared["TrainingRuntime"], declared["TrainJob"]["spec"]
@@ -104,7 +104,7 @@ def test_a_train_job_names_its_runtime_and_the_container_that_is_told():
     assert node["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
 
-def test_amazon_knows_every_field_of_the_job_definition():
+def test_every_field_of_the_aws_job_definition_exists():
     definition = json.loads((LAUNCH / "aws-batch.json").read_text())
     service = botocore.session.get_session().get_service_model("batch")
     shape = service.operation_model("RegisterJobDefinition").input_shape
@@ -115,7 +115,7 @@ def test_amazon_knows_every_field_of_the_job_definition():
     assert "commands" in validator.validate(definition, shape).generate_report()
 
 
-def test_a_job_of_aws_batch_is_tried_again_unless_it_was_a_mistake():
+def test_aws_batch_retries_a_job_except_after_a_mistake_of_the_user():
     definition = json.loads((LAUNCH / "aws-batch.json").read_text())
     assert definition["retryStrategy"]["evaluateOnExit"] == [{"onExitCode": "2", "action": "EXIT"}]
     assert definition["retryStrategy"]["attempts"] > 1
@@ -123,7 +123,7 @@ def test_a_job_of_aws_batch_is_tried_again_unless_it_was_a_mistake():
     assert nodes["targetNodes"] == "0:" and definition["nodeProperties"]["mainNode"] == 0
 
 
-def test_skypilot_goes_on_with_a_saved_run():
+def test_skypilot_continues_a_saved_run():
     """Their fields are those of SkyPilot's reference of tasks; nothing offline checks them."""
     task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
     assert set(task) == {"name", "num_nodes", "resources", "volumes", "workdir", "secrets", "setup", "run"}
@@ -131,7 +131,7 @@ def test_skypilot_goes_on_with_a_saved_run():
 
 
 def commands() -> dict[str, list[str]]:
-    """What each manifest runs."""
+    """Returns the command of each manifest."""
     found = {}
     for name in MANIFESTS:
         (container,) = job_of(name)["spec"]["template"]["spec"]["containers"]
@@ -145,7 +145,7 @@ def commands() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(("name", "command"), commands().items(), ids=commands())
-def test_what_they_run_is_a_command_with_options_that_exist(name, command):
+def test_the_commands_in_manifests_have_existing_options(name, command):
     assert command[:2] == ["jaxddp", "train"]
     options, file = parse_recipe(Train, "jaxddp train", command[2:])
     assert file.config.train.precision == "bfloat16" and str(options.workdir).endswith("runs/imagenet_resnet50")

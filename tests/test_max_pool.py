@@ -32,7 +32,7 @@ def value_and_gradient(pool, windows, images, weights):
     st.integers(0, 1000),
     st.sampled_from(["float32", "bfloat16"]),
 )
-def test_it_is_flax_s_where_pixels_tie_too(sides, windows, seed, dtype):
+def test_max_pooling_equals_flaxs_also_with_ties(sides, windows, seed, dtype):
     window, _, padding = windows
     assume(min(sides) + 2 * padding >= window)
     rng = np.random.default_rng(seed)
@@ -46,14 +46,14 @@ def test_it_is_flax_s_where_pixels_tie_too(sides, windows, seed, dtype):
 
 
 @pytest.mark.slow
-def test_of_a_tie_the_first_pixel_has_the_gradient():
+def test_the_first_of_equal_pixels_gets_the_gradient():
     images = jnp.zeros((1, 4, 4, 1)).at[0, 0, :2, 0].set(1.0)
     gradient = jax.grad(lambda x: max_pool(x)[0, 0, 0, 0])(images)[0, :, :, 0]
     np.testing.assert_array_equal(gradient, jnp.zeros((4, 4)).at[0, 0].set(1.0))
 
 
 @pytest.mark.parametrize("place", [(0, 0), (1, 2), (3, 3)])
-def test_a_nan_is_the_maximum(place):
+def test_max_pooling_passes_a_nan_on(place):
     images = jnp.ones((1, 4, 4, 1)).at[0, *place, 0].set(jnp.nan)
     np.testing.assert_array_equal(max_pool(images), flax_pool(images, 3, 2, 1))
     assert np.isnan(max_pool(images)).any()

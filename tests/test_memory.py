@@ -64,7 +64,7 @@ def uncompiled(then: Division) -> Needs | None:
 # --- Needs ---
 
 
-def test_what_a_step_needs_is_what_the_compiled_program_says():
+def test_the_memory_of_a_step_is_read_from_the_compiled_program():
     memory = SimpleNamespace(
         argument_size_in_bytes=100, output_size_in_bytes=70, alias_size_in_bytes=60, temp_size_in_bytes=500
     )
@@ -77,7 +77,7 @@ def test_what_a_step_needs_is_what_the_compiled_program_says():
     assert Needs.of(Cost({}, memory), {"kernel": jnp.zeros(1000)}, topology).gradients == 500  # pyright: ignore
 
 
-def test_the_bytes_of_arrays_are_those_on_one_device():
+def test_the_size_of_arrays_is_that_on_one_device():
     topology = Topology.create(4)
     tree = {
         "sharded": topology.place(jnp.zeros((8, 3))),
@@ -89,12 +89,12 @@ def test_the_bytes_of_arrays_are_those_on_one_device():
 
 
 @given(NEEDS, DIVISIONS)
-def test_the_estimate_of_the_division_that_was_compiled_is_what_it_needs(needs, division):
+def test_the_estimate_for_the_compiled_division_equals_its_memory(needs, division):
     assert needs.at(division, division) == needs.total
 
 
 @given(NEEDS, DIVISIONS, st.integers(1, 100))
-def test_a_second_program_tells_what_stays_on_a_cpu(needs, division, share):
+def test_on_a_cpu_a_second_program_shows_the_memory_that_does_not_depend_on_the_batch(needs, division, share):
     """For any step whose memory is linear in the examples computed at once, two batch sizes determine the estimate."""
     then = dataclasses.replace(division, batch_size=division.batch_size * (share + 1))
     larger = dataclasses.replace(needs, temporary=needs.at(division, then) - needs.lasting)
@@ -102,7 +102,7 @@ def test_a_second_program_tells_what_stays_on_a_cpu(needs, division, share):
     assert abs(unknown.beside(then, needs, division).scratch - needs.scratch) <= 3
 
 
-def test_what_is_suggested_on_a_cpu_follows_from_a_program_that_is_compiled_for_it():
+def test_on_a_cpu_suggestions_come_from_a_program_compiled_for_them():
     # 180 bytes do not depend on the batch: without them 40 images would fit, and with them 35 do.
     asked: list[Division] = []
 
@@ -122,7 +122,7 @@ def test_what_is_suggested_on_a_cpu_follows_from_a_program_that_is_compiled_for_
 
 
 @given(NEEDS, DIVISIONS)
-def test_more_microbatches_need_less_but_for_sums_of_gradients(needs, division):
+def test_more_microbatches_need_less_memory_except_for_sums_of_gradients(needs, division):
     before = None
     for then in division.finer():
         found = needs.at(division, then)
@@ -136,7 +136,7 @@ def test_more_microbatches_need_less_but_for_sums_of_gradients(needs, division):
 # --- The message ---
 
 
-def test_the_line_has_what_is_needed_what_is_there_and_what_would_do():
+def test_the_message_has_the_needed_and_free_memory_and_a_suggestion():
     needs = Needs(arguments=GB, output=0, temporary=92 * GB, gradients=2 * GB)
     fit = Fit(Division(1024, 1), needs, 84 * GB, "NVIDIA H100 has 84 GB")
     with pytest.raises(InputError) as caught:
@@ -149,7 +149,7 @@ def test_the_line_has_what_is_needed_what_is_there_and_what_would_do():
     )
 
 
-def test_the_line_says_where_nothing_would_do():
+def test_the_message_says_if_no_batch_would_fit():
     needs = Needs(arguments=90 * GB, output=0, temporary=12 * GB, gradients=2 * GB)
     fit = Fit(Division(64, 4, together=2), needs, 84 * GB, "NVIDIA H100 has 84 GB")
     # 90 + 2 + 10 * 2 / 16
@@ -162,7 +162,7 @@ def test_the_line_says_where_nothing_would_do():
 
 
 @given(NEEDS, DIVISIONS, SIZES)
-def test_what_is_suggested_would_do_and_is_the_least_change_that_does(needs, division, room):
+def test_the_suggestion_fits_and_is_the_smallest_change_that_fits(needs, division, room):
     fit = Fit(division, needs, room, "there")
     assert fit.is_short == (needs.total > room)
     assume(fit.is_short)
@@ -177,7 +177,7 @@ def test_what_is_suggested_would_do_and_is_the_least_change_that_does(needs, div
 
 
 @given(NEEDS, DIVISIONS)
-def test_where_memory_ran_out_although_it_would_do_what_is_suggested_needs_a_tenth_less(needs, division):
+def test_if_memory_ran_out_despite_the_estimate_the_suggestion_needs_a_tenth_less(needs, division):
     fit = Fit(division, needs, needs.total, "there")
     assert not fit.is_short
     fit.check(uncompiled)
@@ -203,7 +203,7 @@ REPORTS = st.lists(
 
 
 @given(REPORTS)
-def test_the_process_that_has_the_least_left_decides(reports):
+def test_the_process_with_the_least_free_memory_decides(reports):
     assert [MemoryReport.from_json(report.to_json()) for report in reports] == reports
     fit, left = Fit.of(Division(8, 2), reports), []
     for report in reports:
@@ -219,7 +219,7 @@ def test_the_process_that_has_the_least_left_decides(reports):
     assert fit.is_short == (min(left, default=0) < 0)
 
 
-def test_the_line_names_the_process_and_the_machine():
+def test_the_message_names_the_process_and_the_machine():
     needs, rooms = Needs(5, 0, 5, 0), (100, 7)
     gpus = [MemoryReport(needs, "NVIDIA H100", 8, room, None) for room in rooms]
     assert str(Fit.of(Division(8, 16), gpus)).endswith(", and NVIDIA H100 of process 1 has 7 B")
@@ -233,7 +233,7 @@ def test_the_line_names_the_process_and_the_machine():
 
 
 @pytest.mark.parametrize(("free", "platform", "known"), [(None, "cpu", True), (None, "gpu", False), (50, "cpu", False)])
-def test_the_memory_of_the_host_is_that_of_cpus_that_know_of_none(free, platform, known):
+def test_cpu_devices_without_a_known_memory_have_that_of_the_host(free, platform, known):
     one = SimpleNamespace(platform=platform)
     topology = SimpleNamespace(
         free_memory=lambda: free, platform=platform, device_kind="a kind", mesh=SimpleNamespace(local_devices=[one])
@@ -263,7 +263,7 @@ def needs_of(setup: Any) -> Needs:
     return needs
 
 
-def test_what_lies_on_the_devices_as_an_argument_is_not_in_the_way(monkeypatch):
+def test_arguments_already_on_the_devices_are_not_counted_twice(monkeypatch):
     """With one byte less than the step still needs, the first step does not run."""
     setup = small_setup()
     needs = needs_of(setup)
@@ -281,7 +281,7 @@ def test_what_lies_on_the_devices_as_an_argument_is_not_in_the_way(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_that_does_not_fit_ends_before_its_first_step_with_one_line(tmp_path, monkeypatch, capfd):
+def test_a_run_that_does_not_fit_ends_before_its_first_step_with_a_one_line_error(tmp_path, monkeypatch, capfd):
     data = write_arrays(tmp_path / "images.npz", random_table(39, image=16), random_table(11, image=16))
     monkeypatch.setattr(Topology, "free_memory", lambda _: 10_000)
     own = ["--data.path", str(data), "--train.duration", "3 steps"]
@@ -300,7 +300,7 @@ def test_a_reproducible_step_is_divided_into_its_shards():
     assert small_setup(2, config=Config().replace(parallel={"reproducible": True})).division == Division(8, 8)
 
 
-def test_the_doctor_says_the_same_of_a_step_as_the_run(monkeypatch):
+def test_the_doctor_reports_the_same_memory_of_a_step_as_the_run(monkeypatch):
     monkeypatch.setattr(Topology, "free_memory", lambda _: 2_000)
     setup, lines = small_setup(), []
     for ask in (lambda: rehearsal.step(setup), lambda: train(setup, changes())):
@@ -348,7 +348,7 @@ def failing_run(number: int, error: BaseException, *listeners: Any, val: Any = N
     )
 
 
-def test_an_allocation_that_fails_later_is_one_line_with_its_step():
+def test_a_later_failed_allocation_raises_a_one_line_error_with_its_step():
     ends = []
     error = jax.errors.JaxRuntimeError(GPU_WORDS)
     listener = SimpleNamespace(end=ends.append)
@@ -356,7 +356,7 @@ def test_an_allocation_that_fails_later_is_one_line_with_its_step():
         fit(failing_run(3, error, listener))
     line = str(caught.value)
     assert line.startswith("memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step needs ")
-    # At that point it is unknown how much memory does not depend on the batch on a CPU.
+    # On a CPU the memory that does not depend on the batch is unknown at that point.
     assert "Allocator" not in line and line.endswith("; raise --train.accumulate, or lower --train.batch-size")
     assert caught.value.__cause__ is error
     assert [(end.status, end.step, end.reason) for end in ends] == [("failed", 2, line)]
@@ -370,7 +370,7 @@ def test_an_allocation_that_fails_later_is_one_line_with_its_step():
         KeyboardInterrupt("RESOURCE_EXHAUSTED: Out of memory"),
     ],
 )
-def test_another_failure_stays_what_it_is(error):
+def test_another_failure_is_raised_unchanged(error):
     with pytest.raises(type(error)) as caught:
         fit(failing_run(2, error))
     assert caught.value is error
@@ -405,7 +405,7 @@ class Greedy(Part):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", few((4,), 1))
-def test_what_xla_itself_cannot_allocate_is_seen_before_and_when_it_happens(devices, monkeypatch):
+def test_an_allocation_that_xla_rejects_is_reported_before_and_during_the_run(devices, monkeypatch):
     net = SmallNet()
     with pytest.raises(
         InputError, match=r"^the step needs 1\.1 TB .* and the machine has .*; no accumulate and no batch"
@@ -427,7 +427,7 @@ def test_a_network_that_does_not_fit_is_named():
         small_setup(1, model)
 
 
-def test_only_an_exception_of_jax_with_that_status_is_memory_that_ran_out():
+def test_only_jaxs_exception_with_status_resource_exhausted_is_out_of_memory():
     assert ran_out(jax.errors.JaxRuntimeError(GPU_WORDS))
     assert not ran_out(MemoryError("RESOURCE_EXHAUSTED: Out of memory"))
     with (
@@ -467,7 +467,7 @@ def in_memory(key: str) -> int:
 @pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize(("devices", "accumulate"), [(1, 1), (2, 1), (1, 2)])
-def test_what_a_step_is_said_to_need_on_a_cpu_is_by_what_the_process_grows(devices, accumulate):
+def test_on_a_cpu_the_process_grows_by_the_reported_memory_of_a_step(devices, accumulate):
     """`benchmarks/step_costs/memory.py` measures real networks."""
     config = Config().replace(train={"accumulate": accumulate}, parallel={"self_test": "never"})
     table = random_table(64, image=64)
@@ -489,7 +489,7 @@ def test_what_a_step_is_said_to_need_on_a_cpu_is_by_what_the_process_grows(devic
 # --- Suggestions, compiled ---
 
 
-def test_what_a_smaller_batch_needs_is_what_its_own_program_says():
+def test_the_estimate_for_a_smaller_batch_equals_the_memory_of_its_program():
     setup, smaller = (small_setup(2, table=random_table(64), batch_size=size) for size in (16, 8))
     program = setup.programs.train(setup.objective, setup.experiment, resident=False)
     feed = next(setup.batches(0, 1)), setup.key
@@ -497,7 +497,7 @@ def test_what_a_smaller_batch_needs_is_what_its_own_program_says():
     assert found == needs_of(smaller)
 
 
-def test_of_a_network_that_takes_one_batch_alone_nothing_is_known():
+def test_a_network_for_one_batch_size_has_no_estimate():
     setup = small_setup(2, table=random_table(64), batch_size=16)
     function = jax.jit(lambda state, batch, key: batch.label.reshape(16))
     feed, half = (next(setup.batches(0, 1)), setup.key), dataclasses.replace(setup.division, batch_size=8)
@@ -520,7 +520,7 @@ def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", few((0.95,), 0.45, 0.7))
-def test_what_is_suggested_does_compile_to_less_than_there_is(share):
+def test_the_suggestion_compiles_to_less_than_the_free_memory(share):
     needs, division = compiled_needs(1, 64)
     room = int(share * needs.total)
     fit = Fit(division, needs, room, "there").compared(lambda then: compiled_needs(1, then.batch_size)[0])

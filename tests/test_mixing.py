@@ -52,7 +52,7 @@ def is_boxed(image: np.ndarray, own: np.ndarray, other: np.ndarray) -> bool:
 # --- Pixels and weights ---
 
 
-def test_mixup_is_a_weighted_sum_with_the_neighbour():
+def test_mixup_is_a_weighted_sum_of_an_image_and_its_neighbour():
     images, mixing = inputs_of(BATCH, "mixup")
     weight = mixing.weight[:, None, None, None]
     pixels = BATCH.image.astype(np.float64)
@@ -62,7 +62,7 @@ def test_mixup_is_a_weighted_sum_with_the_neighbour():
     assert len(set(mixing.weight.tolist())) == SIZE
 
 
-def test_cutmix_takes_a_box_of_the_neighbour():
+def test_cutmix_takes_a_box_from_the_neighbour():
     images, mixing = inputs_of(BATCH, "cutmix")
     for place in range(SIZE):
         own, other = (BATCH.image[where].astype(float) for where in (place, place ^ 1))
@@ -77,7 +77,7 @@ def test_cutmix_takes_a_box_of_the_neighbour():
 
 
 @pytest.mark.slow
-def test_where_both_are_given_a_pair_takes_one():
+def test_with_mixup_and_cutmix_each_pair_uses_one_of_them():
     big = random_batch(400, image=12)
     images, mixing = inputs_of(big, "both")
     pixels = big.image.astype(float)
@@ -109,7 +109,7 @@ def test_lambda_is_beta_distributed(alpha):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("height", "width"), [(20, 48), rarely(32, 32)])
-def test_a_cutmix_box_has_the_sides_of_its_lambda_and_any_centre(height, width):
+def test_a_cutmix_box_has_sides_that_follow_from_lambda_and_a_uniform_centre(height, width):
     keys = jax.random.split(jax.random.key(1), 3000)
     kept = np.array(jax.jit(jax.vmap(lambda key: cutmix_kept(key, 1.0, height, width)))(keys))
     weights = jax.jit(jax.vmap(lambda key: mixup_weight(jax.random.split(key)[0], 1.0)))(keys)
@@ -159,7 +159,7 @@ def test_weights_are_keyed_by_seed_epoch_and_row():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_example_whose_partner_is_padding_stays_as_it_is(mode):
+def test_an_example_whose_partner_is_padding_is_not_mixed(mode):
     batch = BATCH._replace(mask=BATCH.mask.copy(), label=BATCH.label.copy())
     batch.mask[[3, 8, 9]] = 0
     batch.label[[3, 8, 9]] = 10**6
@@ -194,7 +194,7 @@ def mean_loss(logits, labels):
     ("mode", "masked", "loss"),
     [("both", 5, None), ("both", 5, mean_loss), rarely("mixup", 0, None), rarely("cutmix", 5, None)],
 )
-def test_the_loss_is_that_of_both_labels_weighed(mode, masked, loss):
+def test_the_mixed_loss_is_the_weighted_sum_of_the_losses_of_both_labels(mode, masked, loss):
     with jax.enable_x64(True):
         objective = objective_of(linear_model(), mode, loss)
         batch = random_batch(SIZE, masked=masked)
@@ -258,7 +258,7 @@ def trained(devices: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", few((4,), 2))
-def test_training_with_everything_is_the_same_on_any_number_of_devices(devices):
+def test_training_with_all_augmentations_is_the_same_on_any_number_of_devices(devices):
     with jax.enable_x64(True):
         params, losses, moved = trained(1)
         others, again, _ = trained(devices)

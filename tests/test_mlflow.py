@@ -36,7 +36,7 @@ def store(tmp_path_factory) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_is_running_again(tmp_path):
+def test_a_resumed_run_has_status_running_again(tmp_path):
     logger = MLflow(tmp_path)
     logger.start(RunStart(0, 9, 8, 9, 1, 1))
     logger.end(RunEnd("preempted", 3, 1.0))
@@ -46,7 +46,7 @@ def test_a_run_that_goes_on_is_running_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_from_step_0_begins_another_and_the_environment_has_its_say(tmp_path, monkeypatch):
+def test_a_run_from_step_0_begins_a_new_logger_run_and_the_environment_is_respected(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "flowers")
     found = []
     for _ in range(2):
@@ -69,7 +69,7 @@ def test_project_name_and_config_are_those_of_the_run(tmp_path, monkeypatch):
     assert {"fold": "3", "note": "baseline", "run.steps": "3"}.items() <= run.data.params.items()
 
 
-def test_a_config_of_many_keys_is_told_whole(tmp_path):
+def test_a_config_with_many_keys_is_logged_completely(tmp_path):
     config = {f"key{number}": "x" * (7000 if number == 3 else number) for number in range(1, 250)}
     logger = MLflow(tmp_path)
     logger.start(RunStart(0, 9, 8, 9, 1, 1, config=config))
@@ -78,7 +78,7 @@ def test_a_config_of_many_keys_is_told_whole(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_server_that_says_nothing_costs_the_logger_and_not_the_run(tmp_path, monkeypatch, caplog):
+def test_a_silent_server_disables_the_logger_and_does_not_end_the_run(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -125,7 +125,7 @@ def server(tmp_path) -> Iterator[str]:
 
 
 @pytest.mark.ci
-def test_a_server_is_told_the_same(server, tmp_path, monkeypatch, capfd):
+def test_a_server_receives_the_same_as_the_local_store(server, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     setup = shared(jaxddp.prepare_training(linear_model(), TRAIN, 1, sgd(0.1), 8))
     workdir = tmp_path / "served"
@@ -143,6 +143,6 @@ def test_a_server_is_told_the_same(server, tmp_path, monkeypatch, capfd):
     assert said == f"mlflow: run {run.info.run_id} at {server.replace('someone:secret@', '')}\n"
 
 
-def test_how_many_images_it_shows_is_the_configs_to_say(tmp_path):
+def test_the_config_sets_the_number_of_logged_images(tmp_path):
     wanted = [MLflow.of(Config().replace(log={"images": count}), tmp_path).wants_predictions for count in (None, 0, 5)]
     assert wanted == [16, 0, 5]

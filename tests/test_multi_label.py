@@ -51,7 +51,7 @@ def table_of(size: int, seed: int = 0) -> jaxddp.ArrayTable:
 TABLE, VAL = table_of(50), table_of(23, seed=1)
 
 
-def test_a_table_of_arrays_keeps_rows_of_labels():
+def test_a_table_of_arrays_keeps_label_rows():
     assert TABLE.labels.dtype == np.uint8 and TABLE.labels.shape == (50, 5) and not TABLE.labels.any(1).all()
     labels = labels_of(TABLE)
     assert labels.kind == SEVERAL
@@ -83,12 +83,12 @@ def test_a_table_of_arrays_keeps_rows_of_labels():
         (np.full((50, 5), 0.5), "label 0.5 of row 0, class 0: give 1"),
     ],
 )
-def test_rows_that_are_none_get_one_line(labels, message):
+def test_invalid_label_rows_raise_a_one_line_error(labels, message):
     with pytest.raises(InputError, match=message):
         jaxddp.ArrayTable(TABLE.images, labels, NAMES)
 
 
-def test_batches_carry_rows_and_padding_has_none():
+def test_batches_have_label_rows_and_padding_has_no_label():
     order = EvalOrder(23, 8)
     batch = columns(VAL.labels, order, 2)
     assert batch.label.dtype == np.uint8 and batch.label.shape == (8, 5)
@@ -119,7 +119,7 @@ def test_a_step_of_mixed_images_is_the_same_on_any_number_of_devices():
 
 
 @pytest.mark.slow
-def test_a_run_learns_and_measures_what_scikit_learn_would():
+def test_a_multi_label_run_learns_and_its_metrics_equal_scikit_learns():
     found = {}
     for devices, cache in [(1, "none"), (4, "device")]:
         data = DataConfig(image_size=6, crop="whole", cache=cache, augment=AugmentConfig(flip=False))
@@ -147,7 +147,7 @@ def prepared(**more):
     return jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, **more)
 
 
-def test_from_python_what_takes_one_label_is_one_line():
+def test_from_python_objects_for_one_label_raise_a_one_line_error():
     setup = prepared()
     assert list(setup.recipe.metrics) == ["map"] and setup.recipe.loss.function is sigmoid_cross_entropy
     with pytest.raises(InputError, match=r"loss .*: fails for .* labels float32\[9, 5\], several of an image"):
@@ -164,7 +164,7 @@ def test_from_python_what_takes_one_label_is_one_line():
     assert "map" in jaxddp.evaluate(setup.state, setup, VAL, jaxddp.sigmoid_cross_entropy)
 
 
-def test_by_name_what_takes_one_label_is_one_line():
+def test_in_a_config_names_for_one_label_raise_a_one_line_error():
     config = Config().replace(loss={"name": "cross_entropy"})
     with pytest.raises(InputError, match="loss.name=cross_entropy does not take several labels of an image, which the"):
         configured_losses(config, SEVERAL, np.ones(5))
@@ -270,7 +270,7 @@ def test_inputs_are_shown_under_all_their_labels():
         assert label == (", ".join(np.array(NAMES)[own > 0]) or "no label")
 
 
-def test_arrays_in_a_file_keep_their_rows(tmp_path):
+def test_arrays_in_a_file_keep_their_label_rows(tmp_path):
     file = write_arrays(tmp_path / "set.npz", TABLE, VAL)
     train_table, val_table = jaxddp.open_data(file)
     assert train_table.class_names == tuple("01234")

@@ -60,7 +60,7 @@ def folders() -> list[Path]:
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.relative_to(PACKAGE.parent).as_posix())
-def test_a_folder_is_short_and_says_what_it_is_for(folder):
+def test_a_folder_is_short_and_has_a_docstring(folder):
     assert len([*folder.glob("*.py")]) - 1 <= MOST_FILES
     if folder != PACKAGE:
         module = ast.parse((folder / "__init__.py").read_text())

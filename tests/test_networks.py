@@ -103,7 +103,7 @@ def test_depths_of_a_convnext():
 
 @pytest.mark.parametrize("dtype", few((jnp.float32, jnp.bfloat16), jnp.float16))
 @pytest.mark.parametrize("name", ["vit_ti16", "convnext_tiny"])
-def test_logits_are_float32_at_least_and_parameters_stay_so(name, dtype):
+def test_logits_have_at_least_float32_and_parameters_keep_their_dtype(name, dtype):
     model, images = network(name).clone(dtype=dtype), jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     variables = jax.eval_shape(model.init, jax.random.key(0), images)
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
@@ -136,7 +136,7 @@ def test_gelu_has_a_gradient_where_devices_differ():
     np.testing.assert_allclose(jax.jit(sharded)(topology.place(x)), gradient(x), rtol=1e-6)
 
 
-def test_images_of_another_size_than_the_positions_are_one_line():
+def test_images_of_another_size_than_the_position_table_raise_a_one_line_error():
     model = network("vit_ti16")
     variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32))
     with pytest.raises(InputError) as raised:
@@ -160,7 +160,7 @@ def first_line(raised):
         ("convnext_tiny", 28, "convnext: images of 28x28 pixels are too small; give data.image_size=32 or more"),
     ],
 )
-def test_images_that_a_network_cannot_take_are_one_line(name, side, line):
+def test_images_that_a_network_cannot_take_raise_a_one_line_error(name, side, line):
     with pytest.raises(InputError) as raised:
         shapes_of(network(name), side)
     assert first_line(raised) == line

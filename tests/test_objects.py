@@ -48,7 +48,7 @@ if not os.environ.get("CI"):
 pytestmark = pytest.mark.timeout(120)
 ROOT = "s3://bucket/imagenet"
 DATA = DataConfig(image_size=16, resize=20)
-# The deadline is long, since the machine may be busy; the number of tries ends a test soon.
+# The deadline is long, because the machine may be busy. The limited number of tries still ends a test soon.
 SHORT = Patience(deadline=20, silence=10, tries=3)
 KEYS = {
     "AWS_ACCESS_KEY_ID": "somebody",
@@ -247,7 +247,7 @@ def assert_same(ones: list, others: list) -> None:
 
 
 @pytest.mark.parametrize("reader", [train_solutions, val_solutions, ilsvrc.test_listing])
-def test_a_table_from_s3_is_that_of_the_disk(proxy, tree, reader):
+def test_a_table_from_s3_equals_that_of_the_disk(proxy, tree, reader):
     here, there = reader(tree), reader(ROOT)
     assert there.fingerprint == here.fingerprint and there.class_names == here.class_names
     for column in ("id", "path", "labels"):
@@ -258,7 +258,7 @@ def test_a_table_from_s3_is_that_of_the_disk(proxy, tree, reader):
 
 
 @pytest.mark.slow
-def test_batches_from_s3_are_those_of_the_disk_on_one_and_on_two_shards(proxy, from_disk, tree):
+def test_batches_from_s3_equal_those_of_the_disk_on_one_and_on_two_shards(proxy, from_disk, tree):
     table = train_solutions(ROOT)
     assert_same(batches(table), from_disk)
     halves = [batches(table, index, 2) for index in range(2)]
@@ -270,7 +270,7 @@ def test_batches_from_s3_are_those_of_the_disk_on_one_and_on_two_shards(proxy, f
 
 
 @pytest.mark.ci
-def test_training_from_s3_is_training_from_the_disk(proxy, tree, tmp_path):
+def test_training_from_s3_equals_training_from_the_disk(proxy, tree, tmp_path):
     def trained(table: ExampleTable, val: ExampleTable | None) -> tuple[list, dict]:
         data = DataConfig(image_size=16, resize=16)
         setup = jaxddp.prepare_training(linear_model(table.num_classes), table, 2, sgd(0.05), 3, epochs=1, data=data)
@@ -285,7 +285,7 @@ def test_training_from_s3_is_training_from_the_disk(proxy, tree, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_web_server_will_do(proxy, tree, tmp_path):
+def test_a_data_set_is_read_from_a_plain_web_server(proxy, tree, tmp_path):
     seen: list[str] = []
 
     class Quiet(SimpleHTTPRequestHandler):
@@ -312,7 +312,7 @@ def test_a_web_server_will_do(proxy, tree, tmp_path):
             thread.join(10)
 
 
-def test_odd_names_keep_their_meaning(proxy, server):
+def test_unusual_file_names_are_requested_correctly(proxy, server):
     names = ["é b.JPEG", "a#b.JPEG", "a%20b.JPEG", "a+b&c.JPEG", "a'(b).JPEG"]
     for name in names:
         server.put(f"s3://bucket/odd/of all/{name}", name.encode())
@@ -343,7 +343,7 @@ def test_messages_name_the_url_and_the_line(proxy, server, tree):
     assert text == f"{root}/LOC_train_solution.csv:5: not UTF-8; save the file as UTF-8"
 
 
-def test_a_solution_file_of_this_machine_may_go_with_images_elsewhere(proxy, tree, tmp_path):
+def test_a_local_solution_file_may_list_images_in_a_store(proxy, tree, tmp_path):
     rows = (tree / "LOC_train_solution.csv").read_text().splitlines(keepends=True)
     (tmp_path / "some.csv").write_text("".join(rows[:5]))
     table = train_solutions(ROOT, tmp_path / "some.csv")
@@ -401,7 +401,7 @@ def test_temporary_failures_are_retried(proxy, tree, fault):
         ("drip", {"deadline": 1}, "1 try, the last: "),
     ],
 )
-def test_permanent_failures_end_in_one_line(proxy, tree, fault, limits, reason):
+def test_permanent_failures_raise_a_one_line_error(proxy, tree, fault, limits, reason):
     store = Objects.open(ROOT, dataclasses.replace(SHORT, **limits))
     path = bytes(train_solutions(tree).path[0])
     proxy.fault = lambda number: fault
@@ -413,7 +413,7 @@ def test_permanent_failures_end_in_one_line(proxy, tree, fault, limits, reason):
     assert fault != "drip" or "bytes had arrived" in text
 
 
-def test_a_missing_store(proxy, monkeypatch):
+def test_a_missing_store_is_named(proxy, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
@@ -439,7 +439,7 @@ def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store,
     assert "3 tries, the last: 4 of 6 bytes came;" in message(Unreachable, store.read, b"x")
 
 
-def test_a_lost_store_ends_the_stream_in_one_line(proxy, store):
+def test_a_lost_store_ends_the_stream_with_a_one_line_error(proxy, store):
     table = with_store(train_solutions(ROOT), store)
     stream = table.train_batches(SampleOrder(12, 4, 0), DATA, range(9))
     next(stream)
@@ -464,7 +464,7 @@ def test_a_store_that_answers_too_late_is_named(proxy, tree):
 
 
 @pytest.mark.slow
-def test_another_image_stands_in_for_one_that_is_gone(proxy, server, tree):
+def test_another_image_is_substituted_for_a_missing_one(proxy, server, tree):
     server.upload(tree, "s3://bucket/gone")
     table = train_solutions("s3://bucket/gone")
     server.request("DELETE", f"/bucket/gone/{os.fsdecode(table.path[4])}")
@@ -476,7 +476,7 @@ def test_another_image_stands_in_for_one_that_is_gone(proxy, server, tree):
 # Faults that the user must mend
 
 
-def test_missing_objects_and_buckets(proxy, store):
+def test_missing_objects_and_buckets_are_named(proxy, store):
     assert message(InputError, store.read, b"no.JPEG") == f"{ROOT}/no.JPEG: missing image; upload it or leave it out"
     # Threads of a closed stream may still request images, at a port that this test now uses.
     assert sum(path.endswith("/no.JPEG") for path in proxy.requests) == 1
@@ -485,7 +485,7 @@ def test_missing_objects_and_buckets(proxy, store):
     assert "s3://buckets/imagenet/: " in message(InputError, store.faults, np.array([b"a"]))
 
 
-def test_wrong_keys(proxy, store, server):
+def test_wrong_credentials_are_reported(proxy, store, server):
     server.request("POST", "/moto-api/reset-auth", b"0")
     try:
         for call in (lambda: store.read(b"a"), lambda: store.faults(np.array([b"a"])), lambda: train_solutions(ROOT)):
@@ -497,8 +497,8 @@ def test_wrong_keys(proxy, store, server):
     store.read(b"LOC_synset_mapping.txt")
 
 
-def test_no_keys(proxy, monkeypatch):
-    """On a machine of Amazon's, its service is asked for keys; the proxy answers in its place."""
+def test_missing_credentials_are_reported(proxy, monkeypatch):
+    """On Amazon's machines the library requests keys from a metadata service, which the proxy replaces here."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     assert ": 'Missing AccessKeyId'; check AWS_ACCESS_KEY_ID, " in message(InputError, train_solutions, ROOT)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -508,13 +508,13 @@ def test_no_keys(proxy, monkeypatch):
     assert f"{ROOT}/a: no credentials are set, and the machine has none: 404 Not Found; check AWS_ACCESS_KEY_ID" in text
 
 
-def test_plain_http_must_be_allowed(proxy, monkeypatch):
+def test_plain_http_needs_a_setting(proxy, monkeypatch):
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     text = message(InputError, Objects.open(ROOT, SHORT).read, b"a")
     assert f"{ROOT}/a: plain http is not allowed unless AWS_ALLOW_HTTP=true is set;" in text
 
 
-def test_google_storage_up_to_the_door(proxy, monkeypatch, tmp_path):
+def test_google_storage_is_tested_up_to_the_request(proxy, monkeypatch, tmp_path):
     """Without the real service, this tests the URL and missing keys."""
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "no.json"))
     text = message(InputError, train_solutions, "gs://bucket/imagenet")
@@ -548,7 +548,7 @@ def test_the_threads_of_an_evaluation_end_with_it(proxy, store, tree):
         ("s3://bucket//a", "'/a' is not a path in a store"),
     ],
 )
-def test_urls_that_are_none(proxy, url, expected):
+def test_invalid_urls_are_rejected(proxy, url, expected):
     text = message(InputError, train_solutions, url)
     assert expected in text and "password" not in text
     assert proxy.requests == []
@@ -561,13 +561,13 @@ def test_no_path_leaves_the_prefix(proxy, path):
     assert proxy.requests == []
 
 
-def test_without_obstore_the_line_says_what_to_install(proxy, monkeypatch):
+def test_without_obstore_the_error_says_what_to_install(proxy, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     text = message(InputError, train_solutions, ROOT)
     assert text == f"{ROOT}: obstore is not installed; pip install 'jaxddp[cloud]'"
 
 
-def test_a_store_travels_without_its_keys(proxy, store):
+def test_a_store_is_pickled_without_its_credentials(proxy, store):
     expected = store.read(b"LOC_synset_mapping.txt")
     packed = pickle.dumps(store)
     assert b"do-not-tell" not in packed and len(packed) < 500
@@ -579,7 +579,7 @@ def test_a_store_travels_without_its_keys(proxy, store):
 
 
 @pytest.mark.slow
-def test_the_second_epoch_asks_for_nothing(proxy, from_disk, tmp_path):
+def test_the_second_epoch_requests_nothing(proxy, from_disk, tmp_path):
     """Three batches are an epoch; the fourth belongs to the next."""
     proxy.calm()
     assert_same(batches(train_solutions(ROOT, cache=tmp_path)), from_disk)
@@ -632,7 +632,7 @@ def kept(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("spoil", ["cut", "emptied", "flipped", "of another image", "a folder"])
-def test_a_spoiled_file_is_fetched_again(proxy, store, tree, tmp_path, spoil):
+def test_a_damaged_file_in_the_cache_is_fetched_again(proxy, store, tree, tmp_path, spoil):
     here = train_solutions(tree)
     paths = [bytes(path) for path in here.path[:2]]
     cached = CachedStore(store, tmp_path)
@@ -661,7 +661,7 @@ def test_a_spoiled_file_is_fetched_again(proxy, store, tree, tmp_path, spoil):
         assert file.read_bytes() == content
 
 
-def test_each_store_has_its_own_in_a_shared_folder(proxy, server, store, tmp_path):
+def test_each_store_has_its_own_files_in_a_shared_cache_folder(proxy, server, store, tmp_path):
     server.put("s3://bucket/other/LOC_synset_mapping.txt", b"another")
     other = CachedStore(Objects.open("s3://bucket/other", SHORT), tmp_path)
     one = CachedStore(store, tmp_path)
@@ -689,7 +689,7 @@ def unwritable(request, tmp_path) -> Iterator[Path]:
         yield folder
 
 
-def test_where_nothing_can_be_written_reading_goes_on(proxy, store, tree, unwritable, caplog):
+def test_without_a_writable_cache_reading_continues(proxy, store, tree, unwritable, caplog):
     here = train_solutions(tree)
     cached = CachedStore(store, unwritable)
     with caplog.at_level(logging.WARNING, "jaxddp.data"), ThreadPoolExecutor(8) as pool:
@@ -702,7 +702,7 @@ def test_where_nothing_can_be_written_reading_goes_on(proxy, store, tree, unwrit
     assert not list(unwritable.glob("*/.*"))
 
 
-def test_a_cache_that_cannot_be(proxy, tree, tmp_path):
+def test_an_impossible_cache_folder_is_rejected(proxy, tree, tmp_path):
     (tmp_path / "file").write_text("")
     text = message(InputError, train_solutions, ROOT, cache=tmp_path / "file")
     assert text.startswith(f"{tmp_path}/file: cannot be written (File exists); choose another place")

@@ -20,7 +20,7 @@ from jaxddp.mesh import Topology
 from jaxddp.setup.resources import open_resources
 
 
-def test_python_divides_a_folder_as_a_config_does(tmp_path: Path):
+def test_the_python_api_divides_a_folder_as_a_config_does(tmp_path: Path):
     folder = write_folders(tmp_path / "data") / "train"
     train, val = jaxddp.open_data(folder, 0.3)
     assert (len(train), len(val)) == (6, 3)
@@ -52,14 +52,14 @@ def test_solution_files_come_first(tmp_path: Path):
         ({"crop": "random_area"}, "data.crop=random_area: images in memory are not cropped; set data.crop whole"),
     ],
 )
-def test_what_does_not_hold_of_images_in_memory_is_refused(tmp_path: Path, changes: dict, expected: str):
+def test_settings_that_do_not_apply_to_images_in_memory_are_rejected(tmp_path: Path, changes: dict, expected: str):
     data = {"path": str(write_npz(tmp_path / "data.npz")), "image_size": SIZE, "crop": "whole"} | changes
     with pytest.raises(InputError) as caught:
         open_tables(DataConfig(**data))
     assert str(caught.value) == expected
 
 
-def test_a_limit_of_validation_keeps_the_balance_on_any_number_of_devices(tmp_path: Path):
+def test_limited_validation_keeps_the_class_shares_on_any_number_of_devices(tmp_path: Path):
     """Every chosen example is counted once, also where the last batch is padded."""
     train, val = random_table(16), random_table(40, seed=1)
     path, counts = str(write_arrays(tmp_path / "data.npz", train, val)), []
@@ -106,7 +106,7 @@ FORMATS.add("text")(LocalFormat("a directory with train.csv", lambda path: (path
 """
 
 
-def test_a_file_in_the_folder_is_a_new_format(tmp_path: Path):
+def test_a_file_in_the_folder_of_formats_adds_a_format(tmp_path: Path):
     """It runs in a new process, whose registry has not read the folder yet."""
     (tmp_path / "formats").mkdir()
     (tmp_path / "formats" / "text_files.py").write_text(NEW_FORMAT)
@@ -141,7 +141,7 @@ print(heavy or "quick")
     assert imports == "quick"
 
 
-def test_an_address_that_no_format_reads_and_a_path_that_is_mistyped(tmp_path: Path):
+def test_an_unknown_address_and_a_mistyped_path_are_rejected(tmp_path: Path):
     with pytest.raises(InputError, match="^fdst:digits: holds no data set of a known format; give one of: .*tfds:NAME"):
         open_splits(DataConfig(path="fdst:digits"))
     (tmp_path / "digits").mkdir()
@@ -149,7 +149,7 @@ def test_an_address_that_no_format_reads_and_a_path_that_is_mistyped(tmp_path: P
         open_splits(DataConfig(path=str(tmp_path / "digit")))
 
 
-def test_a_place_without_permission_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_path_without_permission_raises_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 

@@ -43,7 +43,7 @@ def test_cosine_ends_at_zero():
 
 
 @pytest.mark.slow
-def test_one_cycle_is_that_of_optax_behind_its_rise():
+def test_one_cycle_equals_optaxs_after_the_rise():
     """Test with the warm-up of the paper's policy."""
     found = rates(200, 60, PEAK, schedule="one_cycle")
     whole = optax.linear_onecycle_schedule(200, PEAK)
@@ -69,25 +69,25 @@ def test_the_peak_follows_the_batch_size(scaling, peak, line):
     assert derivation(config) == line
 
 
-def test_a_config_without_a_reference_is_for_its_own_batch():
+def test_a_config_without_a_reference_batch_size_keeps_its_peak():
     config = Config()
     assert at_batch_size(config) is config and batch_factor(config) == 1 and derivation(config) is None
 
 
-def test_a_peak_out_of_range_is_one_line():
+def test_a_peak_out_of_range_raises_a_one_line_error():
     config = config_of(learning_rate=1e6, reference_batch=1)
     with pytest.raises(InputError, match="optimizer.learning_rate=256000000.0: expected 0 to 1,000,000"):
         make_schedule(config, Steps(10, 1))
 
 
 @pytest.mark.parametrize("warmup", [0, 5])
-def test_step_falls_at_its_shares_of_the_run(warmup):
+def test_the_step_schedule_falls_at_its_shares_of_the_run(warmup):
     found = rates(90, warmup, PEAK, schedule="step", step_at=(1 / 3, 2 / 3, 8 / 9), step_factor=0.1)
     expected = PEAK * np.repeat([1, 0.1, 0.01, 0.001], [30, 30, 20, 10])
     np.testing.assert_allclose(found[warmup:], expected[warmup:], rtol=1e-6)
 
 
-def test_a_warm_up_as_long_as_the_run_is_allowed_and_a_longer_one_is_not():
+def test_a_warm_up_may_be_as_long_as_the_run_but_not_longer():
     assert rates(10, 10, PEAK)[-1] == pytest.approx(PEAK)
     config = config_of(warmup="11 steps")
     with pytest.raises(
@@ -103,18 +103,18 @@ def test_a_percentage_warm_up_keeps_its_shape_in_a_short_run():
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("cosin", "cosine"), ("steps", "step"), ("const", "constant")])
-def test_an_unknown_schedule_is_answered_with_the_nearest(name, nearest):
+def test_an_unknown_schedule_gets_the_nearest_name_as_a_suggestion(name, nearest):
     with pytest.raises(InputError, match=f"optimizer.schedule='{name}' is unknown; did you mean '{nearest}'"):
         make_schedule(config_of(schedule=name), Steps(10, 1))
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("adam", "adamw"), ("momentun", "momentum")])
-def test_an_unknown_optimizer_is_answered_with_the_nearest(name, nearest):
+def test_an_unknown_optimizer_gets_the_nearest_name_as_a_suggestion(name, nearest):
     with pytest.raises(InputError, match=f"optimizer.name='{name}' is unknown; did you mean '{nearest}'"):
         make_optimizer(config_of(name=name), optax.constant_schedule(0.1))
 
 
-def test_what_is_absent_is_the_optimizers_own():
+def test_absent_settings_take_the_optimizers_defaults():
     assert settings_of(Config().optimizer, SgdSettings) == SgdSettings(momentum=0.0, nesterov=False)
     given = config_of(momentum=0.8, nesterov=True).optimizer
     assert settings_of(given, SgdSettings) == SgdSettings(momentum=0.8, nesterov=True)
@@ -137,7 +137,7 @@ def test_a_run_of_more_steps_than_the_state_can_count_is_refused():
 # --- Optimizers ---
 
 
-def test_decayed_are_the_kernels():
+def test_weight_decay_applies_to_kernels():
     assert decayed(parameters()) == {
         "conv": {"kernel": True},
         "norm": {"scale": False, "bias": False},
@@ -145,7 +145,7 @@ def test_decayed_are_the_kernels():
     }
 
 
-def test_the_training_script_decays_kernels_alone():
+def test_the_training_script_decays_only_kernels():
     script = runpy.run_path(str(Path(__file__).parents[1] / "launch" / "main.py"))
     params = {"kernel": jnp.ones((2, 2)), "scale": jnp.ones(2), "bias": jnp.ones(2)}
     optimizer = script["make_optimizer"](1.0)
@@ -176,7 +176,7 @@ def test_the_schedule_of_a_config_drives_its_optimizer():
     assert float(weight[0, 0]) == pytest.approx(-0.1 * (rise + fall), rel=1e-6)
 
 
-def test_step_falls_once_for_each_share_however_short_the_run():
-    """Test two shares that give the same step."""
+def test_the_step_schedule_falls_once_for_each_share_even_in_a_short_run():
+    """Test two shares of a short run that are the same step."""
     found = rates(3, 0, PEAK, schedule="step", step_at=(0.6, 0.7), step_factor=0.5)
     np.testing.assert_allclose(found, [PEAK, PEAK, PEAK / 4], rtol=1e-6)

@@ -41,14 +41,14 @@ def float64():
 
 
 @pytest.mark.ci
-def test_lars_is_optax_with_kernels_decayed_and_scaled(float64):
+def test_lars_equals_optaxs_with_decay_and_scaling_of_kernels_only(float64):
     config = config_of(name="lars", momentum=0.8, nesterov=False, weight_decay=0.05, trust_coefficient=0.02)
     optimizer = optax.lars(rate, 0.05, decayed, 0.02, 0.0, decayed, 0.8, False)
     assert_equal(updated(config, 5), by_optax(optimizer, 5))
 
 
 @pytest.mark.slow
-def test_muon_s_kernels_move_as_far_as_adam_s_arrays():
+def test_muon_moves_kernels_as_far_as_adam_moves_other_arrays():
     """The root mean square is the same for both, so one learning rate suits both."""
     optimizer = OPTIMIZERS.get("muon")(config_of(name="muon", weight_decay=0.0, nesterov=False), lambda step: 1.0)
     params = {"wide": jnp.zeros((8, 64)), "conv": jnp.zeros((3, 3, 8, 16)), "bias": jnp.zeros(32)}
@@ -59,7 +59,7 @@ def test_muon_s_kernels_move_as_far_as_adam_s_arrays():
     assert 0.1 < size["wide"] < 0.3 and 0.1 < size["conv"] < 0.3 and size["bias"] == pytest.approx(1, abs=1e-3)
 
 
-def test_schedule_free_takes_no_other_average():
+def test_schedule_free_cannot_be_combined_with_another_average():
     optimizer = contrib.schedule_free_sgd(0.1)
     for key, value in (("ema", 0.9), ("lookahead", 3)):
         with pytest.raises(InputError, match=f"^{key}: a schedule-free optimizer averages .*; leave one of them out"):
@@ -79,13 +79,13 @@ def test_schedule_free_takes_no_other_average():
         ),
     ],
 )
-def test_what_schedule_free_cannot_do_is_one_line(change, message):
+def test_unsupported_settings_of_schedule_free_raise_a_one_line_error(change, message):
     with pytest.raises(InputError, match=f"^{message}"):
         OPTIMIZERS.get("schedule_free")(config_of(name="schedule_free", **change), rate)
 
 
 @pytest.mark.slow
-def test_the_longest_layer_that_begins_a_name_decides(float64):
+def test_the_longest_matching_layer_prefix_decides(float64):
     config = config_of(name="adamw", weight_decay=0.4, groups=["head:decay=0.1", "head.kernel:decay=0.2"])
     assert_equal(updated(config, 2)["head"], updated(config_of(name="adamw", weight_decay=0.2), 2)["head"])
 
@@ -106,7 +106,7 @@ def again(setup):
 
 
 @pytest.mark.slow
-def test_what_validation_measured_is_what_a_checkpoint_gives(tmp_path, capsys):
+def test_a_checkpoint_gives_the_metrics_of_its_validation(tmp_path, capsys):
     """From the command line, with the peak given once: evaluation and prediction need the average alone."""
     write_arrays(tmp_path / "set.npz", TABLE, VAL)
     (tmp_path / "recipe.py").write_text(DENSE)
@@ -152,7 +152,7 @@ def averaging():
 
 
 @pytest.mark.slow
-def test_evaluation_measures_the_average_which_joins_by_itself(averaging):
+def test_evaluation_measures_the_average_which_is_added_automatically(averaging):
     setup, state = averaging, again(averaging).state
     assert [type(part) for part in setup.recipe.parts] == [ScheduleFreeAverage]
     for batch in setup.batches(0, 5):
@@ -170,7 +170,7 @@ def test_evaluation_measures_the_average_which_joins_by_itself(averaging):
     assert evaluator(state) == evaluator(swapped) != evaluator(state.replace(parts={}))
 
 
-def test_other_optimizers_have_no_such_part():
+def test_other_optimizers_have_no_schedule_free_average():
     assert made(optax.adam(0.1)).recipe.parts == ()
 
 
@@ -201,7 +201,7 @@ PLAIN = contrib.schedule_free_adamw(rate)
         (thawing(PLAIN, {"a/b": 3}), lambda name, step: jnp.where(step < 3, 0, 1) if name == "a" else 1),
     ],
 )
-def test_rates_by_layer_are_those_of_its_steps(outside, factor, float64):
+def test_learning_rates_by_layer_scale_schedule_free_steps(outside, factor, float64):
     """A factor of y's updates also scales z's, so the average is that of such steps."""
     rng = np.random.default_rng(0)
     params = {"a": {"b": jnp.asarray(rng.normal(size=(3, 2)))}, "c": jnp.asarray(rng.normal(size=4))}
@@ -219,7 +219,7 @@ def test_rates_by_layer_are_those_of_its_steps(outside, factor, float64):
             assert ours["a"]["b"].tobytes() == params["a"]["b"].tobytes()
 
 
-def test_a_schedule_from_python_multiplies_its_steps():
+def test_a_schedule_from_python_multiplies_schedule_free_steps():
     setup = made(contrib.schedule_free_sgd(0.1), net=linear_model())
     halved = setup.changed(schedule=lambda step: 0.5)
     batch, before = next(setup.batches(0, 1)), np.asarray(setup.state.params["weight"])
@@ -229,7 +229,7 @@ def test_a_schedule_from_python_multiplies_its_steps():
         assert largest_difference(2 * moved, twice) < 1e-6 and np.abs(moved).max() > 1e-3
 
 
-def test_a_frozen_layer_has_no_place_in_it():
+def test_a_frozen_layer_has_no_schedule_free_average():
     optimizer = only_trained(PLAIN, Layers(("a",)))
     params = {"a": jnp.ones(2), "b": jnp.ones(3)}
     state = optimizer.init(params)

@@ -19,7 +19,7 @@ def stream(order: SampleOrder, stop: int, start: int = 0) -> np.ndarray:
     return np.concatenate([order.rows(step) for step in range(start, stop)])
 
 
-def test_permutation_is_the_one_that_earlier_releases_made():
+def test_the_permutation_equals_that_of_earlier_releases():
     digest = hashlib.sha256(permutation(10_007, 17, 3).astype("<i8").tobytes()).hexdigest()
     assert digest == "7e7715008760c763ea43ec3abdaa42b5217b2051ffb24f374b68deeb40b2bfbc"
     assert SampleOrder(10, 4, seed=0).rows(0).tolist() == [0, 2, 9, 1]
@@ -27,7 +27,7 @@ def test_permutation_is_the_one_that_earlier_releases_made():
 
 
 @given(sizes=SIZES, seed=SEEDS, epochs=st.integers(1, 3))
-def test_each_example_once_an_epoch(sizes: tuple[int, int], seed: int, epochs: int):
+def test_each_example_appears_once_an_epoch(sizes: tuple[int, int], seed: int, epochs: int):
     num_examples, batch_size = sizes
     order = SampleOrder(num_examples, batch_size, seed)
     stop = order.steps(epochs)
@@ -87,6 +87,6 @@ def test_evaluation_sees_every_row_once_and_pads_with_minus_one(num_examples: in
         (lambda: Shard(-1, 2).of(np.arange(4)), "part -1 of a batch"),
     ],
 )
-def test_bad_numbers_get_one_line(make, message: str):
+def test_bad_numbers_raise_a_one_line_error(make, message: str):
     with pytest.raises(InputError, match=message):
         make()

@@ -39,7 +39,7 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_the_table_is_the_same_but_for_the_place_of_the_images(tables, packed: Path, split):
+def test_a_packed_table_differs_only_in_the_place_of_the_images(tables, packed: Path, split):
     assert holds_packed(packed)
     copy, original = read_packed(packed, split), tables[split]
     np.testing.assert_array_equal(copy.id, original.id)
@@ -51,7 +51,7 @@ def test_the_table_is_the_same_but_for_the_place_of_the_images(tables, packed: P
     assert {size_of(copy.read(row)) for row in range(len(copy))} == {(32, 24)}
 
 
-def test_each_image_is_its_original_resized(tables, packed: Path):
+def test_each_packed_image_is_the_resized_original(tables, packed: Path):
     copy = read_packed(packed, "train")
     for row in range(len(copy)):
         # Compares brightness: JPEG keeps color at half the resolution, which loses the color of noise.
@@ -93,7 +93,7 @@ def encoded(image: Image.Image, form: str, **options) -> bytes:
     return file.getvalue()
 
 
-def test_small_plain_images_are_copied_and_others_made_plain():
+def test_small_plain_images_are_copied_and_others_are_reencoded():
     color = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8))
     jpeg = encoded(color, "JPEG", quality=77)
     assert packed_image(jpeg, PackOptions(short_side=30)) == jpeg
@@ -102,7 +102,7 @@ def test_small_plain_images_are_copied_and_others_made_plain():
         assert (made.format, made.mode, made.size) == ("JPEG", "RGB", (40, 30))
 
 
-def test_broken_metadata_is_no_reason_to_refuse_an_image():
+def test_an_image_with_broken_metadata_is_packed():
     whole = encoded(Image.fromarray(np.full((40, 60, 3), 90, np.uint8)), "JPEG")
     profile = b"\xff\xe2" + (14).to_bytes(2, "big") + b"ICC_PROFILE\0"
     odd = whole[:2] + profile + whole[2:]
@@ -123,7 +123,7 @@ def test_shards_are_cut_and_found_again(tables, tmp_path: Path, monkeypatch: pyt
     assert [table.read(row) for row in range(15)] == [tables["train"].read(row) for row in range(15)]
 
 
-def test_faults_have_their_line(tables, packed: Path, tmp_path: Path, capfd):
+def test_wrong_arguments_of_pack_raise_one_line_errors(tables, packed: Path, tmp_path: Path, capfd):
     with pytest.raises(InputError, match="exists already; remove it"):
         pack(tables, packed, PackOptions())
     for option, expected in (
@@ -136,7 +136,7 @@ def test_faults_have_their_line(tables, packed: Path, tmp_path: Path, capfd):
         read_packed(packed, "test")  # type: ignore[arg-type]
 
 
-def test_a_bad_image_leaves_nothing_behind(tmp_path: Path):
+def test_a_bad_image_leaves_no_packed_files(tmp_path: Path):
     root = write_tree(tmp_path / "tree", classes=2, images=2, val=2)
     table = train_solutions(root)
     Path(table.name(2)).write_bytes(table.read(2)[:-300] + b"\xff\xd9")

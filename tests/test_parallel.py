@@ -17,7 +17,7 @@ def test_placing_a_batch_gives_each_device_its_rows():
 
 
 @pytest.mark.parametrize(("size", "expected"), [(9, "8 or 12 would do"), (3, "4 would do"), (0, "4 would do")])
-def test_a_batch_that_cannot_be_divided(size, expected):
+def test_a_batch_that_cannot_be_divided_is_rejected(size, expected):
     with pytest.raises(InputError, match=f"train.batch_size={size} cannot be divided among 4 devices; {expected}$"):
         Topology.create(4).check_batch_size(size)
 

@@ -67,7 +67,7 @@ def opened(path: Path, **more: Any) -> tuple[ExampleTable, ExampleTable]:
     return train, val
 
 
-def test_rows_are_those_of_the_files_in_their_order(root: Path):
+def test_rows_follow_the_files_in_their_order(root: Path):
     train, val = opened(root)
     assert train.class_names == val.class_names == NAMES
     assert train.labels.tolist() == [number % 3 for number in range(13)] and train.labels.dtype == np.int32
@@ -79,7 +79,7 @@ def test_rows_are_those_of_the_files_in_their_order(root: Path):
     open_tables(data(root))
 
 
-def test_one_file_is_divided(root: Path):
+def test_one_parquet_file_is_divided_for_validation(root: Path):
     file = root / "data/train-00000-of-00002.parquet"
     (root / "alone.parquet").write_bytes(file.read_bytes())
     with pytest.raises(InputError, match="alone.parquet: has no validation split; give data.val_share"):
@@ -127,7 +127,7 @@ def test_row_groups_are_kept_within_bounds(root: Path, monkeypatch: pytest.Monke
     assert read == [0, 1, 0] and len(least._groups._groups) == 1
 
 
-def test_threads_that_want_one_row_group_read_it_once(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_threads_that_need_one_row_group_read_it_once(root: Path, monkeypatch: pytest.MonkeyPatch):
     # No public name counts the reads of a row group.
     read, cells = [], ParquetFiles._cells
     monkeypatch.setattr(ParquetFiles, "_cells", lambda *given: read.append(given[2]) or cells(*given))
@@ -153,7 +153,7 @@ def fault(path: Path, **more: Any) -> str:
     return str(caught.value)
 
 
-def test_what_is_wrong_with_the_columns_is_one_line(tmp_path: Path):
+def test_wrong_columns_raise_a_one_line_error(tmp_path: Path):
     file = tmp_path / "a.parquet"
     half = {"val_share": 0.5}
     write(file, range(6), columns=("photo", "kind"), named=False)
@@ -185,7 +185,7 @@ def test_what_is_wrong_with_the_columns_is_one_line(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_null_image_ends_training_with_its_line_or_is_substituted(tmp_path: Path):
+def test_a_null_image_ends_training_with_its_row_or_is_substituted(tmp_path: Path):
     cells = [{"bytes": encoded(number), "path": None} for number in range(5)]
     for split in ("train", "val"):
         write(tmp_path / f"{split}.parquet", range(6), cells=[*cells, None])

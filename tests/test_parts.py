@@ -1,4 +1,4 @@
-"""Optional parts of the step: their arrays are saved with the state, and unused parts cost nothing."""
+"""Optional parts of the step: their arrays are saved with the state, and unused parts do not change the program."""
 
 from dataclasses import dataclass
 
@@ -60,7 +60,7 @@ def test_an_absent_part_costs_nothing():
     assert sums.names == ("loss", "top1")
 
 
-def test_the_average_is_that_of_the_parameters_and_evaluation_measures_it():
+def test_the_average_is_of_the_parameters_and_evaluation_measures_it():
     class Parameters(Part):
         name = "seen"
 
@@ -110,13 +110,13 @@ def test_lookahead_draws_training_back_to_slow_weights(steps):
     assert largest_difference(jax.device_get(state.params), own["params"]) == 0
 
 
-def test_a_lookahead_without_a_period_is_refused():
+def test_lookahead_without_a_period_is_rejected():
     with pytest.raises(InputError, match="Lookahead: period=0: expected 1 to"):
         Lookahead(0, lambda step: 0.5, 10)
 
 
 @pytest.mark.slow
-def test_the_parts_leave_the_training_itself_alone():
+def test_averages_do_not_change_the_trained_parameters():
     plain, without = run(made())
     state, records = run(made(parts=AVERAGE))
     assert largest_difference(state.params, plain.params) == 0
@@ -175,7 +175,7 @@ class Scaled(Part):
         return own, after.replace(params=params)
 
 
-def test_a_part_may_scale_the_loss_and_leave_steps_out():
+def test_a_part_may_scale_the_loss_and_skip_steps():
     setup, plain = made(parts=(Scaled(),), net=linear_model()), made(net=linear_model())
     batches = list(plain.batches(0, 2))
     state, sums = setup.step()(setup.state, batches[0])

@@ -79,13 +79,13 @@ def test_peers_compare_and_exchange_values(kind, job):
 
 
 @pytest.mark.parametrize("other", [1, 2])
-def test_a_value_that_differs_is_named_to_all(other, job):
+def test_a_differing_value_is_named_to_all_processes(other, job):
     found = of_each(job, lambda peers: peers.agree({"same": "1", "seed": str(int(peers.process_index == other))}))
     line = f"seed differs: process 0 has '0', process {other} has '1'; start every process with the same value"
     assert [(type(error), str(error)) for error in found] == [(InputError, line)] * COUNT
 
 
-def test_a_process_waits_as_long_as_its_job_says(job):
+def test_a_process_waits_as_long_as_its_job_allows(job):
     assert {peers.longest_wait for peers in job} == {Timeouts().longest}
 
 
@@ -94,7 +94,7 @@ def test_a_process_without_a_job_is_alone():
     assert Topology.create(2).peers is ALONE
 
 
-def test_devices_of_others_are_refused_to_a_process_that_is_alone(monkeypatch):
+def test_a_process_without_a_job_rejects_devices_of_other_processes(monkeypatch):
     """Otherwise it would compare nothing, and each process would write for all."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     line = "^devices: they belong to 2 processes, and this one is alone; give Topology.create the peers that join"
@@ -102,7 +102,7 @@ def test_devices_of_others_are_refused_to_a_process_that_is_alone(monkeypatch):
         Topology.create([Device(0, 0), Device(1, 1)])
 
 
-def test_a_topology_is_of_its_peers():
+def test_a_topology_belongs_to_its_peers():
     topology = Topology.create(2, Second())
     assert (topology.process_index, topology.process_count) == (1, 2)
 

@@ -88,7 +88,7 @@ def test_alpha_is_kept_where_the_format_has_it(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
-def test_gray_stays_itself(kind: str):
+def test_gray_images_keep_their_values(kind: str):
     gray = picture(SIZE, SIZE)
     np.testing.assert_array_equal(whole(encode(gray, kind), 1), gray[..., None])
     np.testing.assert_array_equal(whole(encode(gray, kind), 3), np.repeat(gray[..., None], 3, -1))
@@ -114,7 +114,7 @@ def test_jpeg_in_gray_and_with_alpha():
     np.testing.assert_array_equal(whole(data, 3, 16), decoded.astype(np.uint16) * 257)
 
 
-def test_a_tiff_is_turned_as_its_orientation_says():
+def test_a_tiff_is_rotated_by_its_orientation():
     wide = picture(4, 9, 3)
     exif = Image.Exif()
     exif[274] = 6
@@ -127,7 +127,7 @@ def test_a_tiff_is_turned_as_its_orientation_says():
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_sixteen_bits_are_kept_whole_in_png_and_tiff(channels: int):
+def test_all_sixteen_bits_are_kept_in_png_and_tiff(channels: int):
     gray = picture(SIZE, SIZE, dtype=np.uint16)
     for kind in ("PNG", "TIFF"):
         pixels = whole(encode(gray, kind), channels, 16)
@@ -175,7 +175,7 @@ def rgb16_tiff(rgb: np.ndarray) -> bytes:
     return head + pixels + struct.pack("<3H", 16, 16, 16) + directory + bytes(4)
 
 
-def test_colors_of_sixteen_bits_in_a_tiff_are_refused_rather_than_cut():
+def test_a_color_tiff_of_sixteen_bits_is_rejected_instead_of_reduced():
     rgb = picture(SIZE, SIZE, 3, dtype=np.uint16)
     data = rgb16_tiff(rgb)
     assert verify(data).bits == 16
@@ -248,7 +248,7 @@ def float_tiff() -> bytes:
         ),
     ],
 )
-def test_what_cannot_be_read_gets_one_line(data, fault: str):
+def test_an_unreadable_image_raises_a_one_line_error(data, fault: str):
     with pytest.raises(InputError) as caught:
         verify(data())
     assert str(caught.value).startswith(fault) and "\n" not in str(caught.value)

@@ -84,7 +84,7 @@ def config(tmp_path: Path) -> Config:
         ("cpu", "bfloat16", "bfloat16"),
     ],
 )
-def test_a_run_takes_the_precision_of_its_devices_unless_told(platform, asked, taken, config, monkeypatch):
+def test_a_run_takes_the_precision_of_its_devices_unless_set(platform, asked, taken, config, monkeypatch):
     monkeypatch.setattr(Topology, "platform", platform)
     experiment = experiment_of(config.replace(train={"precision": asked}))
     assert experiment.config.train.precision == taken
@@ -92,7 +92,7 @@ def test_a_run_takes_the_precision_of_its_devices_unless_told(platform, asked, t
 
 
 @pytest.mark.slow
-def test_what_was_taken_is_written_down_and_kept(config, tmp_path, monkeypatch):
+def test_the_chosen_precision_is_recorded_and_kept(config, tmp_path, monkeypatch):
     train_config(config, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["precision"] == "float32"
     monkeypatch.setattr(Topology, "platform", "gpu")

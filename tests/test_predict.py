@@ -87,7 +87,7 @@ def last_line(capfd) -> str:
 
 
 @pytest.mark.slow
-def test_the_answers_are_those_of_evaluation(workdir, pictures, tmp_path, capfd):
+def test_predictions_equal_those_of_evaluation(workdir, pictures, tmp_path, capfd):
     out = tmp_path / "answers.csv"
     assert main(["predict", str(workdir), str(pictures / "val"), "--out", str(out), "--step", "latest"]) == 0
     assert capfd.readouterr().out == f"{out}: {COUNT} images, step 6 of {workdir}\n"
@@ -106,7 +106,7 @@ def share_of(row: dict[str, str], wanted: str) -> float:
 
 
 @pytest.mark.slow
-def test_each_image_is_answered_once_and_in_order(whole, pictures):
+def test_each_image_is_predicted_once_and_in_order(whole, pictures):
     rows = rows_of(whole)
     images = sorted(path.relative_to(pictures / "val").as_posix() for path in (pictures / "val").rglob("*.jpg"))
     assert [row["id"] for row in rows] == images and len(images) == COUNT
@@ -116,7 +116,7 @@ def test_each_image_is_answered_once_and_in_order(whole, pictures):
 
 
 @pytest.mark.slow
-def test_cells_that_a_spreadsheet_would_compute_are_guarded_if_asked(run, pictures, tmp_path, capfd):
+def test_cells_that_a_spreadsheet_would_compute_are_escaped_on_request(run, pictures, tmp_path, capfd):
     names = ["=1+1.jpg", "+a.jpg", "-b.jpg", "@c.jpg", "\td.jpg", "e.jpg"]
     image = next((pictures / "val").rglob("*.jpg"))
     (tmp_path / "odd").mkdir()
@@ -141,7 +141,7 @@ def test_any_number_of_devices_writes_the_same_bytes(workdir, pictures, whole, d
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answered", [64, 128, 150])
-def test_an_interrupted_prediction_goes_on(run, pictures, whole, answered, tmp_path):
+def test_an_interrupted_prediction_continues(run, pictures, whole, answered, tmp_path):
     def stop(done: int, errors: int) -> None:
         if done >= answered:
             raise KeyboardInterrupt
@@ -151,14 +151,14 @@ def test_an_interrupted_prediction_goes_on(run, pictures, whole, answered, tmp_p
         write_predictions(run, open_inputs([pictures / "val"]), out, "csv", progress=stop)
     assert not out.exists()
     partial = out.with_name("out.csv.partial")
-    # As if killed while a batch is written.
+    # Simulates a process that is killed while it writes a batch.
     partial.write_bytes(partial.read_bytes()[:-7])
     content = written(run, [pictures / "val"], out, progress=lambda done, errors: asked.append(done))
     assert content == whole
     assert asked == [done for done in (64, 128, 150) if done > answered - 64 and done > (answered - 1) // 64 * 64]
 
 
-def test_answers_to_another_question_are_made_anew(run, pictures, whole, tmp_path, caplog):
+def test_predictions_of_other_settings_are_made_anew(run, pictures, whole, tmp_path, caplog):
     out = tmp_path / "out.csv"
     out.with_name("out.csv.partial").write_text('{"run": "another"}\n{"id": "cat.jpg"}\n')
     assert written(run, [pictures / "val"], out) == whole
@@ -173,7 +173,7 @@ def test_one_prediction_at_a_time_writes_a_file(run, pictures, tmp_path):
 
 
 @pytest.mark.slow
-def test_images_that_are_lost_on_the_way_end_it_and_what_was_answered_stays(run, pictures, whole, tmp_path):
+def test_images_lost_during_prediction_end_it_and_earlier_predictions_stay(run, pictures, whole, tmp_path):
     folder, away, out = tmp_path / "val", tmp_path / "away", tmp_path / "out.csv"
     shutil.copytree(pictures / "val", folder)
     # More images than are read ahead.
@@ -190,7 +190,7 @@ def test_images_that_are_lost_on_the_way_end_it_and_what_was_answered_stays(run,
     assert len(rows) == count == len({row["id"] for row in rows}) and not any(row["error"] for row in rows)
 
 
-def test_answers_of_another_length_are_no_file(run, pictures, tmp_path):
+def test_predictions_of_a_wrong_length_write_no_file(run, pictures, tmp_path):
     def spoil(done: int, errors: int) -> None:
         with (tmp_path / "out.csv.partial").open("a") as file:
             file.write("{}\n")
@@ -200,7 +200,7 @@ def test_answers_of_another_length_are_no_file(run, pictures, tmp_path):
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_how_many_are_answered_at_once_depends_on_their_number_alone():
+def test_the_prediction_batch_size_depends_only_on_the_number_of_images():
     assert [images_at_once(count) for count in (1, 2, 3, 33, 64, 65, 10**6)] == [1, 2, 4, 64, 64, 64, 64]
 
 
@@ -233,7 +233,7 @@ def asked(run: Any, out: Path, count: int = 70, seed: int = 0, **more) -> list[d
     return rows_of(out.read_bytes())
 
 
-def test_an_error_stands_in_the_row_of_its_image_also_after_the_first_batch(tmp_path):
+def test_an_error_is_in_the_row_of_its_image_also_after_the_first_batch(tmp_path):
     rows = asked(stand_in(bad=(3, 69)), tmp_path / "out.csv")
     assert {row["id"]: row["error"] for row in rows if row["error"]} == {
         "3": "row 3 is cut short",
@@ -242,7 +242,9 @@ def test_an_error_stands_in_the_row_of_its_image_also_after_the_first_batch(tmp_
 
 
 @pytest.mark.parametrize(("step", "seed", "top", "again"), [(6, 0, 5, 0), (7, 0, 5, 1), (6, 1, 5, 1), (6, 0, 4, 1)])
-def test_what_is_asked_is_the_step_the_images_and_how_many_classes(tmp_path, caplog, step, seed, top, again):
+def test_an_unfinished_prediction_is_identified_by_step_images_and_class_count(
+    tmp_path, caplog, step, seed, top, again
+):
     def stop(done: int, errors: int) -> None:
         raise KeyboardInterrupt
 
@@ -255,7 +257,7 @@ def test_what_is_asked_is_the_step_the_images_and_how_many_classes(tmp_path, cap
     assert ("holds predictions of other images" in caplog.text) == again
 
 
-def test_fewer_answers_than_images_are_no_file(tmp_path):
+def test_fewer_predictions_than_images_write_no_file(tmp_path):
     out, partial = tmp_path / "out.csv", tmp_path / "out.csv.partial"
 
     def lose(done: int, errors: int) -> None:
@@ -287,7 +289,7 @@ def spoiled(pictures, tmp_path) -> Path:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_used_is_a_row_with_its_error(run, spoiled, whole, tmp_path):
+def test_an_unusable_image_is_a_row_with_its_error(run, spoiled, whole, tmp_path):
     rows = rows_of(written(run, [spoiled], tmp_path / "out.csv"))
     names = sorted(path.name for path in spoiled.iterdir())
     assert [row["id"] for row in rows] == names
@@ -304,7 +306,7 @@ def test_what_cannot_be_used_is_a_row_with_its_error(run, spoiled, whole, tmp_pa
             assert float(row["probability"]) == pytest.approx(float(theirs["probability"]), rel=1e-5)
 
 
-def test_where_nothing_can_be_used_every_row_says_so(run, tmp_path):
+def test_if_no_image_is_usable_every_row_has_an_error(run, tmp_path):
     for name in "abc":
         (tmp_path / f"{name}.png").write_text(name)
     rows = rows_of(written(run, [tmp_path], tmp_path / "out.csv"))
@@ -330,7 +332,7 @@ def test_a_listed_image_that_is_missing_is_a_row(run, pictures, tmp_path, capfd)
 
 
 @pytest.mark.slow
-def test_every_format_holds_the_same(run, pictures, spoiled, tmp_path):
+def test_every_output_format_has_the_same_predictions(run, pictures, spoiled, tmp_path):
     out = {form: written(run, [spoiled], tmp_path / f"out.{form}", form=form, top=2) for form in FORMS}
     rows = rows_of(out["csv"])
     assert list(rows[0]) == ["id", "class", "probability", "class_2", "probability_2", "error"]
@@ -453,7 +455,7 @@ def test_other_images_are_refused(run, images, message):
         (["{run}", "{val}", "--out", "a.csv", "--top", "0"], "--top 0: expected 1 to 100,000"),
     ],
 )
-def test_a_mistake_gets_its_line(workdir, pictures, arguments, line, tmp_path, monkeypatch, capfd):
+def test_a_mistake_in_predict_raises_a_one_line_error(workdir, pictures, arguments, line, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     first = sorted(path.name for path in (pictures / "val" / "a").iterdir())[0]
     known = {"run": workdir, "val": pictures / "val", "first": first}
@@ -462,7 +464,7 @@ def test_a_mistake_gets_its_line(workdir, pictures, arguments, line, tmp_path, m
 
 
 @pytest.mark.slow
-def test_a_run_that_came_from_python_is_given_its_model(tmp_path):
+def test_a_run_from_python_needs_its_model_for_predictions(tmp_path):
     table, val = random_table(16, image=8), random_table(6, seed=1, image=8)
     setup = jaxddp.prepare_training(linear_model(), table, 2, sgd(0.1), 4, epochs=2)
     state, _ = jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, val=val, listeners=())
@@ -486,7 +488,7 @@ def test_a_run_that_came_from_python_is_given_its_model(tmp_path):
 MEAN, STD = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)
 
 
-def test_what_a_run_is_asked_is_checked(run, pictures):
+def test_arguments_of_a_loaded_run_are_checked(run, pictures):
     table = random_table(4, image=16)
     wide = jaxddp.ArrayTable(table.images.astype(np.uint16), table.labels, table.class_names)
     cases = [
@@ -518,7 +520,7 @@ def test_what_a_run_is_asked_is_checked(run, pictures):
     assert outcome.confusion.sum() == 4 and len(figure.axes) == 2
 
 
-def test_a_run_without_a_signature_asks_its_data(workdir, pictures, run, tmp_path):
+def test_a_run_without_a_signature_reads_its_data(workdir, pictures, run, tmp_path):
     kept = (workdir / SIGNATURE_FILE).read_text()
     (workdir / SIGNATURE_FILE).unlink()
     try:

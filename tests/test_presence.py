@@ -86,7 +86,7 @@ CASES = [*((removed, *at) for at in AT), *((change, "step", 1) for change in CHA
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("change", "moment", "step"), CASES, ids=lambda each: getattr(each, "__name__", each))
-def test_a_run_ends_with_one_line_and_makes_no_other_directory(change, moment, step, tmp_path, capfd, caplog):
+def test_a_run_ends_with_a_one_line_error_and_makes_no_other_directory(change, moment, step, tmp_path, capfd, caplog):
     workdir = tmp_path / "run"
     setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 4))
     more = {"listeners": [Changes(change, moment, step)], "workdir": workdir, "val": TABLE, "log_every": "1 step"}
@@ -102,7 +102,7 @@ def test_a_run_ends_with_one_line_and_makes_no_other_directory(change, moment, s
 
 
 @pytest.mark.parametrize(("peers", "phase"), [(Second(), "device"), (ALONE, "save")])
-def test_a_process_that_may_wait_for_what_will_not_come_ends_too(peers, phase, tmp_path, monkeypatch):
+def test_a_process_that_may_wait_forever_ends_after_the_removal(peers, phase, tmp_path, monkeypatch):
     workdir, said, ended = tmp_path / "run", list[tuple[str, int]](), threading.Event()
 
     def end_now(reason: str, code: int) -> None:
@@ -122,7 +122,7 @@ def test_a_process_that_may_wait_for_what_will_not_come_ends_too(peers, phase, t
     assert code == 2 and reason.startswith(f"{workdir}: was removed, moved or replaced while the run")
 
 
-def test_a_check_looks_at_the_directory_alone_while_its_entries_stay(tmp_path, monkeypatch):
+def test_a_check_reads_only_the_directory_while_its_entries_are_unchanged(tmp_path, monkeypatch):
     workdir = tmp_path / "run"
     (workdir / "checkpoints").mkdir(parents=True)
     (workdir / "config.json").touch()
@@ -133,7 +133,7 @@ def test_a_check_looks_at_the_directory_alone_while_its_entries_stay(tmp_path, m
     assert looked == [workdir]
     times = stat(workdir)
     (workdir / "config.json").unlink()
-    # As on a file system without modification times, where the thread finds the change before the next check.
+    # Simulates a file system without modification times, where the thread finds the change before the next check.
     os.utime(workdir, ns=(times.st_atime_ns, times.st_mtime_ns))
     known.check()
     assert known.fault() is not None

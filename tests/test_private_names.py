@@ -135,12 +135,12 @@ def used(path: str, source: str) -> set[str]:
         ("import jax\n_, _rest = jax.devices()", ""),
     ],
 )
-def test_what_is_not_promised_is_seen(source, expected):
+def test_uses_of_private_names_are_found(source, expected):
     assert used("jaxddp/new.py", source) == set(expected.split())
 
 
 @pytest.mark.slow
-def test_it_stands_in_the_list_and_the_list_holds_nothing_else():
+def test_the_list_has_exactly_the_private_names_in_use():
     paths = {file.relative_to(ROOT).as_posix(): source for file, source in FILES.items()}
     found = {path: names for path, source in paths.items() if (names := used(path, source))}
     assert found == {path: set(names.split()) for path, names in USED.items()}
@@ -156,7 +156,7 @@ def lines(caplog):
     return lambda: [record.getMessage() for record in caplog.records if record.name == "jaxddp.libraries"]
 
 
-def test_what_is_lost_is_said_once_and_with_the_version(lines):
+def test_a_missing_private_name_is_logged_once_with_the_version(lines):
     for _ in range(2):
         private_names.say_lost("jax", "jax._src.one", "starts are slow")
         private_names.say_lost("no-such-package", "another", "nothing")
@@ -177,7 +177,7 @@ def test_what_is_lost_is_said_once_and_with_the_version(lines):
         (3, False),
     ],
 )
-def test_a_function_is_known_by_its_parameters(found, is_known):
+def test_a_private_function_is_recognized_by_its_parameters(found, is_known):
     module = SimpleNamespace(name=found)
     assert private_names.function(module, "name", ["a", "b"], ["c"]) is (found if is_known else None)
     assert private_names.function(None, "name", []) is None
@@ -193,7 +193,7 @@ def misread(equation):
 
 
 @pytest.mark.parametrize("reading", [misread, lambda equation: None])
-def test_a_step_whose_operations_cannot_be_read_is_trained_uncounted(monkeypatch, lines, reading):
+def test_a_step_with_unreadable_operations_is_trained_without_a_count(monkeypatch, lines, reading):
     flops.reads_jaxprs.cache_clear()
     assert of_known_cost().flops == 2 * 4**3 and lines() == []
     flops.reads_jaxprs.cache_clear()
@@ -213,7 +213,7 @@ def test_a_step_of_unknown_memory_is_trained(monkeypatch, lines):
     assert "Compiled.memory_analysis()" in line
 
 
-def test_a_network_that_asks_other_devices_may_go_unseen_but_not_without_a_word(monkeypatch, lines):
+def test_an_unavailable_check_for_collectives_is_logged(monkeypatch, lines):
     def mean(take, images):
         return reproducible._traced(take, images)(images)
 
@@ -227,7 +227,7 @@ def test_a_network_that_asks_other_devices_may_go_unseen_but_not_without_a_word(
     assert line.endswith("cannot detect, and so accepts, a network that communicates between devices")
 
 
-def test_an_option_that_is_gone_is_left_out_with_a_line(monkeypatch, lines):
+def test_a_removed_option_is_left_out_and_logged(monkeypatch, lines):
     compiler_options.options_in_haste("cpu"), compiler_options.options_of_one_call("cpu")
     assert lines() == [], "this jaxlib has lost one"
     gone = {"xla_llvm_disable_expensive_passes", "xla_gpu_deterministic_ops", "xla_cpu_use_fusion_emitters"}
@@ -240,7 +240,7 @@ def test_an_option_that_is_gone_is_left_out_with_a_line(monkeypatch, lines):
     ]
 
 
-def test_a_set_of_tfds_is_opened_without_the_private_way(lines):
+def test_a_tfds_data_set_is_opened_without_the_private_function(lines):
     public = SimpleNamespace(builder=lambda name, data_dir: (name, data_dir), core=SimpleNamespace())
     assert tfds._opener(public)("mnist", data_dir="/data") == ("mnist", "/data")
     (line,) = lines()

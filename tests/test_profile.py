@@ -62,7 +62,7 @@ def traced_steps(directory: Path) -> list[int]:
 
 
 @given(total=st.integers(1, 60), asked=st.integers(0, 30), longest=st.integers(1, 40), data=st.data())
-def test_traced_are_as_many_steps_as_asked_but_never_the_one_that_compiles(total, asked, longest, data):
+def test_the_requested_number_of_steps_is_traced_but_never_the_compiling_one(total, asked, longest, data):
     done = data.draw(st.integers(0, total))
     plan = made_plan(total, f"{asked} steps")
     traced = plan.traced(done)
@@ -78,7 +78,7 @@ def test_traced_are_as_many_steps_as_asked_but_never_the_one_that_compiles(total
     assert not unprofiled.traced(done)
 
 
-def test_a_profile_is_any_duration():
+def test_a_profiles_length_is_any_duration():
     assert len(made_plan(40, "5%").traced(0)) == 2
     assert len(made_plan(40, "1 epoch").traced(0)) == 7
 
@@ -86,7 +86,7 @@ def test_a_profile_is_any_duration():
 # --- The trace ---
 
 
-def test_the_device_is_idle_where_a_trace_begins_and_ends(tmp_path, monkeypatch):
+def test_the_device_is_idle_when_a_trace_begins_and_ends(tmp_path, monkeypatch):
     seen: list[object] = []
 
     class State:
@@ -126,7 +126,7 @@ def test_steps_that_are_dispatched_together_are_one_annotation(tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_run_that_resumes_traces_steps_of_its_own(tmp_path):
+def test_a_resumed_run_traces_its_own_steps(tmp_path):
     checkpoints = Checkpoints(tmp_path / "c")
     run(plan_of(5, None), tmp_path, checkpoints=checkpoints)
     checkpoints.wait()
@@ -136,7 +136,7 @@ def test_a_run_that_resumes_traces_steps_of_its_own(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("steps", "traced"), [(3, [2, 3]), (2, [2]), (1, [])])
-def test_a_short_run_traces_what_there_is(tmp_path, steps, traced):
+def test_a_short_run_traces_its_few_steps(tmp_path, steps, traced):
     run(plan_of(steps, "10 steps"), tmp_path / "profile")
     assert (tmp_path / "profile").exists() is bool(traced)
     if traced:
@@ -153,14 +153,14 @@ def test_a_run_that_fails_writes_what_it_traced_and_frees_the_profiler(tmp_path)
     assert len(traced_steps(tmp_path / "next")) == 4
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+def test_a_folder_that_cannot_be_made_raises_a_one_line_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file: cannot be written"):
         run(plan_of(), tmp_path / "file")
 
 
 @pytest.mark.slow
-def test_a_trace_that_cannot_be_written_is_one_line_and_hides_nothing(tmp_path, monkeypatch):
+def test_an_unwritable_trace_raises_a_one_line_error_and_hides_no_other(tmp_path, monkeypatch):
     stop = jax.profiler.stop_trace
 
     def full() -> None:
@@ -175,7 +175,7 @@ def test_a_trace_that_cannot_be_written_is_one_line_and_hides_nothing(tmp_path, 
     assert "the trace cannot be written" in raised.value.__notes__[0]
 
 
-def test_the_profiler_has_no_part_in_the_speed(tmp_path, monkeypatch):
+def test_the_reported_speed_excludes_the_profilers_time(tmp_path, monkeypatch):
     """Use a clock that advances at each reading, and by much more while the profiler starts or writes."""
     from jaxddp.training import clock
 
@@ -235,7 +235,7 @@ def test_a_bad_duration_is_named_with_its_option(words, line, capsys):
     assert said.startswith(f"jaxddp: Error parsing --log.profile: {line}")
 
 
-def test_help_shows_it(capsys):
+def test_help_shows_the_profile_option(capsys):
     assert main(["train", "digits", "--help"]) == 0
     assert "--log.profile {None}|DURATION" in capsys.readouterr().out
 
@@ -250,7 +250,7 @@ def test_the_opening_says_what_is_traced():
 
 
 @pytest.mark.slow
-def test_at_the_terminal_a_trace_lies_in_the_work_directory_and_is_no_part_of_the_recipe(tmp_path, capfd):
+def test_a_trace_is_written_to_the_work_directory_and_is_not_part_of_the_recipe(tmp_path, capfd):
     data, workdir = tmp_path / "set.npz", tmp_path / "w"
     write_arrays(data, random_table(39, image=16), random_table(11, seed=1, image=16))
     plain = ["--parallel.devices", "1", "--log.to", "jsonl"]

@@ -56,7 +56,7 @@ def test_progress_is_a_phase_a_step_or_a_move():
 
 
 @given(standings, st.floats(0.1, 50))
-def test_who_is_stuck(found, timeout):
+def test_the_stuck_process_is_found(found, timeout):
     named = stuck(found, timeout)
     busy = {process for process, own in found.items() if own.phase not in {*WAITING, OUTSIDE}}
     waiting = {process for process, own in found.items() if own.phase in WAITING}

@@ -100,7 +100,7 @@ def degenerate(name: str, image: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("magnitude", [4.0, -9.0])
 @pytest.mark.parametrize("kind", IMAGES)
 @pytest.mark.parametrize("name", WARPS)
-def test_a_warp_takes_each_pixel_from_its_source(name, kind, magnitude, run):
+def test_a_warp_reads_each_pixel_from_its_source(name, kind, magnitude, run):
     image = IMAGES[kind]
     height, width, _ = image.shape
     warped, exact = run(name, image, magnitude), 0
@@ -119,7 +119,7 @@ def test_a_warp_takes_each_pixel_from_its_source(name, kind, magnitude, run):
 @pytest.mark.parametrize("magnitude", [4.0, -9.0])
 @pytest.mark.parametrize("kind", IMAGES)
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_is_its_definition(name, kind, magnitude, run):
+def test_a_lookup_table_equals_its_definition(name, kind, magnitude, run):
     image = IMAGES[kind]
     expected = [np.array(table(name, channel, magnitude))[channel] for channel in np.moveaxis(image, -1, 0)]
     assert (run(name, image, magnitude) == np.stack(expected, -1)).all()
@@ -128,7 +128,7 @@ def test_a_table_is_its_definition(name, kind, magnitude, run):
 @pytest.mark.parametrize("magnitude", [4.0, -9.0])
 @pytest.mark.parametrize("kind", IMAGES)
 @pytest.mark.parametrize("name", BLENDS)
-def test_a_blend_is_its_definition_rounded(name, kind, magnitude, run):
+def test_a_blend_equals_its_rounded_definition(name, kind, magnitude, run):
     image = IMAGES[kind]
     away_from = degenerate(name, image)
     exact = away_from + (1 + 0.9 * magnitude / 10) * (image - away_from)
@@ -140,7 +140,7 @@ def test_at_magnitude_0_an_operation_does_nothing(name, run):
     assert (run(name, IMAGES["noise"], 0.0) == IMAGES["noise"]).all()
 
 
-def test_at_the_largest_magnitude(run):
+def test_operations_equal_their_definitions_at_the_largest_magnitude(run):
     noise = IMAGES["noise"]
     assert (run("solarize", noise, 10.0) == 255 - noise).all()
     assert (run("posterize", noise, 10.0) == noise // 16 * 16).all()
@@ -191,7 +191,7 @@ def pillow(name: str, image: np.ndarray, magnitude: float) -> np.ndarray:
 @pytest.mark.parametrize("magnitude", [4.0, -9.0])
 @pytest.mark.parametrize("kind", IMAGES)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_is_pillows(name, kind, magnitude, run):
+def test_an_operation_equals_pillows(name, kind, magnitude, run):
     """Pillow computes in floating point and truncates: autocontrast and blends may differ by 1. A few pixels of a warp
     are on a border."""
     image = IMAGES[kind]
@@ -225,7 +225,7 @@ def test_each_operation_and_each_direction_is_drawn_with_equal_chance(run):
 
 
 @pytest.mark.slow
-def test_layers_follow_each_other_and_are_drawn_apart(run):
+def test_layers_follow_each_other_and_are_drawn_independently(run):
     image = IMAGES["narrow"]
     steps = [(name, sign * 7.0) for name in OPERATIONS for sign in (-1, 1)]
     known: dict[bytes, set[tuple[str, str]]] = {}

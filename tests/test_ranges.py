@@ -55,7 +55,7 @@ def numbers(hint: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("tree", [Config, Launch])
-def test_every_number_has_its_range_beside_its_definition(tree):
+def test_every_number_in_a_config_has_a_range(tree):
     found = {key: list(numbers(hint)) for key, hint in keys(tree)}
     assert [key for key, ranges in found.items() if None in ranges] == []
     assert sum(map(len, found.values())) >= 7
@@ -70,7 +70,7 @@ def changed(key: str, value: Any) -> Config:
 
 
 @pytest.mark.parametrize("key", HINTS)
-def test_what_no_key_can_hold_is_refused_when_it_is_read(key):
+def test_values_outside_the_range_of_a_key_are_rejected(key):
     for value in ODD:
         for tried in (value, [value], [value] * 2, [value] * 3):
             try:
@@ -86,7 +86,7 @@ def test_what_no_key_can_hold_is_refused_when_it_is_read(key):
                 assert not any(isinstance(each, float) and not math.isfinite(each) for each in [held] if each)
 
 
-def test_what_an_image_is_divided_by_is_not_0():
+def test_divisors_of_images_are_not_0():
     with pytest.raises(InputError, match="^data.std=.*0"):
         changed("data.std", (0.2, 0.0, 0.2))
 
@@ -176,7 +176,7 @@ ONE_OF_EACH = list({nature(hint): key for key, hint in reversed(HINTS.items())}.
 @pytest.mark.parametrize(
     ("keys", "runs", "refusals"), [(ONE_OF_EACH, 8, 20), rarely(list(HINTS), 15, 70)], ids=["one of each kind", "all"]
 )
-def test_odd_words_at_the_terminal_end_in_one_line_or_in_a_run(
+def test_odd_values_on_the_command_line_raise_a_one_line_error_or_start_a_run(
     keys, runs, refusals, data, tmp_path, capfd, monkeypatch
 ):
     """The exit code is 0 or 2, without a traceback or a wait."""

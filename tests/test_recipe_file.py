@@ -62,7 +62,7 @@ def refused(arguments: list[str], capfd) -> str:
 
 
 @pytest.mark.slow
-def test_a_recipe_brings_all_its_objects_and_the_run_keeps_them(folder, data, capfd):
+def test_a_recipe_provides_all_objects_and_the_run_keeps_a_copy(folder, data, capfd):
     write(folder)
     assert main(["train", "mine.py", "--data.path", data, "--optimizer.learning-rate", "0.02", *ONE]) == 0
     assert "metrics: runs/mine/metrics.jsonl" in capfd.readouterr().out
@@ -86,7 +86,7 @@ def test_a_recipe_brings_all_its_objects_and_the_run_keeps_them(folder, data, ca
 
 
 @pytest.mark.slow
-def test_the_augmentation_of_a_recipe_is_shown_and_the_doctor_takes_its_step(folder, data, capfd):
+def test_data_show_draws_a_recipes_augmentation_and_the_doctor_runs_its_step(folder, data, capfd):
     write(folder)
     assert main(["data", "show", "mine.py", "--data.path", data, "--out", "show.png"]) == 0
     assert main(["doctor", "mine.py", "--data.path", data, "--workdir", "w", *ONE]) == 0
@@ -95,7 +95,7 @@ def test_the_augmentation_of_a_recipe_is_shown_and_the_doctor_takes_its_step(fol
 
 
 @pytest.mark.slow
-def test_a_changed_recipe_is_refused_on_resume_and_a_moved_one_is_not(folder, data, capfd):
+def test_on_resume_a_changed_recipe_is_rejected_and_a_moved_one_is_accepted(folder, data, capfd):
     write(folder)
     words = ["--data.path", data, "--workdir", "w", *ONE]
     assert main(["train", "mine.py", *words]) == 0
@@ -113,7 +113,7 @@ def test_a_changed_recipe_is_refused_on_resume_and_a_moved_one_is_not(folder, da
 
 
 @pytest.mark.slow
-def test_a_recipe_finds_another_beside_itself_and_inherits_its_hooks(folder, monkeypatch):
+def test_a_recipe_loads_another_beside_itself_and_inherits_its_hooks(folder, monkeypatch):
     (folder / "recipes").mkdir()
     write(folder / "recipes", "base.py")
     child = "from jaxddp.config import load\ndef get_config():\n    return load('base.py').replace(seed=7)\n"
@@ -132,7 +132,7 @@ def test_a_recipe_finds_another_beside_itself_and_inherits_its_hooks(folder, mon
 
 
 @pytest.mark.slow
-def test_the_digest_follows_the_files_and_nothing_else(folder):
+def test_the_digest_depends_only_on_the_files(folder):
     path = write(folder)
     first = read_recipe(path)
     first.hooks["get_model"](first.config, 3)
@@ -209,7 +209,7 @@ BAD = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "message"), BAD, ids=[message[:40] for _, message in BAD])
-def test_what_a_hook_may_not_be_is_one_line(source, message, folder, data, capfd):
+def test_an_invalid_hook_raises_a_one_line_error(source, message, folder, data, capfd):
     write(folder, source=source)
     line = refused(["train", "mine.py", "--data.path", data], capfd)
     assert re.search(message, line), line
@@ -219,7 +219,7 @@ def test_what_a_hook_may_not_be_is_one_line(source, message, folder, data, capfd
 
 
 @pytest.mark.slow
-def test_weights_of_classes_beside_a_loss_of_ones_own_are_refused(folder, data, capfd):
+def test_class_weights_with_a_custom_loss_are_rejected(folder, data, capfd):
     write(folder, source=WHOLE)
     line = refused(["train", "mine.py", "--data.path", data, "--loss.class-weights", "balanced"], capfd)
     assert (
@@ -228,14 +228,14 @@ def test_weights_of_classes_beside_a_loss_of_ones_own_are_refused(folder, data, 
 
 
 @pytest.mark.slow
-def test_a_helper_that_was_imported_is_no_hook(folder):
+def test_an_imported_helper_is_not_a_hook(folder):
     (folder / "helpers.py").write_text("def get_numbers():\n    return 3\n")
     write(folder, source=CONFIG + "from helpers import get_numbers\n")
     assert read_recipe("mine.py").hooks == {}
 
 
 @pytest.mark.slow
-def test_a_name_without_its_ending_is_answered_with_the_file(folder):
+def test_a_name_without_its_ending_gets_the_file_as_a_suggestion(folder):
     write(folder)
     with pytest.raises(InputError, match="config 'mine' does not exist; did you mean the file 'mine.py'"):
         read_recipe("mine")
@@ -262,7 +262,7 @@ def test_a_built_in_recipe_with_hooks_is_kept_by_its_run_and_inherited(folder):
 
 
 @pytest.mark.slow
-def test_a_run_whose_copy_is_gone_says_so(folder, data, capfd):
+def test_a_missing_copy_of_the_recipe_is_reported(folder, data, capfd):
     write(folder)
     assert main(["train", "mine.py", "--data.path", data, "--train.duration", "1 step", *ONE]) == 0
     (folder / "runs" / "mine" / "recipe" / "mine.py").unlink()
@@ -271,7 +271,7 @@ def test_a_run_whose_copy_is_gone_says_so(folder, data, capfd):
 
 
 @pytest.mark.slow
-def test_a_run_whose_copy_was_changed_says_so(folder):
+def test_a_changed_copy_of_the_recipe_is_reported(folder):
     (folder / "recipe").mkdir()
     recipe = read_recipe(write(folder / "recipe"))
     kept = {"file": "mine.py", "digest": recipe.digest()}
@@ -290,7 +290,7 @@ def test_a_recipe_that_changes_the_working_directory_changes_no_path(folder):
     assert Path.cwd() == folder
 
 
-def test_recipes_that_load_each_other_are_one_line(folder):
+def test_recipes_that_load_each_other_raise_a_one_line_error(folder):
     for name, other in ("ab", "ba"):
         source = f"from jaxddp.config import load\ndef get_config():\n    return load('{other}.py')\n"
         (folder / f"{name}.py").write_text(source)
@@ -298,7 +298,7 @@ def test_recipes_that_load_each_other_are_one_line(folder):
         read_recipe("a.py")
 
 
-def test_what_a_recipe_waits_for_as_it_is_read_is_bounded(folder, monkeypatch):
+def test_reading_a_recipe_is_bounded_by_the_stall_timeout(folder, monkeypatch):
     """tests/test_activity.py tests the message."""
     bounds = list[float]()
     # A real watch would not end with the test, and would end this process.

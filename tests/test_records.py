@@ -205,7 +205,7 @@ def test_damage_beside_the_image_is_found_by_the_stream(table: ExampleTable):
 
 
 @pytest.mark.parametrize("offset", [3, -1, 2**62])
-def test_an_offset_that_is_none_gets_one_line(table: ExampleTable, offset: int):
+def test_an_invalid_offset_raises_a_one_line_error(table: ExampleTable, offset: int):
     assert table.offset is not None
     table.offset[2] = offset
     with pytest.raises(InputError, match=r"0\.tfrecord") as raised:
@@ -299,7 +299,7 @@ def test_a_damaged_index_is_built_anew(folder: Path):
     assert build.count == 1 + len(damaged)
 
 
-def test_where_nothing_may_be_written_the_index_goes_to_the_cache(folder: Path, tmp_path: Path):
+def test_the_index_of_a_read_only_data_set_goes_to_the_cache(folder: Path, tmp_path: Path):
     build = Builds()
     # A mode would not stop root.
     (folder / "train.jaxddp-index").mkdir()
@@ -344,7 +344,9 @@ def test_a_missing_file_is_named_even_where_an_index_is_kept(folder: Path):
     assert build.count == 1
 
 
-def test_another_may_write_the_index_in_between(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_another_process_may_write_the_index_at_the_same_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """One process writes and renames the index between the write and the rename of another."""
     build, plain_replace = Builds(), os.replace
 
@@ -360,7 +362,7 @@ def test_another_may_write_the_index_in_between(folder: Path, tmp_path: Path, mo
     assert build.count == 2 and sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]
 
 
-def test_two_processes_that_build_at_once_both_end_well(folder: Path, tmp_path: Path):
+def test_two_processes_may_build_the_index_at_the_same_time(folder: Path, tmp_path: Path):
     program = """
     import json, sys, time
     from pathlib import Path

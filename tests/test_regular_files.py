@@ -85,7 +85,7 @@ OF_A_RUN = (
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a directory", *map(rarely, ("a socket", "a device", "a link to a FIFO"))])
 @pytest.mark.parametrize("name", OF_A_RUN)
-def test_a_run_with_an_irregular_file_is_used_or_one_line(name, kind, trained, tmp_path, capfd):
+def test_a_run_with_an_irregular_file_is_used_or_raises_a_one_line_error(name, kind, trained, tmp_path, capfd):
     train, workdir = trained
     place = shutil.copytree(workdir, tmp_path / "run")
     file = place / name
@@ -120,7 +120,7 @@ TELLING = {("metrics.jsonl", "a link to a FIFO"), ("config.json", "a device"), (
         for kind in KINDS
     ],
 )
-def test_a_work_directory_with_an_irregular_file_is_one_line(name, kind, tmp_path, capfd, monkeypatch):
+def test_a_work_directory_with_an_irregular_file_raises_a_one_line_error(name, kind, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
     write_npz(tmp_path / "set.npz")
     workdir = tmp_path / "run"

@@ -89,7 +89,7 @@ def message(state: TrainState, topology: Topology = FOUR) -> str:
     return str(caught.value)
 
 
-def test_replicas_that_are_alike_pass():
+def test_equal_replicas_pass():
     Replicas(FOUR).check(12, STATE)
     assert differing(STATE) == []
     assert np.ptp(np.asarray(array_checksums(FOUR)(STATE)), axis=0).max() == 0
@@ -171,7 +171,7 @@ def with_versions(versions: list[int]) -> tuple[TrainState, Topology]:
     return state_of({}, topology).replace(params={"w": weights}), topology
 
 
-def test_the_line_names_step_device_process_array_and_what_to_do():
+def test_the_message_names_step_device_process_and_array_and_gives_advice():
     state, topology = with_versions([0, 0, 1, 0])
     assert message(state, topology) == (
         "step 12: the devices no longer hold the same state: "
@@ -259,7 +259,7 @@ def test_one_device_compares_nothing():
     )
 
 
-def test_a_run_without_checkpoints_is_compared_where_it_is_due_alone(monkeypatch):
+def test_without_checkpoints_replicas_are_compared_only_when_due(monkeypatch):
     compared = []
     monkeypatch.setattr(Replicas, "check", lambda self, step, state: compared.append(step))
     setup = runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=2, data=AS_THEY_ARE)
@@ -270,7 +270,7 @@ def test_a_run_without_checkpoints_is_compared_where_it_is_due_alone(monkeypatch
 @pytest.mark.parametrize(
     ("every", "expected"), [("5 steps", [8, 16, 20]), ("16 steps", [16]), ("1 step", [8, *range(16, 21)])]
 )
-def test_chunks_stay_as_they_are_and_are_compared_at_their_ends(every, expected):
+def test_comparisons_do_not_change_chunks_and_happen_at_their_ends(every, expected):
     plan = plan_of(every)
     chunks = list(plan.chunks(0, plan.chunk_length(8)))
     assert chunks == list(plan_of("0 steps").chunks(0, 8))
@@ -289,7 +289,7 @@ def plan_of(every: str) -> Plan:
 
 
 @pytest.mark.slow
-def test_from_python(tmp_path, monkeypatch):
+def test_replicas_are_compared_in_a_run_from_python(tmp_path, monkeypatch):
     compared = []
     monkeypatch.setattr(Replicas, "check", lambda self, step, state: compared.append(step))
     setup = prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=2)

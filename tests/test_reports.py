@@ -47,7 +47,7 @@ def chart(charts, title: str) -> Chart:
 # --- Curves ---
 
 
-def test_the_time_of_a_step_is_the_sum_of_what_the_steps_before_took(tmp_path):
+def test_the_time_of_a_step_is_the_sum_of_the_earlier_steps_times(tmp_path):
     (run,) = runs_of(tmp_path, 1)
     expected, total, before = {}, 0.0, 0
     for row in rows_of(run.directory, "train"):
@@ -80,7 +80,7 @@ def test_every_metric_of_every_run_is_drawn_as_it_was_logged(tmp_path):
 
 
 @pytest.mark.slow
-def test_of_many_points_none_of_the_peaks_is_lost(tmp_path):
+def test_reducing_many_points_keeps_all_peaks(tmp_path):
     workdir = write_run(tmp_path / "long")
     losses = np.random.default_rng(0).random(10 * MOST_POINTS)
     losses[12_345], losses[777] = 50, -3
@@ -97,7 +97,7 @@ def test_of_many_points_none_of_the_peaks_is_lost(tmp_path):
 
 
 @pytest.mark.parametrize(("losses", "wide"), [((0.01, 1.01), True), ((0.011, 1), False), ((0, 1), False), ((), False)])
-def test_a_loss_that_spans_much_has_a_logarithmic_axis_at_first(tmp_path, losses, wide):
+def test_a_loss_with_a_wide_range_starts_with_a_logarithmic_axis(tmp_path, losses, wide):
     workdir = write_run(tmp_path / "run")
     rows = [{"step": step, "split": "val", "loss": loss} for step, loss in enumerate((*losses, None))]
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -155,7 +155,7 @@ def test_a_mean_is_over_the_steps_that_all_runs_have(tmp_path):
     assert curve.mean.tolist() == [np.mean([losses[step] for losses in validated]) for step in (20, 30)]
 
 
-def test_runs_are_of_one_group_where_only_the_seed_and_the_machine_differ(tmp_path):
+def test_runs_that_differ_only_in_seed_and_machine_are_one_group(tmp_path):
     workdirs = [
         write_run(tmp_path / "a", 0),
         write_run(tmp_path / "b", 1, parallel={"devices": 4}, log={"every": "7 steps"}, data={"path": "elsewhere"}),
@@ -182,7 +182,7 @@ def test_runs_are_of_one_group_where_only_the_seed_and_the_machine_differ(tmp_pa
 def test_settings_that_differ(tmp_path):
     workdirs = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 1, model={"name": "resnet18"})]
     older = json.loads((workdirs[0] / "config.json").read_text())
-    del older["eval"]["views"]  # as a release without the key wrote it
+    del older["eval"]["views"]  # Simulates a release that did not write this key.
     (workdirs[0] / "config.json").write_text(json.dumps(older))
     python = {"seed": 1, "data": older["data"], "train": {"batch_size": 8}, "objects": {"model": "d" * 64}}
     workdirs.append(tmp_path / "python")
@@ -198,7 +198,7 @@ def test_settings_that_differ(tmp_path):
     ]
 
 
-def test_the_tables_say_how_far_how_good_and_how_fast(tmp_path):
+def test_the_tables_have_steps_metrics_and_speed(tmp_path):
     (run,) = runs_of(tmp_path, 1)
     train, val = rows_of(run.directory, "train"), rows_of(run.directory, "val")
     best = max(val, key=lambda row: row["top1"])
@@ -241,7 +241,7 @@ def test_confusions_and_accuracies_are_counted_as_by_hand():
     assert first.share == first.images / (outcome.labels == first.label).sum()
 
 
-def test_the_surest_mistakes_are_wrong_and_sorted():
+def test_the_most_confident_mistakes_are_sorted():
     outcome, _, _ = outcome_of_noise()
     rows = outcome.surest_mistakes(7)
     wrong = outcome.labels != outcome.predictions
@@ -251,7 +251,7 @@ def test_the_surest_mistakes_are_wrong_and_sorted():
     assert len(outcome.surest_mistakes(1000)) == wrong.sum()
 
 
-def test_what_has_no_label_or_no_finite_probability_counts_nowhere():
+def test_images_without_a_label_or_finite_probability_are_not_counted():
     labels = np.array([0, 1, -1, 1])
     probabilities = np.array([[0.9, 0.1], [np.nan, np.nan], [0.2, 0.8], [0.7, 0.3]])
     outcome = Outcome(labels, probabilities, ("a", "b"), 1)
@@ -261,7 +261,7 @@ def test_what_has_no_label_or_no_finite_probability_counts_nowhere():
     assert np.isnan(nothing.accuracy) and np.isnan(nothing.class_accuracy).all() and nothing.confusions(5) == []
 
 
-def test_the_worst_class_comes_first_and_other_classes_have_a_table_of_their_own():
+def test_the_worst_class_comes_first_and_the_other_classes_have_a_separate_table():
     other = outcome_of_noise(names=("v", "w", "x", "y", "z"))
     images_of = {"one": outcome_of_noise(), "other": other, "third": outcome_of_noise()}
     tables = accuracy_tables([run_classes(0, name, "#000000", images) for name, images in images_of.items()])
@@ -315,7 +315,7 @@ def test_a_row_of_the_matrix_holds_the_shares_of_a_class():
 # --- The page ---
 
 
-def test_no_name_becomes_markup(tmp_path):
+def test_no_name_is_interpreted_as_markup(tmp_path):
     html = render(hostile_page(tmp_path))
     assert "alert(1)" in html and "<script>alert" not in html and "<img src=x" not in html and "<i>b</i>" not in html
     assert html.count("<script") == 3 and "{{ 7 * 7 }}" in html
@@ -386,7 +386,7 @@ def test_names_need_not_be_utf_8(tmp_path, capfd):
     assert main(["runs", str(tmp_path)]) == 0 and "caf\ufffd" in capfd.readouterr().out
 
 
-def test_what_is_not_finite_is_not_the_best(tmp_path):
+def test_a_metric_that_is_not_finite_is_not_the_best(tmp_path):
     workdir = write_run(tmp_path / "run")
     tops = ("NaN", "0.5", "Infinity", "0.25")
     lines = [f'{{"step": {step}, "split": "val", "top1": {top}}}\n' for step, top in enumerate(tops)]
@@ -424,14 +424,14 @@ def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
         ),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path, capfd, arguments, message):
+def test_a_mistake_raises_a_one_line_error(tmp_path, capfd, arguments, message):
     workdirs = {"tmp": tmp_path, "run": write_run(tmp_path / "runs" / "run")}
     assert main(["report", *(word.format(**workdirs) for word in arguments)]) == 2
     last = capfd.readouterr().err.rstrip("\n").split("\n")[-1]
     assert last.startswith(f"jaxddp: {message.format(**workdirs)}")
 
 
-def test_where_a_library_is_missing_a_line_says_how_to_get_it(tmp_path, capfd, monkeypatch):
+def test_a_missing_library_is_reported_with_the_command_to_install_it(tmp_path, capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     workdir = write_run(tmp_path / "run")
     assert main(["report", str(workdir), "--out", str(tmp_path / "r.html")]) == 2
@@ -465,7 +465,7 @@ def trained(tmp_path_factory) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["best", "latest", "6"])
-def test_the_classes_of_a_run_are_what_its_validation_measured(trained, which):
+def test_class_accuracies_equal_the_runs_validation(trained, which):
     from jaxddp.reports.validation_images import predict_validation_images
 
     outcome, source, _ = predict_validation_images(trained, which)
@@ -490,7 +490,7 @@ def test_the_page_of_a_run_shows_its_classes(trained, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_asked_for_its_classes_is_left_out_in_a_line(trained, tmp_path, capfd):
+def test_a_run_without_available_classes_is_left_out_and_logged(trained, tmp_path, capfd):
     from jaxddp.reports.compose import with_classes
 
     content = json.loads((trained / "config.json").read_text())

@@ -67,7 +67,7 @@ sys.exit(f"{differing} arrays differ" if differing else 0)
 
 
 @pytest.mark.ci
-def test_a_resnet_has_the_same_bits_as_xla_compiles_it_for_users():
+def test_a_fully_optimized_resnet_has_the_same_bits_on_any_devices():
     """Test with full optimization. The programs of the other tests are compiled without it, and XLA fuses nothing in
     them."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
@@ -133,25 +133,25 @@ def test_barriers_change_no_result(for_cpu):
         (2, {"train": {"gradient_precision": "bfloat16"}}, "train.gradient_precision=bfloat16 does not apply"),
     ],
 )
-def test_settings_that_exclude_reproducible_are_one_line(devices, config, line):
+def test_settings_that_exclude_reproducible_raise_a_one_line_error(devices, config, line):
     made = Config().replace(**config)
     with pytest.raises(InputError, match=line):
         Gradients.of(made.replace(**REPRODUCIBLE), Topology.create(devices))
 
 
-def test_a_batch_that_8_shards_cannot_share_is_one_line():
+def test_a_batch_that_8_shards_cannot_share_raises_a_one_line_error():
     line = "^a global batch of 12 cannot be divided among the 8 shards of reproducible; 8 or 16 would do$"
     with pytest.raises(InputError, match=line):
         prepare_training(SmallNet(), random_table(50), 2, sgd(0.1), 6, reproducible=True)
 
 
-def test_a_network_with_a_collective_is_one_line():
+def test_a_network_with_a_collective_raises_a_one_line_error():
     line = r"^parallel.reproducible: the network or the loss communicates between devices \(psum_invariant\)"
     with pytest.raises(InputError, match=line):
         trained(2, SmallNet(batch_norm=True, sync="data"))
 
 
-def test_threads_are_fixed_before_jax_starts_and_said_to_be_late_after(monkeypatch, caplog):
+def test_the_number_of_threads_is_set_before_jax_starts_and_a_late_change_is_logged(monkeypatch, caplog):
     monkeypatch.delenv("NPROC", raising=False)
     jax.devices()
     with caplog.at_level(logging.WARNING, "jaxddp.mesh"):

@@ -69,7 +69,7 @@ def test_results():
     assert repr(shown) == "PredictedImages(3 images, 1 wrong)"
 
 
-def test_nothing_that_a_user_is_given_dumps_arrays(setup):
+def test_no_repr_of_a_users_object_prints_arrays(setup):
     start = RunStart(0, 10, 8, 50, 1, 1, params=setup.state.params, class_names=NAMES)
     for each in (setup, setup.state, setup.feed, setup.recipe, start, random_table(50)):
         assert "array(" not in repr(each) and "\n" not in repr(each) and len(repr(each)) < 1000

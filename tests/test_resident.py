@@ -95,7 +95,7 @@ def test_a_step_in_the_loop_has_one_collective():
 
 
 @pytest.mark.slow
-def test_xla_knows_how_often_the_loop_of_a_full_chunk_turns_and_a_step_alone_has_none():
+def test_xla_knows_the_trip_count_of_a_full_chunk_and_a_single_step_has_no_loop():
     with jax.enable_x64(True):
         objective, optimizer, topology, state = float64_parts(LINEAR, 2)
         program = make_resident_steps(make_local_step(objective, optimizer, topology), topology)
@@ -109,7 +109,7 @@ def test_xla_knows_how_often_the_loop_of_a_full_chunk_turns_and_a_step_alone_has
     assert "32" not in turns[1] and sorted(turns[LONGEST_CHUNK]) == sorted([*turns[1], "32"])
 
 
-def test_loops_are_slow_for_convolutions_on_a_cpu():
+def test_steps_with_convolutions_are_not_looped_on_a_cpu():
     topology = Topology.create(1)
     for net, slow in ((SmallNet(), True), (linear_model(), False)):
         setup = setup_of(net, sgd(0.1), TABLE, devices=topology)
@@ -144,7 +144,7 @@ SYNC = SmallNet(batch_norm=True, sync="data")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("net", "devices"), [rarely(LINEAR, 1), rarely(LINEAR, 2), (LINEAR, 4), (SYNC, 4)])
-def test_a_run_is_the_one_from_a_stream(net, devices):
+def test_a_run_on_resident_data_equals_one_from_a_stream(net, devices):
     state, recorder = run("device", plan_of(), devices=devices, net=net)
     expected, streamed = run("none", plan_of(), devices=devices, net=net)
     assert recorder.moments == streamed.moments
@@ -155,7 +155,7 @@ def test_a_run_is_the_one_from_a_stream(net, devices):
             assert ours.epoch_end.metrics == pytest.approx(theirs.epoch_end.metrics, abs=1e-5)
 
 
-def test_every_example_once_an_epoch():
+def test_every_example_is_trained_on_once_an_epoch():
     """A network with a parameter for each row, which grows by 1 / batch size whenever the row's image is trained on."""
     size, batch_size, epochs = 48, 8, 3
     images = np.broadcast_to(np.arange(size, dtype=np.uint8)[:, None, None, None], (size, 2, 2, 3))
@@ -186,7 +186,7 @@ def test_full_chunks_and_single_steps_are_single_steps_bit_for_bit(devices, monk
 
 
 @pytest.mark.slow
-def test_each_program_is_compiled_when_it_is_first_needed_and_costs_what_a_step_costs(monkeypatch):
+def test_each_program_is_compiled_on_first_use_and_reports_the_cost_of_a_step(monkeypatch):
     compiled, seen = [], []
     monkeypatch.setattr(
         "jaxddp.engine.step.compile_with_cost", lambda *given: compiled.append(given) or compile_with_cost(*given)
@@ -200,7 +200,7 @@ def test_each_program_is_compiled_when_it_is_first_needed_and_costs_what_a_step_
 
 
 @pytest.mark.slow
-def test_compiling_is_no_training_time(monkeypatch):
+def test_the_reported_speed_excludes_compilation(monkeypatch):
     """Test with a clock that advances at each reading, and by much more with each compilation."""
     now = [0.0]
 
@@ -248,13 +248,13 @@ def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(whole_run, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", few((16,), 5))
-def test_a_loss_that_is_not_finite_is_named_by_its_own_step(bad):
+def test_a_loss_that_is_not_finite_is_reported_with_its_step(bad):
     # Update number `bad` makes the parameters NaN, so the next step is the first to see them, within a chunk.
     with pytest.raises(NonFiniteError, match=f"^step {bad + 1}: the loss is nan"):
         run("device", plan_of(**SEEN), optimizer=exploding(bad))
 
 
-def test_the_run_asks_once_a_chunk_whether_to_stop_and_the_processes_count_the_questions(monkeypatch):
+def test_a_run_checks_for_a_stop_once_a_chunk_and_processes_count_the_checks(monkeypatch):
     asked, numbers = [], []
     run("device", plan_of(16, **SEEN), should_stop=lambda step: bool(asked.append(step)))
     # Chunks have 6 steps, the length of the shortest epoch. Single steps follow up to the end of an epoch and of the
@@ -291,7 +291,7 @@ PLANS = st.builds(
 
 
 @given(plan=PLANS, length=st.integers(1, 70), data=st.data())
-def test_chunks_are_full_or_of_one_step_and_nothing_is_due_within_one(plan, length, data):
+def test_chunks_are_full_or_single_steps_and_nothing_is_due_within_a_chunk(plan, length, data):
     done = data.draw(st.integers(0, plan.total_steps))
     steps = range(1, plan.total_steps + 1)
     # The last step is always due.
@@ -305,7 +305,7 @@ def test_chunks_are_full_or_of_one_step_and_nothing_is_due_within_one(plan, leng
 
 
 @given(plan=PLANS, longest=st.integers(1, 70), data=st.data())
-def test_a_run_that_is_resumed_at_any_cut_makes_the_same_cuts_again(plan, longest, data):
+def test_a_run_resumed_at_any_chunk_has_the_same_later_chunks(plan, longest, data):
     length = plan.chunk_length(longest)
     chunks = list(plan.chunks(0, length))
     number = data.draw(st.integers(0, len(chunks) - 1))
@@ -347,7 +347,7 @@ OTHERS = [*((LINEAR, 1, size) for size in (5, 23, 299, 400)), (SYNC, 4, 5), (SYN
 
 
 @pytest.mark.parametrize(("net", "devices", "size"), [*TELLING, *(rarely(*case) for case in OTHERS)])
-def test_validation_on_the_devices_is_that_from_a_stream_bit_for_bit(net, devices, size):
+def test_validation_on_the_devices_equals_that_from_a_stream_bit_for_bit(net, devices, size):
     """Sets smaller than a batch; one dispatch of 3 batches; two of 19, the last one padded; two of 25."""
     made = setup_of(net, sgd(0.1), TABLE, devices=devices, data=DataConfig(cache="device"))
     state, source = made.state.replace(params=randomized(made.state.params)), random_table(size, seed=1)
@@ -355,7 +355,7 @@ def test_validation_on_the_devices_is_that_from_a_stream_bit_for_bit(net, device
     assert resident(state) == streamed(state) and streamed(state)["count"] == size
 
 
-def test_validation_asks_between_two_dispatches_and_can_be_left_there():
+def test_validation_can_be_stopped_between_two_dispatches():
     made = setup_of(LINEAR, sgd(0.1), TABLE, data=DataConfig(cache="device"))
     evaluator, asked, seen = made.evaluator(random_table(8 * 70 + 1, seed=1), 8, resident=True), [], []
     # 71 batches: 3 dispatches of 23, and 2 of one batch.
@@ -389,7 +389,7 @@ def test_validation_files_are_decoded_once_as_the_stream_decodes_them(root, monk
     np.testing.assert_array_equal(np.asarray(made.feed.resident["validation"].images)[: len(val)], batch.image)
 
 
-def test_another_set_to_validate_on_takes_the_place_of_the_last():
+def test_another_validation_set_replaces_the_last_one_on_the_devices():
     made = setup_of(LINEAR, sgd(0.1), TABLE, data=DataConfig(cache="device"))
     for source in (VAL, random_table(31, seed=2), VAL):
         made.feed.place(source)
@@ -405,7 +405,7 @@ def images_of(table, data: DataConfig, devices: int):
 
 
 @pytest.mark.slow
-def test_the_notebook_keeps_the_set_on_the_devices(monkeypatch):
+def test_the_python_api_keeps_the_data_set_on_the_devices(monkeypatch):
     loads = []
     place = feed.place_images
     monkeypatch.setattr(feed, "place_images", lambda *args: loads.append(args) or place(*args))
@@ -441,7 +441,7 @@ def linear(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_at_the_terminal_the_losses_are_the_same_also_after_a_kill(root, linear, tmp_path, capfd):
+def test_on_the_command_line_the_losses_are_the_same_also_after_a_kill(root, linear, tmp_path, capfd):
     class Kill(Recorder):
         def step(self, record):
             if record.step == 5:
@@ -476,7 +476,7 @@ def test_crops_that_are_drawn_while_decoding_are_refused(root, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_files_lie_there_as_the_stream_decodes_them(tmp_path):
+def test_files_on_the_devices_are_decoded_as_by_the_stream(tmp_path):
     table = train_solutions(write_tree(tmp_path / "tree", classes=3, images=4, size=(20, 31)))
     data = DataConfig(image_size=16, crop="whole")
     images = np.asarray(images_of(table, data, 4))
@@ -486,14 +486,14 @@ def test_files_lie_there_as_the_stream_decodes_them(tmp_path):
     np.testing.assert_array_equal(images[batch.row], batch.image)
 
 
-def test_more_than_a_batch_is_put_together_in_order():
+def test_data_of_several_batches_are_placed_in_order():
     table = random_table(600)
     images = np.asarray(images_of(table, DataConfig(), 3))
     np.testing.assert_array_equal(images[:600], table.images)
 
 
 @pytest.mark.slow
-def test_a_damaged_file_and_a_set_that_is_too_large_get_one_line(linear, tmp_path, capfd):
+def test_a_damaged_file_and_a_too_large_data_set_raise_a_one_line_error(linear, tmp_path, capfd):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     device = ("--data.cache", "device")
     with pytest.MonkeyPatch.context() as patch:
@@ -515,7 +515,7 @@ def test_a_damaged_file_and_a_set_that_is_too_large_get_one_line(linear, tmp_pat
         assert not (tmp_path / f"w {split}" / "metrics.jsonl").exists()
 
 
-def test_memory_that_runs_out_as_images_are_placed_is_one_line(monkeypatch):
+def test_running_out_of_memory_as_images_are_placed_raises_a_one_line_error(monkeypatch):
     def run_out(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
 

@@ -179,7 +179,7 @@ def test_stems(stem, kernel, sides):
 
 
 @pytest.mark.slow
-def test_bfloat16_computes_narrow_and_keeps_wide():
+def test_bfloat16_computes_in_16_bits_and_keeps_parameters_in_float32():
     rng = np.random.default_rng(0)
     images = rng.standard_normal((8, 8, 8, 3), np.float32)
     narrow, wide = shallow(dtype=jnp.bfloat16), shallow()
@@ -250,7 +250,7 @@ def test_weight_initializers(name):
         ("glorot_uniform", 0.025),
     ],
 )
-def test_a_kernel_begins_as_the_config_says_and_the_head_as_ever(text, deviation):
+def test_kernels_are_initialized_by_the_config_and_the_head_always_in_the_same_way(text, deviation):
     made = resnet("resnet18", 1000, weight_init=text)
     module = ResNet(Architecture((), BASIC), num_classes=1000, kernel_init=made.kernel_init)
     params = module.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]

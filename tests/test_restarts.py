@@ -24,7 +24,7 @@ KILLED = End(137, "process 1: killed by SIGKILL")
 # --- Decisions after an end ---
 
 
-def test_delays_double_up_to_a_minute_and_begin_anew_after_a_long_run():
+def test_restart_delays_double_up_to_a_minute_and_reset_after_a_long_run():
     budget, delays = Budget(2000), []
     for seconds in [*[1.0] * 8, 600.0, 599.0, *[1.0] * 1200]:
         after = budget.after_failure(seconds)
@@ -36,7 +36,7 @@ def test_delays_double_up_to_a_minute_and_begin_anew_after_a_long_run():
 
 
 @pytest.mark.parametrize("most", (0, 1, 3))
-def test_no_more_restarts_than_were_asked_for(most):
+def test_a_job_restarts_no_more_than_the_requested_number(most):
     budget, used = Budget(most), 0
     while (after := budget.after_failure(1.0)) is not None:
         budget, used = after, used + 1
@@ -98,7 +98,7 @@ def machine(tmp_path) -> Iterator[Callable[..., Machine]]:
 
 
 @pytest.mark.slow
-def test_a_killed_process_starts_the_job_again(capfd, tmp_path):
+def test_a_killed_process_restarts_the_job(capfd, tmp_path):
     ran = Ran(
         capfd,
         tmp_path,
@@ -124,7 +124,7 @@ def test_a_killed_process_starts_the_job_again(capfd, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "starts"), [(2, 1), (75, 1), (3, 2)])
-def test_what_is_started_again_and_how_often(code, starts, capfd, tmp_path):
+def test_only_failures_are_restarted_up_to_the_limit(code, starts, capfd, tmp_path):
     ran = Ran(capfd, tmp_path, f"say('begun'); sys.exit({code})", processes=1, restarts=1)
     assert (ran.code, ran.of(0)) == (code, ["begun"] * starts)
     assert ran.err.count("restart 1 of 1 in 1 s") == starts - 1
@@ -136,7 +136,7 @@ def test_what_is_started_again_and_how_often(code, starts, capfd, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "code", "line"), [("+", 1, "during its work, as from os._exit(0)"), ("+-", 0, "")])
-def test_an_exit_code_of_0_counts_where_the_work_has_ended(words, code, line, capfd, tmp_path):
+def test_an_exit_code_of_0_is_a_success_only_after_the_work_has_ended(words, code, line, capfd, tmp_path):
     text = f"os.write(int(os.environ['{STATUS_PIPE}']), b'{words}'); os._exit(0)"
     ran = Ran(capfd, tmp_path, text, processes=1, restarts=1)
     assert ran.code == code and (f"process 0: exit code 0 {line}" in ran.errors) == bool(line)
@@ -179,7 +179,7 @@ def test_a_job_that_was_asked_to_stop_is_not_started_again(machine):
     assert "restart" not in launcher.err.replace("restarts", "")
 
 
-def test_launchers_meet_only_if_they_must(tmp_path):
+def test_launchers_meet_only_if_necessary(tmp_path):
     assert launch(Launch(nodes="1", restarts=3, processes=1, logs=tmp_path), program("")) == 0
     assert not Launch(restarts=3).launchers_meet and not Launch(nodes="2").launchers_meet
     assert Launch(nodes="2", restarts=1).launchers_meet and Launch(nodes="1:2").launchers_meet
@@ -194,7 +194,7 @@ def shared(nodes: str, processes: int = 1, gpus: int = 0, **changes: dict) -> li
     return sizes_that_share(config, options, processes, gpus)
 
 
-def test_which_numbers_of_machines_share_a_batch(capfd, monkeypatch):
+def test_numbers_of_machines_that_can_share_a_batch(capfd, monkeypatch):
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     assert shared("1:4") == [1, 2, 3, 4] and capfd.readouterr().err == ""
     assert shared("1:5") == [1, 2, 3, 4]

@@ -90,7 +90,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_another_runs_is_refused_in_one_line(case, run):
+def test_files_of_another_run_raise_a_one_line_error(case, run):
     spoil, expected = REFUSED[case]
     own, other = run
     ids = {"own": id_of(own), "other": id_of(other)}
@@ -127,7 +127,7 @@ def copy_of_step_2(place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", MENDED)
-def test_a_run_goes_on_from_what_is_its_own(case, run, whole, caplog):
+def test_a_run_resumes_from_its_own_checkpoints(case, run, whole, caplog):
     spoil, expected = MENDED[case]
     own, other = run
     ids = {"own": id_of(own), "other": id_of(other)}
@@ -139,7 +139,7 @@ def test_a_run_goes_on_from_what_is_its_own(case, run, whole, caplog):
     assert {manifests.run_id(step) for step in (4, 6)} == {ids["own"]}
 
 
-def test_asking_a_run_compares_too(run, runs, capfd):
+def test_commands_that_read_a_run_compare_its_identity_too(run, runs, capfd):
     (own, other), (own_before, _) = run, runs
     ids = {"own": id_of(own), "other": id_of(other)}
     assert jaxddp.load_run(own, model=linear_model()).step == 3
@@ -152,7 +152,7 @@ def test_asking_a_run_compares_too(run, runs, capfd):
         with pytest.raises(InputError, match=f"{last} {ids['other']}, and config.json names run {ids['own']}"):
             jaxddp.load_run(own, model=linear_model())
         (own / VALIDATION).unlink(missing_ok=True)
-    # Also without JAX.
+    # The report compares identities without JAX, too.
     assert main(["checkpoints", str(own)]) == 0
     said = capfd.readouterr().out
     assert said.startswith(f"run {ids['own']}\n") and said.count(f"damaged: it belongs to run {ids['other']}") == 2
@@ -160,7 +160,7 @@ def test_asking_a_run_compares_too(run, runs, capfd):
     assert capfd.readouterr().out.startswith(f"run {ids['other']}\n")
 
 
-def test_a_report_says_that_its_curves_are_another_runs(run):
+def test_a_report_says_that_its_curves_belong_to_another_run(run):
     own, other = run
     assert read_runs([own])[0].faults == ()
     copy("metrics.jsonl")(own, other)
@@ -168,8 +168,8 @@ def test_a_report_says_that_its_curves_are_another_runs(run):
     assert read_runs([own])[0].faults == (expected,)
 
 
-def test_a_config_that_was_changed_behind_a_run_is_not_its_config(run):
-    """Also by a command with the other seed."""
+def test_a_config_that_was_changed_after_the_start_is_rejected(run):
+    """Test also a command that sets the other seed."""
     own, _ = run
     content = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps(content | {"seed": 1}))
@@ -184,7 +184,7 @@ def test_a_config_that_was_changed_behind_a_run_is_not_its_config(run):
     assert Integrity(own / "checkpoints").check(3) is None
 
 
-def test_a_run_of_an_older_release_goes_on_with_a_line_and_has_an_id_from_there_on(run, whole, caplog):
+def test_a_run_of_an_older_release_resumes_with_a_log_line_and_gets_an_id(run, whole, caplog):
     own, _ = run
     place = own / "checkpoints"
     content = json.loads((own / "config.json").read_text())
@@ -207,7 +207,7 @@ def test_a_run_of_an_older_release_goes_on_with_a_line_and_has_an_id_from_there_
 
 
 @pytest.mark.slow
-def test_each_start_of_a_run_has_an_id_of_its_own_and_resuming_keeps_it(runs, tmp_path):
+def test_each_new_run_has_its_own_id_and_resuming_keeps_it(runs, tmp_path):
     again = tmp_path / "again"
     train(again, 0, epochs=1)
     assert len({id_of(again), *map(id_of, runs)}) == 3
@@ -220,7 +220,7 @@ def test_each_start_of_a_run_has_an_id_of_its_own_and_resuming_keeps_it(runs, tm
     assert id_of(again) == before
 
 
-def test_equal_numbers_are_one_setting():
+def test_equal_numbers_of_different_types_are_the_same_setting():
     one, other = RunIdentity.of({"run_id": "a", "x": [1, 0.5]}), RunIdentity.of({"run_id": "a", "x": [1.0, 0.5]})
     assert one == other != RunIdentity.of({"run_id": "a", "x": [1.0, 0.25]})
     assert RunIdentity.of({"run_id": 5}) is RunIdentity.of({}) is None

@@ -20,7 +20,7 @@ def digits(tmp_path_factory) -> Path:
     return out
 
 
-def test_the_digits_are_scikit_learns_in_imagenets_layout(digits):
+def test_the_sample_has_scikit_learns_digits_in_imagenets_layout(digits):
     from sklearn.datasets import load_digits
 
     expected = load_digits()

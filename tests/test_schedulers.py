@@ -58,7 +58,7 @@ def found(environ: dict[str, str]) -> Job:
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_skypilot_one_process_a_node(rank):
+def test_skypilot_runs_one_process_on_each_node(rank):
     job = found(SKYPILOT | {"SKYPILOT_NODE_RANK": str(rank)})
     assert (job.host, job.num_processes, job.process_id, job.local_device_ids) == ("10.0.0.4", 3, rank, None)
     assert job.run_id == SKYPILOT["SKYPILOT_TASK_ID"]
@@ -87,7 +87,7 @@ def test_the_main_node_of_aws_batch_uses_its_own_address_only_if_none_is_set(mon
         find_job({name: value for name, value in batch(1).items() if name not in MAIN_ADDRESS})
 
 
-def test_own_address_is_one_that_others_reach(monkeypatch):
+def test_a_machines_own_address_is_reachable_for_others(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.1.2.3")
     assert own_address() == "10.1.2.3"
 
@@ -179,7 +179,7 @@ def test_a_launch_within_a_scheduler_is_a_separate_job(outer):
 
 
 @pytest.mark.parametrize("outer", [NODE, batch(1), STEP | {"SLURM_PROCID": "3"}, KUBEFLOW_TORCH])
-def test_torchrun_within_a_scheduler_comes_before_it(outer):
+def test_torchrun_within_a_scheduler_takes_precedence(outer):
     job = found(outer | TORCHRUN)
     assert (job.coordinator, job.num_processes, job.process_id) == ("10.0.0.4:8008", 24, 9)
     assert job.run_id == "sweep-3" and job.local_device_ids == (1,)

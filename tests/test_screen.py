@@ -30,7 +30,7 @@ from jaxddp.wire.handshake import Hello
 USED = Used(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
 
 
-def test_the_screen_shows_a_utilization_where_there_is_one_and_the_memory_at_the_end() -> None:
+def test_the_screen_shows_a_known_utilization_and_the_memory_at_the_end() -> None:
     assert lines.pace(step_record(1, used=USED)) == "lr 0.03333  1,234 images/s  MFU 41.2%  data wait 14%"
     assert lines.pace(step_record(1, used=Used(peak_memory=7))) == "lr 0.03333  1,234 images/s  data wait 14%"
     assert (
@@ -40,7 +40,7 @@ def test_the_screen_shows_a_utilization_where_there_is_one_and_the_memory_at_the
     )
 
 
-def test_what_comes_from_outside_is_shown_and_not_obeyed(capsys) -> None:
+def test_control_characters_in_names_are_shown_and_not_executed(capsys) -> None:
     odd = "a\x1b[31mb\x07\u202ec\udcff\x9b d\u00e9\u200d"
     escaped = r"a\x1b[31mb\x07\u202ec\udcff\x9b d" + "\u00e9\u200d"
     assert on_screen(odd) == escaped == str(InputError(odd))
@@ -48,19 +48,19 @@ def test_what_comes_from_outside_is_shown_and_not_obeyed(capsys) -> None:
     assert capsys.readouterr().out.count(escaped) == 2
 
 
-def test_a_stranger_s_name_of_its_host_is_shown_and_not_obeyed() -> None:
+def test_control_characters_in_a_strangers_host_name_are_shown_and_not_executed() -> None:
     hello = CODEC.decode(encode(Hello(5, 2, "", "evil\x1b[2J", {}, "", ""))[LENGTH:])
     assert isinstance(hello, Hello)
     reason = Roster(2, "first").conflict(hello)
     assert reason is not None and r"JAX_PROCESS_ID=5 on evil\x1b[2J: " in reason
 
 
-def test_figures_are_readable() -> None:
+def test_numbers_are_printed_readably() -> None:
     metrics = {"loss": 0.43211, "top1": 0.85214, "top10": 1.0, "count": 5, "loss_scale": 32768.0, "tiny": 1.25e-6}
     assert lines.shown(metrics) == "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
 
 
-def test_epochs_are_those_that_were_asked_for() -> None:
+def test_the_number_of_epochs_is_the_requested_one() -> None:
     config = {"train": {"duration": "6 epochs"}}
     run = run_start(total_steps=281, batch_size=32, num_examples=1497, config=config)
     assert lines.opening(run)[1] == "281 steps (6 epochs)"
@@ -72,7 +72,7 @@ def test_epochs_are_those_that_were_asked_for() -> None:
     ]
 
 
-def test_time_left_counts_what_the_wall_clock_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remaining_time_includes_all_wall_clock_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [50.0]
     monkeypatch.setattr(lines.time, "monotonic", lambda: now[0])
     run_lines = lines.RunLines(lambda line: None)
@@ -105,7 +105,7 @@ def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
     ]
 
 
-def test_an_evaluation_after_an_epoch_that_no_logged_step_parts_from_it_stands_alone() -> None:
+def test_an_evaluation_without_a_logged_step_since_the_epoch_has_its_own_line() -> None:
     kept: list[str] = []
     epochs = lines.RunLines(kept.append)
     epochs.start(run_start())
@@ -280,7 +280,7 @@ def test_lines_and_files_need_neither_tensorflow_nor_clu(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_notebook_gets_one_display_and_a_history_that_shows_itself(tmp_path: Path) -> None:
+def test_a_notebook_gets_one_display_and_a_history_with_a_picture(tmp_path: Path) -> None:
     watched = WATCHED.replace("drive(progress(), start=2)", "from jaxddp.training.listeners.history import History")
     code = watched + "history = History()\ndrive(progress(), history)\nhistory"
     notebook = nbformat.v4.new_notebook(

@@ -93,7 +93,7 @@ def test_order_key_config_and_state_are_those_of_the_seed():
 
 
 @pytest.mark.slow
-def test_a_step_for_a_loop_of_ones_own_draws_what_a_run_draws():
+def test_a_step_in_a_custom_loop_has_the_random_draws_of_a_run():
     augment = AugmentConfig(pad=1, erase=0.5)
     moved = prepared(3, augment=augment).with_seed(4)
     step, state, losses = moved.step(), jax.tree.map(jnp.copy, moved.state), []
@@ -104,7 +104,7 @@ def test_a_step_for_a_loop_of_ones_own_draws_what_a_run_draws():
     assert [losses[2], losses[5]] == [record["loss"] for record in records[:2]]
 
 
-def test_a_program_belongs_to_its_objects_and_to_settings_of_jax():
+def test_a_cached_program_depends_on_its_objects_and_on_jaxs_settings():
     setup, programs = prepared(0), CompiledPrograms()
 
     def program(setup):
@@ -149,7 +149,7 @@ print(json.dumps(found))
 # The other tests show this in one process. Here each seed has its own process, in which nothing is left of other seeds.
 @pytest.mark.ci
 @pytest.mark.parametrize("cache", ("none", "device"))
-def test_the_third_seed_of_a_process_is_the_first_of_another_bit_for_bit(cache):
+def test_the_third_seed_of_a_process_equals_the_first_of_another_bit_for_bit(cache):
     def trained(*seeds: int) -> list:
         environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", SCRIPT, cache, *map(str, seeds)]

@@ -56,7 +56,7 @@ def line(model=LINEAR, devices: int = 4, **settings) -> str:
     return str(caught.value)
 
 
-# The results and the tolerance have no public interface: the test raises or passes silently.
+# The self-test only raises or passes; no public interface gives its results and tolerance.
 
 
 def was_made(test: SelfTest) -> bool:
@@ -105,7 +105,7 @@ def test_images_on_the_devices_pass():
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", few((8,), 2))
 @pytest.mark.parametrize("changes", [{"parallel": {"reproducible": True}}, {"train": {"accumulate": 2}}])
-def test_other_ways_to_the_gradient_pass(changes, devices):
+def test_other_ways_to_compute_the_gradient_pass(changes, devices):
     config = Config().replace(**changes)
     assert was_made(made_test(LINEAR, devices, config=config))
     assert was_made(made_test(OfTheBatch(), devices, config=config))
@@ -132,7 +132,7 @@ class OfTheBatch(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", [None, "data"])
-def test_what_normalizes_by_the_batch_even_in_evaluation_passes(sync):
+def test_a_network_that_normalizes_by_the_batch_in_evaluation_passes(sync):
     assert was_made(made_test(OfTheBatch(sync)))
 
 
@@ -252,7 +252,7 @@ def with_gradient_by_hand(backward):
 
 
 @pytest.mark.slow
-def test_a_gradient_by_hand_that_forgets_the_sum_over_devices_is_found():
+def test_a_custom_gradient_without_the_sum_over_devices_is_found():
     assert "a custom gradient in the model or the loss omits a sum over the devices" in line(
         with_gradient_by_hand(_forgets)
     )
@@ -268,13 +268,13 @@ def scaled(factor: float):
 
 
 @pytest.mark.parametrize(("factor", "norm"), [(0.0, "0"), (np.nan, "nan")])
-def test_a_gradient_that_proves_nothing_is_logged(caplog, factor, norm):
+def test_a_gradient_that_cannot_be_judged_is_logged(caplog, factor, norm):
     with caplog.at_level(logging.WARNING, "jaxddp.training"):
         made_test(scaled(factor))
     assert caplog.messages == [f"self-test: the gradient of the first examples is {norm}, so the test proves nothing"]
 
 
-def test_gradients_that_agree_give_no_message(caplog):
+def test_equal_gradients_give_no_message(caplog):
     made_test(LINEAR)
     assert not caplog.messages
 
@@ -297,7 +297,7 @@ def test_auto_tests_small_networks():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["MOST_PARAMETERS", "MOST_OPERATIONS"])
-def test_auto_leaves_out_what_takes_long_to_compile(without_cast, monkeypatch, limit):
+def test_auto_skips_networks_that_take_long_to_compile(without_cast, monkeypatch, limit):
     monkeypatch.setattr(self_test, limit, 0)
     for _ in range(2):
         assert not was_made(made_test(LINEAR, changes=AUTO))
@@ -315,11 +315,11 @@ def test_auto_does_not_trace_a_large_network(monkeypatch):
     assert not was_made(made_test((many, apply), 2, AUTO))
 
 
-def test_never_makes_no_test():
+def test_with_never_there_is_no_self_test():
     assert run_of(LINEAR, 4, {"parallel": {"self_test": "never"}}).checks.self_test is None
 
 
-def test_a_network_that_cannot_evaluate_is_left_alone():
+def test_a_network_without_an_evaluation_mode_is_not_tested():
     class Drops(nn.Module):
         @nn.compact
         def __call__(self, images):
@@ -362,7 +362,7 @@ def test_no_step_is_taken_and_a_resumed_run_tests_too(tmp_path, monkeypatch):
     assert int(state.step) == 8
 
 
-def test_from_python_another_word_is_refused():
+def test_from_python_an_unknown_mode_of_the_self_test_is_rejected():
     setup = prepare_training(LINEAR, TABLE, 2, sgd(0.1), 4)
     with pytest.raises(InputError, match="self_test='sometimes': expected 'auto' or 'always' or 'never'"):
         train(softmax_cross_entropy, setup, listeners=(), self_test="sometimes")

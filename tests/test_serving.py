@@ -109,7 +109,7 @@ def answers_of(form: str, file: Path, images: np.ndarray, folder: Path) -> tuple
 
 
 @pytest.mark.parametrize("form", ["stablehlo", "onnx"])
-def test_a_program_answers_as_evaluation_does(form, files, run, val, evaluated, tmp_path):
+def test_an_exported_program_gives_the_logits_of_evaluation(form, files, run, val, evaluated, tmp_path):
     images, labels = val
     expected = np.asarray(jax.jit(logits_of(run))(images))
     found, one = answers_of(form, files[form], images, tmp_path)
@@ -119,7 +119,7 @@ def test_a_program_answers_as_evaluation_does(form, files, run, val, evaluated, 
 
 
 @pytest.mark.parametrize("form", ["stablehlo", "onnx"])
-def test_beside_a_program_lies_what_it_takes(form, files, run):
+def test_the_inputs_of_a_program_are_described_beside_it(form, files, run):
     about = json.loads(Path(f"{files[form]}.json").read_text())
     assert about["input"] == {"name": "images", "dtype": "uint8", "shape": ["B", 16, 16, 3]}
     assert about["output"] == {"name": "logits", "dtype": "float32", "shape": ["B", 5]}
@@ -127,13 +127,13 @@ def test_beside_a_program_lies_what_it_takes(form, files, run):
     assert about["class_names"] == list("abcde") == about["class_ids"]
 
 
-def test_a_stablehlo_program_is_for_every_platform(files):
+def test_a_stablehlo_program_runs_on_every_platform(files):
     exported = jax.export.deserialize(bytearray(files["stablehlo"].read_bytes()))
     assert exported.platforms == ("cpu", "cuda", "tpu")
     assert [str(aval) for aval in exported.in_avals] == ["uint8[b,16,16,3]"]
 
 
-def test_a_program_that_answers_otherwise_is_not_written(run, tmp_path, monkeypatch):
+def test_a_program_with_different_logits_is_not_written(run, tmp_path, monkeypatch):
     session = program.onnx_file.session
     monkeypatch.setattr(program.onnx_file, "session", lambda *given: lambda pixels: session(*given)(pixels) + 0.1)
     with pytest.raises(JaxddpError, match=r"net\.onnx: not written: the program's logits differ from the network's by"):
@@ -155,7 +155,7 @@ def test_stablehlo_needs_flatbuffers(run, tmp_path, monkeypatch):
         export_program(run, tmp_path / "net.stablehlo", "stablehlo")
 
 
-def test_arrays_of_memory_are_a_run_of_their_own_size(tmp_path):
+def test_a_run_on_arrays_is_exported_at_their_image_size(tmp_path):
     data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, seed=1, image=16))
     assert main(train_words(data, tmp_path / "run", *LEAN, "--train.duration", "1 step")) == 0
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "net.stablehlo")]) == 0

@@ -57,7 +57,7 @@ def answers(draw, several=False):
 
 @pytest.mark.slow
 @given(answers())
-def test_one_label_as_scikit_learn(given_set):
+def test_metrics_of_one_label_equal_scikit_learns(given_set):
     found, (logits, labels, mask) = of_set(*given_set), given_set
     logits, labels, classes = logits[mask > 0], labels[mask > 0], np.arange(4)
     said, expected = logits.argmax(1), confusion_matrix(labels, logits.argmax(1), labels=classes)
@@ -76,7 +76,7 @@ def test_one_label_as_scikit_learn(given_set):
 
 
 @given(answers(several=True))
-def test_several_labels_as_scikit_learn(given_set):
+def test_metrics_of_several_labels_equal_scikit_learns(given_set):
     logits, labels, mask = given_set
     found = of_set(logits, labels.astype(np.float32), mask, ("map", "f1"))
     exact = np.asarray(METRICS.get("exact_match")(jnp.asarray(logits), jnp.asarray(labels)))[mask > 0]
@@ -90,7 +90,7 @@ def test_several_labels_as_scikit_learn(given_set):
 
 
 @given(answers(), st.integers(1, 20))
-def test_the_calibration_error_is_that_of_its_bins(given_set, bins):
+def test_the_calibration_error_equals_that_of_its_bins(given_set, bins):
     logits, labels, _ = given_set
     metric = CalibrationError(bins)
     kept = jax.device_get(metric.examples(jnp.asarray(logits), jnp.asarray(labels)))
@@ -104,12 +104,12 @@ def test_the_calibration_error_is_that_of_its_bins(given_set, bins):
     assert metric.finish(kept)["ece"] == pytest.approx(expected, abs=1e-12)
 
 
-def test_what_is_not_finite_and_what_is_not_there_have_no_number():
+def test_logits_that_are_not_finite_and_missing_classes_give_no_number():
     logits, labels = np.zeros((24, 4), np.float32), np.zeros(24, np.int32)
     logits[1, 0] = np.nan
     found = of_set(logits, labels)
     assert np.isnan([found["ece"], found["map"]]).all()
-    # A NaN is never right, and is not counted as a prediction.
+    # A NaN is never a correct prediction, and is not counted as a prediction.
     assert found["mean_class_accuracy"] == pytest.approx(23 / 24) and found["confusion"].sum() == 23
     none = of_set(np.zeros((24, 4), np.float32), np.zeros((24, 4), np.float32), names=("map",))
     assert np.isnan(none["map"])
@@ -155,7 +155,7 @@ def test_any_batch_and_any_number_of_devices_measure_the_same(setups, ways):
     np.testing.assert_array_equal(first.sets["confusion"], by_hand["confusion"])
 
 
-def test_steps_measure_none_of_it(setups):
+def test_training_steps_do_not_compute_metrics_over_a_set(setups):
     seen = []
 
     class Seen:
@@ -196,7 +196,7 @@ def test_a_class_without_images_has_no_accuracy_in_the_table(tmp_path):
     assert "confusion" in LOGGERS.names()
 
 
-def test_names_of_classes_that_a_spreadsheet_would_compute_are_guarded_if_asked(tmp_path):
+def test_class_names_that_a_spreadsheet_would_compute_are_escaped_on_request(tmp_path):
     config = Config().replace(log={"guard_formulas": True})
     listener = LOGGERS.get("confusion")(config, tmp_path)
     listener.start(SimpleNamespace(class_names=("=1+1", "b-c")))
@@ -216,7 +216,7 @@ class Mean:
         return {"largest": found["total"] / found["examples"]}
 
 
-def test_padding_of_which_a_network_makes_no_numbers_counts_for_nothing():
+def test_padding_with_nan_outputs_is_not_counted():
     logits, mask = jnp.array([[1.0, 2.0], [jnp.nan, jnp.inf]]), jnp.array([1.0, 0.0])
     found = measured({"mine": Mean()}, logits, jnp.zeros(2, jnp.int32), mask)
     assert finished({"mine": Mean()}, found) == {"largest": 2}
@@ -248,7 +248,7 @@ class Both(Mean):
 
 
 @pytest.mark.slow
-def test_a_metric_of_ones_own():
+def test_a_custom_metric_over_a_set_is_measured():
     found = with_given(
         {"ece": METRICS.get("ece")}, {"mine": Mean(), "top1": METRICS.get("top1")}, "metrics", LabelKind(4)
     )
@@ -256,7 +256,7 @@ def test_a_metric_of_ones_own():
     assert with_given(found, {"top1": METRICS.get("top5")}, "metrics", LabelKind(9))["top1"] is METRICS.get("top5")
 
 
-def test_numbers_of_one_name_get_one_line():
+def test_two_metrics_of_one_name_raise_a_one_line_error():
     line = r"^metrics: mine and other both measure '\w+'; rename one of them$"
     with pytest.raises(InputError, match=line):
         with_given({}, {"mine": Mean(), "other": Mean()}, "metrics", LabelKind(4))
@@ -274,6 +274,6 @@ def test_numbers_of_one_name_get_one_line():
         (Both(), "metrics: mine: a metric over a set has the method sums or examples beside finish; give one of them"),
     ],
 )
-def test_what_is_no_metric_over_a_set_gets_one_line(metric, message):
+def test_an_invalid_metric_over_a_set_raises_a_one_line_error(metric, message):
     with pytest.raises(InputError, match=message):
         with_given({}, {"mine": metric}, "metrics", LabelKind(4))

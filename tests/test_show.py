@@ -25,7 +25,7 @@ from jaxddp.training.pictures import png
 
 @pytest.fixture(autouse=True)
 def quick_network(monkeypatch: pytest.MonkeyPatch):
-    """These tests are about the input, so a linear network, which compiles fast, is enough."""
+    """Use a linear network, which compiles fast: these tests are about the input."""
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 
@@ -115,7 +115,7 @@ def plain(config: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Con
 
 @pytest.mark.slow
 @pytest.mark.parametrize("augment", AUGMENTED, ids=lambda augment: next(iter(augment)))
-def test_every_augmentation_is_seen(
+def test_every_augmentation_is_drawn(
     plain: tuple[Config, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, augment: dict
 ):
     config, unchanged = plain
@@ -151,13 +151,13 @@ def test_mistyped_commands(arguments: list[str], expected: str, capfd):
     assert expected in capfd.readouterr().err.splitlines()[-1]
 
 
-def test_bad_figures(tmp_path: Path, capfd):
+def test_invalid_numbers_are_rejected(tmp_path: Path, capfd):
     for option, expected in (("step", "--step 0: expected 1 to"), ("count", "--count 0: expected 1 to")):
         assert main(["data", "show", "digits", "--out", str(tmp_path / "show.png"), f"--{option}", "0"]) == 2
         assert expected in capfd.readouterr().err.splitlines()[-1]
 
 
-def test_a_config_that_is_none(tmp_path: Path, capfd):
+def test_an_invalid_config_is_rejected(tmp_path: Path, capfd):
     for content, expected in (("{", "cannot be read as a run's config"), ('{"sed": 1}', "unknown config key 'sed'")):
         (tmp_path / "config.json").write_text(content)
         assert main(["data", "show", str(tmp_path / "config.json")]) == 2

@@ -1,4 +1,4 @@
-"""Spellings of keys on the command line: short forms, a value after a flag, and misspelt names."""
+"""Spellings of keys on the command line: short forms, a value after a flag, and misspelled names."""
 
 import shlex
 
@@ -59,13 +59,13 @@ def test_a_short_form_beside_its_key_is_refused(short):
             spelled_out(words, OPTIONS)
 
 
-def test_where_there_is_no_config_nothing_is_short():
+def test_without_a_config_there_are_no_short_forms():
     words = ["run", "--lr", "1", "--data", "d"]
     assert spelled_out(words, options_of(PredictImages)) == words
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_with_a_letter_too_many_is_near_to_itself(key):
+def test_a_key_with_an_additional_letter_gets_the_key_as_a_suggestion(key):
     assert near(f"{key}x", KEYS) == [key]
 
 
@@ -85,7 +85,7 @@ def test_a_key_with_a_letter_too_many_is_near_to_itself(key):
         ("x" * 5000, []),
     ],
 )
-def test_a_name_is_near_to_a_key(name, meant):
+def test_a_similar_name_gets_the_key_as_a_suggestion(name, meant):
     assert near(name, KEYS) == meant
 
 

@@ -92,14 +92,14 @@ def test_programs_are_kept_in_their_own_folder(unset, variables, place, tmp_path
         ("jax_compilation_cache_max_size", 4096),
     ],
 )
-def test_what_the_user_set_for_jax_stands(unset, name, value):
+def test_the_users_settings_of_jax_are_kept(unset, name, value):
     jax.config.update(name, value)
     keep_compiled_programs()
     assert configured()[name] == value
     assert unset.exists() == (name not in ("jax_compilation_cache_dir", "jax_enable_compilation_cache"))
 
 
-def test_a_variable_that_says_what_jax_does_anyway_stands(unset, monkeypatch):
+def test_a_variable_with_jaxs_default_is_kept(unset, monkeypatch):
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
     keep_compiled_programs()
     assert configured()["jax_persistent_cache_min_compile_time_secs"] == 1
@@ -135,7 +135,7 @@ def homeless(place: Path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("spoil", [occupied, writable_by_others, of_another_user, mounted_for_reading, homeless])
-def test_where_nothing_can_be_kept_a_run_goes_on_with_one_line(unset, spoil, monkeypatch, caplog):
+def test_without_a_writable_cache_a_run_continues_and_logs_one_line(unset, spoil, monkeypatch, caplog):
     spoil(unset, monkeypatch)
     with caplog.at_level(logging.INFO):
         keep_compiled_programs()
@@ -157,11 +157,11 @@ def not_first(unset, monkeypatch):
     return monkeypatch
 
 
-def test_another_process_keeps_what_it_compiles(not_first, unset):
+def test_another_process_caches_its_compiled_programs(not_first, unset):
     """Test with the installed JAX, for any arguments of its `_cache_write`. Process 0 does not replace it."""
     not_first.setattr(compiler.distributed.global_state, "process_id", 1)
     keep_compiled_programs(Second())
-    keep_compiled_programs(Second())  # As in a notebook
+    keep_compiled_programs(Second())  # A notebook has the same situation.
     jax.jit(lambda x: x * 3 + 41)(1.0)
     assert [path.name for path in unset.iterdir() if path.name.startswith("jit__lambda")]
 
@@ -175,7 +175,7 @@ def of_six(executable, backend, module_name, compile_time_secs, cache_key, host_
 
 
 @pytest.mark.parametrize("theirs", [of_five, of_six])
-def test_arguments_are_known_by_their_names(not_first, theirs):
+def test_arguments_of_jaxs_function_are_recognized_by_name(not_first, theirs):
     kept = []
 
     def put(cache_key, module_name, executable, backend, compile_time):
@@ -196,7 +196,7 @@ def test_arguments_are_known_by_their_names(not_first, theirs):
 
 @pytest.mark.parametrize("name", ["_cache_write", "put_executable_and_time"])
 @pytest.mark.parametrize("theirs", [None, lambda key: None, lambda *, why, **_: None])
-def test_without_jaxs_functions_one_line_says_what_is_lost(not_first, caplog, name, theirs):
+def test_without_jaxs_functions_one_log_line_says_what_is_lost(not_first, caplog, name, theirs):
     place = compiler if name == "_cache_write" else jax_cache
     not_first.setattr(place, name, theirs)
     keep_compiled_programs(Second())
@@ -207,7 +207,7 @@ def test_without_jaxs_functions_one_line_says_what_is_lost(not_first, caplog, na
     assert getattr(place, name) is theirs
 
 
-def test_a_program_that_cannot_be_kept_is_one_line(not_first, caplog):
+def test_a_program_that_cannot_be_cached_logs_one_line(not_first, caplog):
     def put(cache_key, module_name, executable, backend, compile_time):
         raise OSError(28, "No space left on device", f"/kept/{cache_key}")
 
@@ -239,7 +239,7 @@ programs = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.integers
 
 @settings(max_examples=40)
 @given(programs, st.integers(0, 40))
-def test_what_was_not_used_for_longest_goes_until_the_rest_fits(tmp_path_factory, written, most):
+def test_least_recently_used_programs_are_removed_until_the_rest_fits(tmp_path_factory, written, most):
     folder = tmp_path_factory.mktemp("programs")
     (folder / "autotuned").mkdir()
     used = {}
@@ -383,7 +383,7 @@ def test_a_second_start_compiles_nothing(on_arrays):
 
 
 @pytest.mark.slow
-def test_a_run_of_kept_programs_is_bit_for_bit_the_run_that_compiled_them(on_arrays):
+def test_a_run_with_cached_programs_equals_the_compiling_run_bit_for_bit(on_arrays):
     cold, warm, _ = on_arrays
     assert warm["figures"] == cold["figures"] and len(cold["figures"]) == 5
     assert warm["state"] == cold["state"]

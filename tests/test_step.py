@@ -188,7 +188,7 @@ def assert_same(one: Course, many: Course, tolerance: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", few((4,), 2, 8))
 @pytest.mark.parametrize(("net", "image"), [(ghost(2), 6), (ghost(3, "cpu"), 6), (ghost_airbench(), 10)])
-def test_with_ghost_batch_norm_any_number_of_devices_is_one(net, image, devices):
+def test_with_ghost_batch_norm_any_number_of_devices_equals_one(net, image, devices):
     one, many = (course(net, count, size=8 * net.group, image=image) for count in (1, devices))
     flat = [path for path, leaf in jax.tree_util.tree_leaves_with_path(one.gradient) if np.abs(leaf).max() < 1e-6]
     assert [path[0].key for path in flat] == (["whiten"] if isinstance(net, Airbench) else [])
@@ -237,7 +237,7 @@ def test_the_state_is_consumed_and_counts_its_steps():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", few((3,), 1, 8))
-def test_evaluation_counts_only_what_is_not_padding(devices):
+def test_evaluation_does_not_count_padding(devices):
     objective, topology = objective_of(SmallNet(batch_norm=True, dtype=jnp.float64)), topology_of(devices)
     state = fresh_state(objective, sgd(0.1), topology)
     batch = random_batch(24, masked=11)
@@ -251,7 +251,7 @@ def test_evaluation_counts_only_what_is_not_padding(devices):
     assert float(sums.values[1, 0]) == int((np.argmax(logits, -1) == batch.label[:13]).sum())
 
 
-def test_padding_of_which_a_network_makes_no_numbers_counts_for_nothing():
+def test_padding_with_nan_outputs_is_not_counted():
     objective = Objective(
         adapted(LINEAR), taken_apart(plain_loss(), LabelKind(CLASSES)), Preprocess(), {"top1": TopK(1)}
     )

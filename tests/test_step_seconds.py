@@ -30,7 +30,7 @@ def found(*each: dict[str, float]) -> StepSeconds:
     return result
 
 
-def test_seconds_a_step_are_what_was_spent_between_two_looks():
+def test_seconds_per_step_are_the_time_between_two_readings():
     result = found(FAST, FAST)
     assert (result.first, result.last) == (20, 100)
     expected = {"input": 0.01, "dispatch": 0.001, "device": 0.08, "save": 0.0, "other": 0.002}
@@ -46,22 +46,22 @@ def test_the_process_that_makes_the_others_wait_is_named_and_not_those_that_wait
     assert [(each.process, each.phase) for each in found(slow, FAST).slow()] == [(0, "input")]
 
 
-def test_where_all_else_is_alike_the_devices_tell():
+def test_with_equal_other_phases_the_device_time_shows_the_slow_process():
     (first,) = found(FAST, FAST, {**FAST, "device": 0.2}).slow()
     assert (first.process, first.phase) == (2, "device")
 
 
 @pytest.mark.parametrize("changed", [{"input": 0.0149}, {"dispatch": 0.009}], ids=["below 1.5", "below a tenth"])
-def test_what_is_little_is_not_slow(changed):
+def test_a_small_difference_is_not_slow(changed):
     assert found(FAST, {**FAST, **changed}).slow() == []
 
 
-def test_a_phase_that_others_do_not_have():
+def test_a_phase_of_one_process_alone_is_named():
     (first,) = found(FAST, {**FAST, "save": 0.05}).slow()
     assert str(first) == "process 1 takes 0.05 s a step in phase 'save', and the median is 0"
 
 
-def test_nothing_is_said_of_processes_that_made_no_step():
+def test_processes_without_a_step_are_not_reported():
     assert StepSeconds.between(looked(FAST, FAST), looked(FAST, FAST)) is None
     assert StepSeconds.between({}, looked(FAST)) is None
 
@@ -81,7 +81,7 @@ def record(step: int) -> StepRecord:
     return StepRecord(step, 0.0, {}, None, 1.0, 0.0)
 
 
-def test_a_slow_process_is_said_once_with_a_table_and_doctor_reads_it(tmp_path, monkeypatch, caplog):
+def test_a_slow_process_is_logged_once_with_a_table_which_the_doctor_reads(tmp_path, monkeypatch, caplog):
     seen = {0: FAST, 1: {**FAST, "input": 0.07}}
     step = 0
 
@@ -117,7 +117,7 @@ def test_doctor_says_that_none_is_slow(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b'{"first": 1}', b'{"first": 1, "last": 2, "seconds": {"0": {"input": "x"}}}']
 )
-def test_a_damaged_file_is_one_line(tmp_path: Path, content):
+def test_a_damaged_file_raises_a_one_line_error(tmp_path: Path, content):
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(InputError, match=f"{FILE}: cannot be read .*; remove it"):
         check(tmp_path)

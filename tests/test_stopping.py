@@ -47,7 +47,7 @@ def factors(part: Plateau, losses: list[float]) -> list[float]:
     return found
 
 
-def test_a_plateau_lowers_the_rate_after_so_many_validations_without_gain():
+def test_a_plateau_lowers_the_rate_after_patience_validations_without_gain():
     """A case computed by hand, with PyTorch's threshold: an improvement is below the best loss by a relative 1e-4."""
     losses = [1.0, 0.9, 0.89995, 0.8998, 0.9, math.nan, 0.95, 0.8, 0.8, 0.8, 0.7, 0.8, 0.8]
     #         gain gain no       gain    no   lowered   no    gain no  lowered gain no lowered
@@ -56,7 +56,7 @@ def test_a_plateau_lowers_the_rate_after_so_many_validations_without_gain():
 
 
 @given(st.lists(st.sampled_from((0.5, 0.50004, 0.6, 0.7, 0.4999, math.inf)), max_size=20), st.integers(1, 4))
-def test_a_plateau_is_that_of_pytorch_whose_patience_is_one_longer(losses, patience):
+def test_a_plateau_equals_pytorchs_with_a_patience_of_one_less(losses, patience):
     best, bad, factor, expected = math.inf, 0, 1.0, []
     for loss in losses:
         # ReduceLROnPlateau.step, mode min, threshold_mode rel, cooldown 0; its patience is `patience - 1`.
@@ -78,7 +78,7 @@ def test_a_plateau_is_that_of_pytorch_whose_patience_is_one_longer(losses, patie
         ({"least": 1.5}, "Plateau: least=1.5: expected 0 to 1"),
     ],
 )
-def test_a_plateau_that_cannot_be_is_one_line(settings, message):
+def test_an_invalid_plateau_raises_a_one_line_error(settings, message):
     with pytest.raises(InputError, match=message):
         Plateau(**settings)
 
@@ -87,7 +87,7 @@ def test_a_plateau_that_cannot_be_is_one_line(settings, message):
 
 
 class Killed(BaseException):
-    """Raise as if the process had been killed: nothing is saved or answered."""
+    """Raise as if the process had been killed: nothing is saved, and no process replies."""
 
 
 class KilledAt:
@@ -168,7 +168,9 @@ KILLS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", KILLS)
-def test_killed_at_any_moment_and_resumed_it_is_the_run_that_was_not(moment, setup, whole, tmp_path, monkeypatch):
+def test_a_run_killed_at_any_moment_and_resumed_equals_an_uninterrupted_one(
+    moment, setup, whole, tmp_path, monkeypatch
+):
     kind, step = KILLS[moment]
     with monkeypatch.context() as patched:
         if kind == "evaluator":
@@ -203,7 +205,7 @@ def test_killed_at_any_moment_and_resumed_it_is_the_run_that_was_not(moment, set
 
 
 @pytest.mark.slow
-def test_a_run_without_gain_stops_and_stays_stopped_until_it_is_asked_for_more(tmp_path):
+def test_a_run_without_gain_stops_and_continues_only_with_more_patience_or_epochs(tmp_path):
     def result() -> dict:
         return json.loads((tmp_path / "result.json").read_text())
 
@@ -261,14 +263,14 @@ def test_a_run_that_ends_with_its_last_patience_is_done(tmp_path):
         ({"best": "val_ema loss"}, {"val": VAL}, "best='val_ema loss' is not measured"),
     ],
 )
-def test_what_has_nothing_to_go_by_is_one_line_before_the_run(options, call, message, setup):
+def test_stopping_without_a_validation_raises_a_one_line_error_before_the_run(options, call, message, setup):
     made = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, **options)
     with pytest.raises(InputError, match=message):
         jaxddp.train(softmax_cross_entropy, made, listeners=(), **call)
 
 
 @pytest.mark.slow
-def test_what_an_evaluator_does_not_measure_is_said_at_the_first_validation(tmp_path):
+def test_a_metric_that_no_evaluator_measures_is_an_error_at_the_first_validation(tmp_path):
     made = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, best="val f2")
     with pytest.raises(InputError, match="best='val f2' is not measured; did you mean 'val f1'"):
         jaxddp.train(
@@ -320,7 +322,7 @@ def stopped(terminal):
 
 
 @pytest.mark.slow
-def test_a_stopped_run_is_told_everywhere(stopped, capfd):
+def test_every_command_shows_that_a_run_stopped(stopped, capfd):
     words, workdir = stopped
     said = json.loads((workdir / "result.json").read_text())
     assert (said["status"], said["step"]) == ("stopped", 25)
@@ -362,7 +364,7 @@ def test_the_rate_that_is_logged_follows_the_plateau(stopped):
 
 
 @pytest.mark.slow
-def test_what_a_terminal_cannot_mean_is_one_line(terminal, capfd):
+def test_invalid_options_for_stopping_raise_a_one_line_error(terminal, capfd):
     cases = {
         "--train.stop-after 2: nothing is validated": ["--train.stop-after", "2", "--eval.every", "0 steps"],
         "--optimizer.schedule plateau follows": ["--optimizer.schedule", "plateau", "--eval.every", "0 steps"],
@@ -374,7 +376,7 @@ def test_what_a_terminal_cannot_mean_is_one_line(terminal, capfd):
 
 
 @pytest.mark.slow
-def test_what_a_resumed_run_may_change(stopped, capfd):
+def test_a_resumed_run_may_change_its_stopping_settings(stopped, capfd):
     words, workdir = stopped
     goal, other = ValidationFile(workdir / "checkpoints", None).goal, ["--checkpoint.best", "val loss"]
     assert "--train.ema was 0.9 and is now 0.5" in fails(["train", *words, *other, "--train.ema", "0.5"], capfd)

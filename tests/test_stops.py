@@ -76,7 +76,7 @@ def undisturbed(log: str, save: str) -> tuple[list[dict], list[int]]:
     st.sampled_from(("5 steps", "0 steps")),
     st.lists(st.tuples(st.booleans(), st.integers(1, STEPS)), min_size=1, max_size=2, unique_by=lambda end: end[1]),
 )
-def test_stopped_or_killed_at_any_steps_a_run_has_the_lines_of_one_that_was_not(log, save, ends):
+def test_a_run_stopped_or_killed_at_any_steps_logs_the_lines_of_an_uninterrupted_one(log, save, ends):
     expected, steps = undisturbed(log, save)
     workdir, told = Path(tempfile.mkdtemp()), []
     try:

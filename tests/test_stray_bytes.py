@@ -24,22 +24,22 @@ BAD = 2
 
 @pytest.mark.parametrize("whole", [WHOLE, PROGRESSIVE])
 @pytest.mark.parametrize("count", [1, 7])
-def test_bytes_behind_the_last_block_are_taken_out(whole: bytes, count: int):
+def test_bytes_after_the_last_block_are_removed(whole: bytes, count: int):
     assert without_stray_bytes(whole[:-2] + bytes(count) + whole[-2:], count) == whole
 
 
-def test_bytes_between_segments_are_taken_out():
+def test_bytes_between_segments_are_removed():
     assert without_stray_bytes(BETWEEN, verify(BETWEEN).left_over) == WHOLE
 
 
 @pytest.mark.parametrize("data", [WHOLE, PROGRESSIVE, WHOLE[:-2] + b"\xff" + WHOLE[-2:], WHOLE + b"behind", b"\x89PNG"])
-def test_a_file_without_any_is_itself(data: bytes):
+def test_a_file_without_stray_bytes_is_unchanged(data: bytes):
     assert without_stray_bytes(data, 0) is data
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [BEHIND, BETWEEN])
-def test_nothing_is_printed_of_them_in_any_epoch(tmp_path: Path, capfd, data: bytes):
+def test_stray_bytes_print_nothing_in_any_epoch(tmp_path: Path, capfd, data: bytes):
     table = train_solutions(write_tree(tmp_path / "tree", classes=2, images=2, val=2, size=20))
     Path(table.name(BAD)).write_bytes(WHOLE)
     table.verified.look()
@@ -51,5 +51,5 @@ def test_nothing_is_printed_of_them_in_any_epoch(tmp_path: Path, capfd, data: by
         np.testing.assert_array_equal(one.image, batches[0].image)
     assert "Corrupt JPEG data" not in capfd.readouterr().err
     check({"train": table})
-    # It is verified again the next time.
+    # The file is verified again at the next reading.
     assert table.verified.sound.tolist() == [row != BAD for row in range(4)]

@@ -101,13 +101,13 @@ def test_columns_and_pixels_belong_together(table: ExampleTable, epochs: list[Ba
             np.testing.assert_array_equal(image, train_image(table.read(row), key, DATA.crop_area, SIZE))
 
 
-def test_to_start_at_a_step_is_to_skip_to_it(table: ExampleTable, epochs: list[Batch]):
+def test_starting_at_a_step_equals_skipping_to_it(table: ExampleTable, epochs: list[Batch]):
     assert_same(train_batches(table, steps=range(2, 5)), epochs[2:])
     assert train_batches(table, steps=range(3, 3)) == []
 
 
 @pytest.mark.slow
-def test_pixels_follow_seed_epoch_and_row_alone(
+def test_pixels_depend_on_seed_epoch_and_row_alone(
     table: ExampleTable, epochs: list[Batch], monkeypatch: pytest.MonkeyPatch
 ):
     once = appearances(epochs[:4])
@@ -230,7 +230,7 @@ def test_crop_bounds_are_kept(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
-def test_decoding_a_window_is_decoding_and_slicing(tmp_path: Path, subsampling: int, form: str):
+def test_decoding_a_window_equals_decoding_and_slicing(tmp_path: Path, subsampling: int, form: str):
     file = tmp_path / "image.JPEG"
     file.write_bytes(encode(waves(1, 75, 101), form, **({"subsampling": subsampling} if form == "JPEG" else {})))
     whole = decoded(file)
@@ -380,7 +380,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("phase", ["train", "eval"])
-def test_a_bad_image_is_named_in_one_line(refused: dict[str, dict[str, str]], kind: str, phase: str):
+def test_a_bad_image_is_named_in_a_one_line_error(refused: dict[str, dict[str, str]], kind: str, phase: str):
     assert refused[phase][kind].startswith(BAD[kind][1])
     assert "\n" not in refused[phase][kind]
 

@@ -94,7 +94,7 @@ def whole(read) -> list[Batch]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "steps"), [(2, range(3)), pytest.param(3, range(6), marks=pytest.mark.exhaustive)])
-def test_hosts_together_are_one_host_with_bad_files_among_them(spoiled, whole, count: int, steps: range):
+def test_hosts_together_equal_one_host_also_with_bad_files(spoiled, whole, count: int, steps: range):
     # Each host finds bad files itself, so each has its own table; in one epoch it finds all.
     hosts = [batches(table_of(*spoiled), steps, Shard(index, count)) for index in range(count)]
     for batch, *shards in zip(whole[: len(steps)], *hosts, strict=True):
@@ -145,7 +145,7 @@ def test_a_class_without_a_sound_image_ends_the_stream(tmp_path: Path):
     assert str(caught.value).endswith("no image of class bee is left to substitute")
 
 
-def test_nothing_is_substituted_where_all_are_sound(tmp_path: Path):
+def test_without_bad_images_nothing_is_substituted(tmp_path: Path):
     table = table_of(tmp_path, write(tmp_path, {}))
     for batch in batches(table, range(3)):
         assert not batch.substituted.any()

@@ -253,7 +253,7 @@ def test_the_fingerprint_depends_on_the_content_and_not_on_the_place(tree, tmp_p
     ],
     ids=["id", "order", "label", "row"],
 )
-def test_the_fingerprint_changes_with(files, old, new):
+def test_the_fingerprint_changes_with_the_content(files, old, new):
     content = HEADER + "a,n01 1 2 3 4\nb,n02 1 2 3 4\n"
     before, after = read(files, content).fingerprint, read(files, content.replace(old, new)).fingerprint
     assert before != after
@@ -362,7 +362,7 @@ def test_bad_rows(files, row, expected):
     assert expected in text
 
 
-def test_an_endless_field_is_one_line(files):
+def test_an_endless_field_raises_a_one_line_error(files):
     assert "field larger than field limit" in message(read, files, HEADER + "a," + "n01 1 2 3 4 " * 20_000)
 
 

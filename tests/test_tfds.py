@@ -325,7 +325,7 @@ def test_a_split_without_labels_is_named(tmp_path: Path, file_format: str):
     assert name.partition(", record")[0] in map(str, shards_of(tmp_path)) and place.isdecimal()
 
 
-def test_a_label_that_32_bits_would_take_for_another_is_named(prepared: Path, tmp_path: Path):
+def test_a_label_that_overflows_32_bits_is_named(prepared: Path, tmp_path: Path):
     shutil.copytree(prepared / "tfrecord/tiny_gray", tmp_path / "tiny_gray")
     shard = shards_of(tmp_path)[0]
     records = [
@@ -427,7 +427,7 @@ def test_a_shard_cut_between_two_records_is_named(prepared: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_shard_lost_while_training_gets_one_line(copy: Path):
+def test_a_shard_lost_while_training_raises_a_one_line_error(copy: Path):
     read_tfds("tiny_gray", "train", copy)
     # The set is opened again, since the index holds an ArrayRecord file open, and would read the removed file.
     table = read_tfds("tiny_gray", "train", copy)

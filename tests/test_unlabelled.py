@@ -23,7 +23,7 @@ TABLE = random_table(50)
 
 
 def table_of(labels) -> ArrayTable:
-    """Returns a table of images whose pixels hold the number of the row."""
+    """Returns a table of images whose pixels have the number of their row as value."""
     images = np.arange(len(labels), dtype=np.uint16).reshape(-1, 1, 1, 1)
     return ArrayTable(images, np.array(labels), NAMES)
 
@@ -79,7 +79,7 @@ def test_each_unlabelled_example_comes_once_an_epoch_on_any_number_of_processes(
 
 
 @given(SEEDS)
-def test_the_two_orders_do_not_coincide(seed):
+def test_the_orders_of_the_two_sources_differ(seed):
     other = unlabelled_seed(seed)
     assert other != seed and 0 <= other < 2**63
     assert all((permutation(50, seed, epoch) != permutation(50, other, epoch)).any() for epoch in range(3))
@@ -140,7 +140,7 @@ def opened(path, **more):
     return labelled_and_unlabelled(open_tables(data)[0], data)
 
 
-def test_the_training_images_themselves(arrays):
+def test_the_training_images_are_the_second_source(arrays):
     train, unlabelled = opened(arrays, labels_per_class=2, unlabelled="train")
     assert isinstance(unlabelled, ArrayTable)
     assert (len(train), len(unlabelled), unlabelled.num_classes) == (10, 50, 0)
@@ -150,7 +150,7 @@ def test_the_training_images_themselves(arrays):
     assert train.fingerprint != other.fingerprint
 
 
-def test_a_folder_a_list_or_a_data_set_of_any_classes(arrays, tmp_path):
+def test_the_second_source_is_a_folder_a_list_or_a_data_set_of_any_classes(arrays, tmp_path):
     for row, name in enumerate(("a.png", "few/b.png", "few/more/c.png")):
         (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(TABLE.images[row]).save(tmp_path / "images" / name)
@@ -184,7 +184,7 @@ def test_a_folder_a_list_or_a_data_set_of_any_classes(arrays, tmp_path):
         ({"labels_per_class": 40}, "data.labels_per_class=40: there are 6 examples of class "),
     ],
 )
-def test_what_cannot_be_opened_is_one_line(arrays, tmp_path, given, line):
+def test_a_second_source_that_cannot_be_opened_raises_a_one_line_error(arrays, tmp_path, given, line):
     if "b.npz" in str(given):
         write_arrays(tmp_path / "b.npz", random_table(9, image=8), random_table(5, image=8))
     given = {key: value.format(tmp=tmp_path) if isinstance(value, str) else value for key, value in given.items()}
@@ -193,7 +193,7 @@ def test_what_cannot_be_opened_is_one_line(arrays, tmp_path, given, line):
     assert str(caught.value).startswith(line.format(tmp=tmp_path))
 
 
-def test_labels_that_are_not_looked_at_are_no_part_of_the_fingerprint(tmp_path):
+def test_unread_labels_are_not_part_of_the_fingerprint(tmp_path):
     renamed = ArrayTable(TABLE.images, (TABLE.labels + 1) % 5, tuple("vwxyz"))
     assert renamed.fingerprint != TABLE.fingerprint
     assert renamed.without_labels().fingerprint == TABLE.without_labels().fingerprint

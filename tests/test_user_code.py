@@ -72,7 +72,7 @@ def last_line(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).rstrip("\n").split("\n")[-1]
 
 
-def test_a_traceback_ends_with_the_place_and_not_with_a_remark_of_jax():
+def test_a_traceback_ends_with_the_users_line_and_not_with_a_note_of_jax():
     with pytest.raises(TypeError) as raised, describing_errors():
         jax.jit(Net())(jnp.ones((2, 3)))
     place = f"{HERE}:{line_of('A shape that does not fit')}: Net.__call__"
@@ -91,7 +91,7 @@ def test_the_place_is_the_innermost_one_of_the_user_s_and_none_of_a_library(monk
     ("method", "said"),
     [("leave", "SystemExit: 0"), ("generate", "GeneratorExit"), ("interrupt", "KeyboardInterrupt")],
 )
-def test_what_would_end_the_process_is_an_error_like_others(method, said):
+def test_exceptions_that_would_end_the_process_are_ordinary_errors(method, said):
     line = rf"test_user_code.py:\d+: Net.{method}: {said}; to end a run, raise an error"
     with pytest.raises(UserCodeExit, match=line) as end, describing_errors():
         getattr(Net(), method)()
@@ -101,14 +101,14 @@ def test_what_would_end_the_process_is_an_error_like_others(method, said):
         getattr(Net(), method)()
 
 
-def test_of_what_xla_calls_the_place_is_in_the_text(capfd):
+def test_an_error_in_a_callback_of_xla_has_its_place_in_the_text(capfd):
     with pytest.raises(jax.errors.JaxRuntimeError) as raised, describing_errors():
         Net().called_by_xla()
     assert last_line(raised.value) == f"jaxddp: {HERE}:{line_of('sys.exit(0)')}: leave: SystemExit: 0"
 
 
 @pytest.mark.parametrize("method", ["interrupted", "gives_up"])
-def test_ctrl_c_in_the_user_s_code_stays_what_it_is(method):
+def test_ctrl_c_in_the_users_code_stays_a_keyboard_interrupt(method):
     with pytest.raises(KeyboardInterrupt) as raised, describing_errors():
         getattr(Net(), method)()
     assert is_ctrl_c(raised.value)

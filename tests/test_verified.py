@@ -113,7 +113,7 @@ def test_a_file_that_is_damaged_later_never_trains(root: Path):
 
 
 @pytest.mark.slow
-def test_damage_that_changes_no_time_is_forgotten_once_it_is_found(
+def test_damage_without_a_new_file_time_is_removed_from_the_cache_once_found(
     root: Path, tmp_path: Path, verifications: list[int]
 ):
     """Like damage by the disk: `data check` reads every file, and a run trusts the cache."""
@@ -199,7 +199,7 @@ def test_a_stream_that_is_dropped_keeps_what_it_read(root: Path, verifications: 
     assert len(verifications) == count
 
 
-def test_it_is_kept_every_ten_minutes(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_cache_is_written_every_ten_minutes(root: Path, monkeypatch: pytest.MonkeyPatch):
     # The interval is private, since users need not set it.
     monkeypatch.setattr("jaxddp.data.soundness.sound_cache._SECONDS", -1.0)
     table = train_solutions(root)
@@ -258,14 +258,16 @@ def test_no_two_rows_of_a_shard_are_alike():
     assert len(np.unique(verified._identity)) == rows
 
 
-def test_other_rules_void_it(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_rules_invalidate_the_cache(root: Path, monkeypatch: pytest.MonkeyPatch):
     visit(train_solutions(root))
     monkeypatch.setattr("jaxddp.data.soundness.sound_cache.RULES", 1_000)
     assert len(visit(train_solutions(root))) == N
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_uninterrupted_one(root: Path, tmp_path: Path, monkeypatch, verifications: list[int]):
+def test_a_resumed_run_verifies_as_an_uninterrupted_one(
+    root: Path, tmp_path: Path, monkeypatch, verifications: list[int]
+):
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
     config = load("digits").replace(
         data={"path": str(root)},
@@ -276,7 +278,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(root: Path, tmp_path: Path, monk
         log={"every": "1 step", "to": ("jsonl",)},
     )
     whole = train_config(config, tmp_path / "whole")
-    # Once or more often: the stream may read the next epoch before the results of this one arrive.
+    # A file is verified once or more often: the stream may read the next epoch before the results of this one arrive.
     first = len(verifications)
     assert first >= N
     train_config(config.replace(train={"duration": "1 step"}), tmp_path / "parts")

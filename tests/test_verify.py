@@ -124,7 +124,7 @@ def test_a_whole_jpeg_passes_whatever_else_it_carries(oddity: str, kind: str):
 
 @pytest.mark.parametrize("kind", ["4:2:0", "progressive", "restart"])
 @pytest.mark.parametrize("oddity", ODDITIES)
-def test_an_oddity_hides_no_cut(oddity: str, kind: str):
+def test_unusual_features_of_a_file_hide_no_truncation(oddity: str, kind: str):
     odd = ODDITIES[oddity](JPEGS[kind]())
     first = odd.rindex(b"\xff\xda")
     for end in (b"", EOI, bytes(3) + EOI if kind == "4:2:0" else EOI):
@@ -184,6 +184,6 @@ def test_damage_to_a_jpeg_raises_nothing_but_the_one_error(kind: str, flips):
 
 
 @given(start=st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b""]), rest=st.binary(max_size=200))
-def test_rubbish_is_refused(start: bytes, rest: bytes):
+def test_random_bytes_are_rejected(start: bytes, rest: bytes):
     assert not passes(start + rest)
     assert not passes(start + rest + (PNG_END if start[:1] == b"\x89" else EOI))

@@ -29,7 +29,7 @@ def anew() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_run_from_step_0_begins_another_and_the_environment_has_its_say(anew, tmp_path, monkeypatch, capfd):
+def test_a_run_from_step_0_begins_a_new_logger_run_and_the_environment_is_respected(anew, tmp_path, monkeypatch, capfd):
     ids = []
     monkeypatch.setenv("WANDB_PROJECT", "flowers")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -71,6 +71,6 @@ def test_without_a_key_there_is_an_error_and_no_question(anew, tmp_path, monkeyp
     assert not (tmp_path / "wandb.json").exists()
 
 
-def test_how_many_images_it_shows_is_the_configs_to_say(tmp_path):
+def test_the_config_sets_the_number_of_logged_images(tmp_path):
     wanted = [WandB.of(Config().replace(log={"images": images}), tmp_path).wants_predictions for images in (None, 0, 5)]
     assert wanted == [16, 0, 5]

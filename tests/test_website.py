@@ -47,7 +47,7 @@ def body(module: str) -> list[ast.stmt]:
 
 
 def undocumented(module: str, name: str) -> list[str]:
-    """What has no docstring: a name of a module, or a public method or property of a class of that name.
+    """Returns what has no docstring: a name of a module, or a public method or property of a class of that name.
 
     A method of a protocol is documented there.
     """
@@ -59,13 +59,13 @@ def undocumented(module: str, name: str) -> list[str]:
     methods = [part for part, value in parts.items() if inspect.isroutine(value) or isinstance(value, PROPERTIES)]
     of_protocols = {part for protocol in PROTOCOLS if thing is not protocol for part in dir(protocol)}
     missing = [part for part in methods if not inspect.getdoc(getattr(thing, part)) and part not in of_protocols]
-    # A dataclass without a docstring is given its signature.
+    # Python sets the docstring of a dataclass without one to its signature.
     own = thing.__doc__ and not thing.__doc__.startswith(f"{name}(")
     return [f"{module}.{name}.{part}" for part in missing] + [f"{module}.{name}"] * (not own)
 
 
 def described(module: str, name: str) -> bool:
-    """Whether a string follows the assignment of a name in a module, or in the one that it is imported from."""
+    """Returns whether a string follows the assignment of a name in a module, or in the one that it is imported from."""
     statements = body(module)
     for node, following in zip(statements, [*statements[1:], None], strict=True):
         if isinstance(node, ast.ImportFrom) and node.module and name in {alias.name for alias in node.names}:

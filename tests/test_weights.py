@@ -35,14 +35,14 @@ def small_resnet(classes=CLASSES):
 
 
 def state_dict_of(model, image_shape=(64, 64, 3), naming=0):
-    """Return the weights under their published names, by the formula, in float64."""
+    """Return float64 weights by the formula of `support.published`, under their published names."""
     zeros = {path: np.zeros(shape) for path, shape in shapes_of(model, image_shape).items()}
     return weights({name: each.shape for name, each in published(zeros, namings_of(model)[naming]).items()})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: small_resnet(5), lambda: adapt(SmallNet())], ids=["published", "own names"])
-def test_what_is_exported_comes_back_bit_for_bit(tmp_path, make):
+def test_exported_weights_are_read_back_bit_for_bit(tmp_path, make):
     setup = setup_of(make(), optax.adamw(0.01), random_table(20), devices=2)
     export_weights(setup.state, setup, tmp_path / "w.safetensors")
     names = safetensors.numpy.load_file(tmp_path / "w.safetensors")
@@ -65,7 +65,7 @@ def test_a_new_seed_keeps_the_weights(tmp_path):
     assert {path for path in one if not np.array_equal(one[path], two[path])} == {"params/fc/kernel"}
 
 
-def test_a_head_for_other_classes_is_new(tmp_path, caplog):
+def test_a_head_for_other_classes_is_newly_initialized(tmp_path, caplog):
     model = small_resnet(5)
     write(tmp_path / "w.safetensors", {**state_dict_of(small_resnet()), "extra.weight": np.zeros(3)})
     found = initial_weights(tmp_path / "w.safetensors", model, shapes_of(model, (6, 6, 3)), 5, Topology.create(1))
@@ -77,7 +77,7 @@ def test_a_head_for_other_classes_is_new(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_new_layers_take_nothing(tmp_path, caplog):
+def test_new_layers_take_no_weights_from_the_file(tmp_path, caplog):
     write(tmp_path / "w.safetensors", state_dict_of(small_resnet(5), (6, 6, 3)))
     options = {"weights": tmp_path / "w.safetensors", "seed": 1}
     table, optimizer = random_table(20), sgd(0.1)
@@ -89,14 +89,14 @@ def test_new_layers_take_nothing(tmp_path, caplog):
     assert len(caplog.messages) == 1 and "26 of the network's 32 arrays; new: params/fc/bias, " in caplog.messages[0]
 
 
-def test_a_file_without_a_head_gives_the_rest(tmp_path):
+def test_a_file_without_a_head_gives_all_other_weights(tmp_path):
     model = small_resnet(5)
     arrays = {name: each for name, each in state_dict_of(model).items() if not name.startswith("fc.")}
     matched = match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), 5)
     assert sorted(matched.head) == ["params/fc/bias", "params/fc/kernel"] and len(matched.arrays) == 30
 
 
-def test_what_does_not_fit_is_listed():
+def test_weights_that_do_not_fit_are_listed():
     model = small_resnet()
     arrays = state_dict_of(model)
     arrays["layer1.0.conv1.weights"] = arrays.pop("layer1.0.conv1.weight")
@@ -137,7 +137,7 @@ def test_scalars_and_integers_come_back(tmp_path):
     assert largest_difference(again.state.params, setup.state.params) == 0
 
 
-def test_another_network_is_one_line(tmp_path):
+def test_another_network_raises_a_one_line_error(tmp_path):
     write(tmp_path / "w.safetensors", state_dict_of(small_resnet()))
     with pytest.raises(
         InputError, match=r"^\S+w.safetensors: 2 of the network's 4 arrays missing: params.Conv_0.bias, params"
@@ -157,7 +157,7 @@ def test_arrays_of_any_precision(tmp_path, dtype):
     assert bias.dtype == jnp.float32 and np.array_equal(bias, arrays["bn1.bias"].astype(np.float32))
 
 
-def test_what_wraps_a_state_dict_is_taken_off(tmp_path):
+def test_wrappers_around_a_state_dict_are_removed(tmp_path):
     write(tmp_path / "w.safetensors", {f"module.{name}": each for name, each in state_dict_of(small_resnet()).items()})
     assert "conv1.weight" in read(tmp_path / "w.safetensors")
 
@@ -182,7 +182,7 @@ def test_a_run_gives_the_weights_of_its_checkpoint(tmp_path, caplog):
         (".", None, "no work directory of a run, which has checkpoints/; give a .safetensors"),
     ],
 )
-def test_a_bad_file_is_one_line(tmp_path, name, content, message):
+def test_a_bad_file_raises_a_one_line_error(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):

@@ -140,7 +140,7 @@ def test_fixed_properties_of_arrays_are_named(source: ArrayTable, data: dict, fa
         source.check(DataConfig(**{**vars(PLAIN), **data}))
 
 
-def test_what_does_not_fit_the_pixels_is_one_line():
+def test_settings_that_do_not_fit_the_pixels_raise_a_one_line_error():
     with pytest.raises(
         InputError, match="^data.augment.rand_augment=1: needs 8-bit pixels, and the images have 16 bits"
     ):

@@ -7,7 +7,7 @@ import pytest
 from jaxddp.core.wording import counted, duration, figure, plural, some, span, speed
 
 
-def test_a_count_and_its_noun_agree():
+def test_the_noun_after_a_count_is_singular_or_plural():
     assert [counted(number, "file") for number in (0, 1, 2, 1234)] == ["0 files", "1 file", "2 files", "1,234 files"]
     nouns = ("class", "batch", "box", "try", "array", "epoch", "GPU")
     expected = ["classes", "batches", "boxes", "tries", "arrays", "epochs", "GPUs"]
@@ -20,7 +20,7 @@ def test_a_span_of_equal_ends_is_a_number():
     assert (span(4, 4), span(4, 1200)) == ("4", "4 to 1,200")
 
 
-def test_of_many_names_a_few_are_said():
+def test_only_a_few_of_many_names_are_printed():
     assert [some(["a", "b", "c", "d"][:count]) for count in (0, 1, 3, 4)] == ["", "a", "a, b, c", "a, b, c, ..."]
 
 

@@ -68,7 +68,7 @@ def test_booleans_are_written_as_in_xla_flags_or_as_in_python(value):
         ),
     ],
 )
-def test_what_is_refused_is_one_line_that_names_the_key_and_the_option(words, message):
+def test_a_rejected_option_raises_a_one_line_error_with_the_key_and_the_option(words, message):
     with pytest.raises(InputError, match=f"^parallel.xla_options: .*{message}") as refused:
         compiler_options(words)
     assert "\n" not in str(refused.value)

@@ -127,7 +127,7 @@ def test_in_bfloat16_it_is_the_network_s_layers_up_to_rounding():
 
 
 @pytest.mark.parametrize("form", [pytest.param(FORMS[0], marks=pytest.mark.exhaustive), FORMS[2]])
-def test_with_an_axis_the_shards_are_one_batch(form):
+def test_with_an_axis_name_the_shards_are_normalized_as_one_batch(form):
     with jax.enable_x64(True):
         inputs, weights = drawn(1, (96, 24, 40), form, jnp.float64, jnp.float64)
         # The axis of size 32 is sharded.
@@ -153,7 +153,7 @@ def test_with_an_axis_the_shards_are_one_batch(form):
 
 
 @pytest.mark.parametrize("form", [pytest.param(FORMS[0], marks=pytest.mark.exhaustive), FORMS[2]])
-def test_a_nan_is_not_hidden(form):
+def test_batch_norm_does_not_hide_a_nan(form):
     """A NaN in one channel of the input reaches all results and statistics."""
     inputs, weights = drawn(0, (37, 8, 16), form, jnp.float32, jnp.float32)
     inputs[0] = inputs[0].at[2, 0, 0, 3].set(jnp.nan)

@@ -180,7 +180,7 @@ def start(*words):
     return 0
 
 
-def test_a_mistake_is_one_line():
+def test_a_mistake_raises_a_one_line_error():
     command = [sys.executable, str(gpu_program.__file__), "imagenet_resnet5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2 and done.stderr.count("\n") == 1

@@ -290,7 +290,7 @@ def refusal(written: Written, capfd) -> tuple[bool, int, str]:
     indirect=["written"],
     scope="module",
 )
-def test_a_data_set_in_which_one_file_is_no_file_is_refused_in_one_line(written, kind, capfd, monkeypatch):
+def test_a_data_set_with_an_irregular_file_raises_a_one_line_error(written, kind, capfd, monkeypatch):
     monkeypatch.chdir(written.path.parent)
     for path in telling_files(written):
         kept = set_aside(path, kind)

@@ -152,7 +152,7 @@ def store(tmp_path_factory) -> Iterator[Path]:
         forget_mlflow()
 
 
-def test_every_logger_of_a_config_has_its_line() -> None:
+def test_every_logger_of_a_config_is_tested_here() -> None:
     assert set(LOGGERS.names()) <= KINDS.keys()
 
 
@@ -193,7 +193,7 @@ def same(found: Series, expected: Series, *, again: bool = False) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_NUMBERS)
-def test_it_holds_the_scalars_of_a_run(name: str, tmp_path: Path) -> None:
+def test_every_listener_records_the_scalars_of_a_run(name: str, tmp_path: Path) -> None:
     told(KINDS[name].make(tmp_path))
     found = KINDS[name].series(tmp_path)
     same(found, course())
@@ -203,7 +203,7 @@ def test_it_holds_the_scalars_of_a_run(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OF_FILES)
-def test_it_leaves_its_file(name: str, tmp_path: Path) -> None:
+def test_every_listener_writes_its_file(name: str, tmp_path: Path) -> None:
     # Curves are drawn from these lines.
     for each in (KINDS["jsonl"], KINDS[name]):
         told(each.make(tmp_path))
@@ -212,7 +212,7 @@ def test_it_leaves_its_file(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_NUMBERS)
-def test_a_resumed_run_goes_on_in_the_same_one_and_a_fresh_one_begins_anew(name: str, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_its_record_and_a_new_run_begins_another(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     told(kind.make(tmp_path), stop=6, status="preempted")
     told(kind.make(tmp_path), start=5)
@@ -261,7 +261,7 @@ def test_figures_that_are_not_finite_are_no_failure_and_no_numbers(name: str, tm
 
 
 @pytest.mark.parametrize(("name", "status"), [(n, s) for n, kind in KINDS.items() if kind.end for s in STATUSES])
-def test_the_end_of_a_run_is_told(name: str, status: str, tmp_path: Path) -> None:
+def test_the_end_of_a_run_is_recorded(name: str, status: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     told(kind.make(tmp_path), stop=3, status=status)
     assert kind.end(tmp_path) == kind.ends[STATUSES.index(status)]
@@ -343,7 +343,7 @@ def test_metrics_are_those_of_metrics_jsonl(name: str, resumed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_wandb_goes_on_in_the_same_run_under_its_name(resumed: Path) -> None:
+def test_wandb_continues_the_same_run_under_its_name(resumed: Path) -> None:
     first, second = offline_runs(resumed)
     kept = json.loads((resumed / "wandb.json").read_text())["id"]
     assert wandb_ids(first) == wandb_ids(second) == {kept}
@@ -376,7 +376,7 @@ def test_mlflow_has_one_run_with_the_config_and_where_the_code_comes_from(resume
     assert {"versions.jax", "versions.jaxddp", "seed", "objects.model"} <= params.keys()
 
 
-def test_what_a_resumed_run_changes_is_a_tag_of_mlflow(resumed: Path) -> None:
+def test_settings_that_a_resumed_run_changes_are_tags_of_mlflow(resumed: Path) -> None:
     data = mlflow_run(resumed).data
     assert (data.params["train.duration"], data.tags["train.duration"]) == ("1 epoch", "2 epochs")
     assert data.params.keys() & data.tags.keys() == {"train.duration", "run.steps"}

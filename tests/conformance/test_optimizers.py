@@ -153,7 +153,7 @@ STEPS_BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], dict]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", STEPS_BY_HAND)
-def test_its_steps_are_those_by_hand(case):
+def test_steps_of_every_optimizer_equal_those_by_hand(case):
     words, expected = STEPS_BY_HAND[case]
     assert_equal(updated(config_of(name=case.partition(",")[0], **words), 5), expected(5))
 
@@ -182,7 +182,7 @@ def test_weight_decay_touches_kernels_only(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
-def test_the_decay_of_a_group_stands_for_the_config_s(name):
+def test_weight_decay_of_a_group_replaces_the_configs(name):
     """A decay of all kernels by groups equals the config's decay; another decay changes its own group alone."""
     schedule = {"schedule": "constant"}
     usual = updated(config_of(name=name, weight_decay=0.03, **schedule), 3)
@@ -266,7 +266,7 @@ def test_any_number_of_devices_equals_one(name, devices):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
-def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, name):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, name):
     with Checkpoints(tmp_path / "c") as checkpoints:
         with pytest.raises(Preempted):
             train(made(name, 4), CHANGES, checkpoints=checkpoints, should_stop=lambda step: step == 3)
@@ -353,7 +353,7 @@ RUNS = st.builds(
 
 @pytest.mark.parametrize("name", SCHEDULES.names())
 @given(run=RUNS)
-def test_its_rates_are_those_by_hand_behind_equal_steps_up_to_the_peak(name, run):
+def test_rates_of_every_schedule_equal_those_by_hand_after_the_warm_up(name, run):
     """For all lengths, also a run of one step, every rate is a finite number and none exceeds the peak."""
     found = run.rates(name)
     rise = np.arange(1, run.warmup + 1) / max(run.warmup, 1)

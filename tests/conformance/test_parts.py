@@ -148,7 +148,7 @@ def assert_close(one: tuple[Any, Metrics], other: tuple[Any, Metrics], bound: fl
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_reports_what_the_part_says_and_the_part_does_something(name):
+def test_a_step_reports_the_parts_scalars_and_the_part_has_an_effect(name):
     state, metrics = whole(name, 4, "none")
     assert len(metrics) == int(state.step) == STEPS
     assert {frozenset(each) for each in metrics} == {CASES[name].reports | {"loss", "top1"}}
@@ -168,12 +168,12 @@ def test_images_on_the_devices_give_the_same_steps(name):
 
 @pytest.mark.parametrize("cache", few(("none",), "device"))
 @pytest.mark.parametrize("name", CASES)
-def test_resumed_it_is_uninterrupted_bit_for_bit(name, cache, tmp_path):
+def test_a_run_with_a_part_that_is_resumed_equals_an_uninterrupted_one_bit_for_bit(name, cache, tmp_path):
     assert_close(resumed(name, 4, cache, tmp_path), whole(name, 4, cache), 0)
 
 
 @pytest.mark.parametrize("name", ["average", *(rarely(name) for name in CASES if name != "average")])
-def test_resumed_on_other_devices_it_is_the_same_run(name, tmp_path):
+def test_a_run_with_a_part_that_is_resumed_on_other_devices_is_the_same_run(name, tmp_path):
     assert_close(resumed(name, 1, "none", tmp_path), whole(name, 4, "none"), 1e-9)
 
 

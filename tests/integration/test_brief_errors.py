@@ -32,7 +32,7 @@ def usual_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # tests/test_bad_images.py tests it in one process.
 @pytest.mark.ci
-def test_a_broken_image_is_one_line_of_each_process(tree, start, tmp_path):
+def test_a_broken_image_prints_one_line_in_each_process(tree, start, tmp_path):
     shutil.copytree(tree, tmp_path / "tree")
     (image,) = (tmp_path / "tree").glob("ILSVRC/Data/CLS-LOC/train/*/n01000000_3.JPEG")
     image.write_bytes(image.read_bytes()[:-200])
@@ -47,7 +47,7 @@ def test_a_broken_image_is_one_line_of_each_process(tree, start, tmp_path):
         assert len(said.splitlines()) <= 1 + FEW + 5 * (rank == 0)
 
 
-def test_a_disk_without_room_is_one_line(arrays, start, tmp_path):
+def test_a_full_disk_prints_one_line(arrays, start, tmp_path):
     script = Path(tmp_path / "script.py")
     script.write_text(SMALL_FILES)
     words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(tmp_path / "run"), *BRIEF]

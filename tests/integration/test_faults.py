@@ -195,7 +195,7 @@ def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir,
     assert close({step: losses(workdir)[step] for step in expected}, expected)
 
 
-def test_all_hear_of_sigterm_as_a_validation_begins(workdir, start, tmp_path):
+def test_all_processes_learn_of_sigterm_as_a_validation_begins(workdir, start, tmp_path):
     (tmp_path / "script.py").write_text(STOPPED_AS_A_VALIDATION_BEGINS)
     words = ["python", str(tmp_path / "script.py"), str(workdir)]
     launched = start(Launched, tmp_path / "launch", 2, words)

@@ -50,7 +50,7 @@ def test_a_second_start_of_two_processes_compiles_nothing(start, tmp_path, monke
     assert warm == [{"asked": process["kept"], "hits": process["kept"], "kept": 0} for process in cold]
 
 
-# As when only one process finds its program in the cache. gloo's first collective times out after 30 s.
+# This happens if only one process finds its program in the cache. gloo's first collective times out after 30 s.
 SLOW = """
 import os, sys, time
 import jaxddp.engine.step as made

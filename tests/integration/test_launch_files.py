@@ -10,7 +10,7 @@ from support.processes import REPOSITORY, Launched, are_the_same, brief_words, e
 pytestmark = pytest.mark.ci
 
 
-def test_two_processes_that_read_files_are_one(tree, start, tmp_path):
+def test_two_processes_that_read_files_equal_one(tree, start, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     start(Launched, one, 1, brief_words(tree, one, "--parallel.cpu-devices", "4")).ends_well()
     start(Launched, two, 2, brief_words(tree, two, "--parallel.cpu-devices", "2")).ends_well()

@@ -30,7 +30,7 @@ def pictures(tmp_path_factory) -> Path:
 
 # tests/test_predict.py tests such images in one process.
 @pytest.mark.ci
-def test_where_no_image_can_be_used_two_processes_say_so(reference, start, tmp_path):
+def test_two_processes_report_that_no_image_is_usable(reference, start, tmp_path):
     """The second process has only padding, and has read no image."""
     (tmp_path / "bad.png").write_text("no picture")
     out = tmp_path / "out.csv"

@@ -24,7 +24,7 @@ def by_two(words, tmp_path_factory) -> Path:
     return workdir
 
 
-def test_two_processes_of_two_devices_are_one_of_four(by_two, reference):
+def test_two_processes_of_two_devices_equal_one_of_four(by_two, reference):
     assert is_whole(by_two, processes=2)
     assert are_the_same(by_two, reference), (series(by_two), series(reference))
 

@@ -130,7 +130,7 @@ def test_digits_draws_its_pictures(digits, source):
 
 
 @pytest.mark.parametrize("name", ["digits", "fine_tuning", "inspect_run"])
-def test_what_is_shown_needs_no_widgets(name, request):
+def test_displays_need_no_widgets(name, request):
     cells = request.getfixturevalue(name).cells
     mimes = {mime for cell in cells for output in cell.get("outputs", []) for mime in output.get("data", {})}
     assert {"text/plain", "image/png"} <= mimes <= SHOWN
@@ -152,7 +152,7 @@ def test_training_is_one_display_and_a_line_an_epoch(name, source, steps, epochs
     assert lines[-1].startswith(f"done at step {steps} after ")
 
 
-def test_nothing_is_said_on_stderr_but_which_layers_are_new(digits, fine_tuning, inspect_run):
+def test_stderr_only_names_the_new_layers(digits, fine_tuning, inspect_run):
     assert on_stderr(digits) == on_stderr(inspect_run) == []
     said = [line.split("first: ")[1] for line in on_stderr(fine_tuning)]
     line = "6 of the network's 8 arrays; a new head for 4 other classes: params/head/bias, params/head/kernel"

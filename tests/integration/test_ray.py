@@ -82,7 +82,7 @@ def test_two_actors_train_as_one_and_a_restarted_job_ends_with_the_same_bits(job
     assert checkpoint_bytes(run.workdir) == checkpoint_bytes(undisturbed)
 
 
-def test_a_mistake_is_not_started_again_and_a_job_that_is_asked_to_stop_saves(job):
+def test_a_mistake_is_not_restarted_and_a_job_that_is_asked_to_stop_saves(job):
     run = job([*BRIEF, "--train.batch-size", "7"], "--restarts", "2")
     assert run.end() == 2, run.out + run.err
     assert "restart" not in run.err and "jaxddp: --train.batch-size 7 cannot be divided among 2 devices" in run.out
@@ -93,7 +93,7 @@ def test_a_mistake_is_not_started_again_and_a_job_that_is_asked_to_stop_saves(jo
     assert result(run.workdir)["status"] == "preempted" and checkpoint_steps(run.workdir)
 
 
-def test_a_job_for_which_there_is_no_room_is_one_line(job):
+def test_a_job_that_needs_too_many_cores_raises_a_one_line_error(job):
     run = job(BRIEF, "--cpus", "1000", "--wait", "2")
     assert run.end() == 2
     room = "2 processes with {'CPU': 1000.0, 'GPU': 0.0} each, of "

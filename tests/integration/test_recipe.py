@@ -67,7 +67,7 @@ def numbers(workdir: Path) -> list[dict[str, float]]:
 
 def test_a_recipe_file_on_one_process_and_two_killed_and_from_python(folder, start, tmp_path):
     killed, alone = tmp_path / "killed", tmp_path / "alone"
-    # Killed by SIGKILL after the first checkpoint; the same command resumes.
+    # The run is killed by SIGKILL after the first checkpoint. The same command resumes it.
     run = start(Launched, tmp_path / "a", 2, words(folder, killed), "--grace", "2")
     run.wait_until(lambda: len(lines(killed)) >= 25 and is_checkpointed(killed))
     os.kill(run.worker(1), signal.SIGKILL)
@@ -78,7 +78,7 @@ def test_a_recipe_file_on_one_process_and_two_killed_and_from_python(folder, sta
     assert "resuming at step" in again.out
     assert list(losses(killed)) == list(range(1, TOTAL + 1))
 
-    # One process with two devices, and the objects from Python: equal up to rounding.
+    # One process with two devices, and a run with the objects from Python, give equal results up to rounding.
     start(Launched, tmp_path / "c", 1, words(folder, alone, "--parallel.cpu-devices", "2")).ends_well()
     (folder / "script.py").write_text(SCRIPT)
     command = ["env", "-C", str(folder), sys.executable, "script.py", "set.npz", str(TOTAL)]
@@ -89,7 +89,7 @@ def test_a_recipe_file_on_one_process_and_two_killed_and_from_python(folder, sta
             assert "loss" in names and ours["step"] == theirs["step"]
             assert [ours[name] for name in names] == pytest.approx([theirs[name] for name in names], rel=1e-4)
 
-    # Evaluated from its config.json, without the recipe file.
+    # The run is evaluated from its config.json, without the recipe file.
     hidden = folder.with_name("moved")
     folder.rename(hidden)
     command = [sys.executable, "-m", "jaxddp", "eval", str(killed / "config.json")]

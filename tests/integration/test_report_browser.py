@@ -86,7 +86,7 @@ def test_all_is_drawn_and_nothing_is_loaded(browser, page, size, dark):
     assert browser.run("document.querySelector('.gtitle, .xtitle').style.fill") != ""
 
 
-def test_what_would_be_an_error_is_seen(browser, tmp_path):
+def test_errors_on_the_page_are_detected(browser, tmp_path):
     """The test above detects a failing script and a request to another host."""
     bad = tmp_path / "bad.html"
     bad.write_text("<script>undefined.x</script><img src='http://127.0.0.1:9/x.png'>")

@@ -53,7 +53,7 @@ def browser(require, tmp_path_factory):
 
 
 def test_a_dead_link_ends_the_build(tmp_path):
-    """Without the pages made from the code, which cost most of the time."""
+    """Build without the pages made from the code, which take most of the time."""
     few = [
         "build.recipe_pages = build.command_pages = build.python_pages = dict",
         "documents.documents = lambda: {'docs/data.md': 'index.md'}",

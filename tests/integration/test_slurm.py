@@ -237,18 +237,18 @@ def failing(code: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("code", "starts"), [(2, 1), (3, 2)])
-def test_what_failed_is_requeued_so_often_but_bad_input_is_not(code, starts, submit):
+def test_a_failed_job_is_requeued_up_to_a_limit_but_bad_input_is_not(code, starts, submit):
     job = submit(failing(code), RESTARTS="1")
     job.wait_until(lambda: job.shown("JobState") == "FAILED")
     assert (job.shown("ExitCode"), job.shown("Restarts")) == (f"{code}:0", str(starts - 1))
     assert starts <= job.said.count("begun") <= 2 * starts
 
 
-def test_a_job_that_is_cancelled_stays_so(submit):
+def test_a_cancelled_job_is_not_requeued(submit):
     save = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(75))"
     job = submit([sys.executable, "-c", f"{save}; print('begun', flush=True); time.sleep(90)"])
     job.wait_until(lambda: job.said.count("begun") == 2)
     job.run("scancel", job.number)
     job.wait_until(lambda: job.shown("JobState") not in ("RUNNING", "COMPLETING"))
-    time.sleep(3)  # The time in which it would be queued again.
+    time.sleep(3)  # In this time a job that is requeued would be queued again.
     assert (job.shown("JobState"), job.shown("Restarts")) == ("CANCELLED", "0")

@@ -89,7 +89,7 @@ def ends_by_naming(run: Program, processes: int, process: int, phase: str, funct
     ("who", "where", "how"),
     [pytest.param(0, "listeners", "for_ever", marks=pytest.mark.ci), (1, "input", "in_a_loop")],
 )
-def test_a_process_that_stands_still_is_named_by_all(stalled, who, where, how):
+def test_a_stalled_process_is_named_by_all_processes(stalled, who, where, how):
     run = stalled(who, where, how)
     ends_by_naming(run, 2, who, where, how)
     other = (run.logs / f"process-{1 - who}.log").read_text()
@@ -98,7 +98,7 @@ def test_a_process_that_stands_still_is_named_by_all(stalled, who, where, how):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
-def test_of_a_save_the_one_that_does_not_write_its_part_is_named(stalled, who):
+def test_the_process_that_does_not_write_its_part_of_a_save_is_named(stalled, who):
     run = stalled(
         who, "its part of a save", "for_ever", "--parallel.stall-timeout", "1", "--checkpoint.every", "4 steps"
     )
@@ -109,7 +109,7 @@ def test_of_a_save_the_one_that_does_not_write_its_part_is_named(stalled, who):
 
 @pytest.mark.ci
 def test_a_collective_that_others_do_not_enter(stalled):
-    """Both processes wait in different collectives, so the stacks of both are logged."""
+    """The processes wait in different collectives, so the stacks of both are logged."""
     run = stalled(1, "dispatch", "in_a_collective")
     assert run.end(SOON) == 1, run.out + run.err
     line = r"jaxddp: process [01] made no progress for \d+ s after step \d+, in phase '(dispatch|device)' .*the log of"

@@ -79,7 +79,7 @@ def test_two_tasks_train_as_one_and_a_preempted_job_is_queued_again_and_ends_wit
 ):
     run = job(LONGER)
     run.wait_until(lambda: (run.workdir / "checkpoints").is_dir() and checkpoint_steps(run.workdir))
-    # To every process of every task, as SLURM does.
+    # The signal goes to every process of every task, as SLURM sends it.
     tasks = run.tasks()
     for pid in [*(child for task in tasks for child in children(task)), *tasks]:
         os.kill(pid, signal.SIGUSR2)

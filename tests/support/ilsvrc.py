@@ -64,7 +64,7 @@ def write_csv(file: Path, rows: list[tuple[str, str]]) -> None:
 
 def _row(row: tuple[str, int], number: int, box: str) -> tuple[str, str]:
     image_id, label = row
-    # Kaggle's rows end in a space.
+    # A box list in Kaggle's file ends in a space.
     return image_id, f"{synset(label)} {box} " * (2 if number % 3 == 2 else 1)
 
 

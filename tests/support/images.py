@@ -1,4 +1,4 @@
-"""The bytes of many kinds of JPEG and PNG files, common and unusual."""
+"""Makes the bytes of many common and unusual kinds of JPEG and PNG files."""
 
 import io
 import struct

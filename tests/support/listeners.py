@@ -25,7 +25,7 @@ def evaluation_record(step: int, seen: int = 77, **changes: object) -> Evaluatio
     return EvaluationRecord(**{"step": step, "epoch": step * BATCH / EXAMPLES, **known, **changes})
 
 
-BATCH, EXAMPLES, TOTAL = 32, 100, 10  # epochs end at steps 4, 7 and 10
+BATCH, EXAMPLES, TOTAL = 32, 100, 10  # Epochs end at steps 4, 7 and 10.
 
 
 def drive(*listeners: Listener, start: int = 0, stop: int = TOTAL, evaluate: tuple[int, ...] = (4, 10)) -> None:

@@ -1,4 +1,4 @@
-"""The longest test files, in the order in which to start them, so that no worker ends with one alone.
+"""The longest test files, in the order in which to start them, so that none still runs when all other files are done.
 
 `python benchmarks/suite.py` measures them. Files that wait for processes come before files that compute.
 """

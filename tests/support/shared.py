@@ -1,4 +1,4 @@
-"""Pieces that a worker traces and compiles once: setups of equal pieces share the same objects, and so their programs.
+"""Shares models, optimizers and programs: setups of equal pieces get the same objects, which a worker compiles once.
 
 The package caches programs by object identity, because equality of a user's objects may not tell what they compute.
 For the objects of these tests it does: Linen modules, topologies and parts are equal if they compute the same.
@@ -56,7 +56,7 @@ def shared(setup: RunSetup) -> RunSetup:
 
 
 def _key(piece: Any) -> Hashable:
-    """Return a key of equality. Raises: TypeError; the object is not hashable."""
+    """Return a key that is equal for equal objects. Raises TypeError if the object is not hashable."""
     if isinstance(piece, Mapping):
         key: Hashable = tuple(sorted((name, _key(value)) for name, value in piece.items()))
     elif isinstance(piece, tuple | list):
