@@ -1,4 +1,5 @@
-"""A validation split chosen by ids: a share of each class, equal everywhere, which hardly changes as a set grows."""
+"""A validation split chosen by ids: a share of each class. It is the same on every machine, and changes little as a set
+grows."""
 
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def held(examples: dict[str, int], share: float) -> set[str]:
 
 
 def of_several(examples: dict[str, int]) -> dict[str, int]:
-    """Generates labels without classes of one example, which are rejected before."""
+    """Returns the examples of classes that have at least two examples. A class with one is rejected elsewhere."""
     labels = [*examples.values()]
     return {name: label for name, label in examples.items() if labels.count(label) > 1}
 

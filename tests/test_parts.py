@@ -140,7 +140,7 @@ def test_a_step_reports_scalars_beside_its_metrics():
 
 
 def loss_of(setup):
-    """Return the gradient of a setup's first batch with respect to its parameters."""
+    """Return the loss of a setup's first batch, as a function of the parameters."""
     batch, keys = next(setup.batches(0, 1)), {"key": jax.random.key(0), "image_key": setup.key}
 
     def loss(params):

@@ -14,7 +14,7 @@ from jaxddp.overrides import checked
 T = TypeVar("T")
 
 VAL, VAL_EMA = "val", "val_ema"
-"""The splits of a validation: the parameters that evaluation uses, and the averaged parameters."""
+"""The names under which metrics of a validation are logged: of the trained and of the averaged parameters."""
 _SPLITS = (VAL, VAL_EMA)
 _SIDES = {"min": True, "max": False}
 _LESS_IS_BETTER = ("loss", "ece")

@@ -21,8 +21,8 @@ from jaxddp.data.images.header import DHT, DRI, FRAMES, JPEG_END, PROGRESSIVE, S
 FORGIVEN = 7
 """The most bytes that may be left over after the last block. An encoder that writes words of 8 bytes may leave 7.
 
-None of 60,200 real files has bytes left over. If one row of blocks is removed from the header, each of these files has
-10 or more bytes left over.
+None of 60,200 real files has bytes left over. If the height in the header is reduced by one row of blocks, each of
+these files has 10 or more bytes left over.
 """
 
 _AHEAD = bytes(16)
@@ -49,7 +49,7 @@ def bytes_left_over(data: bytes, segments: Sequence[Segment]) -> int:
     Raises: ValueError or an error of Pillow, with the decoder's first message, if the data are damaged or end before
         the image does.
     """
-    # Fill bytes (0xFF) before the end marker are removed, because they would be data before any other byte.
+    # Remove fill bytes (0xFF) before the end marker: without the marker, they would be read as data.
     end = len(data) - len(JPEG_END)
     while data[end - 1] == JPEG_END[0]:
         end -= 1

@@ -55,7 +55,7 @@ class CachedStore:
             self._keep(file, data + _digest(name, data))
         return data
 
-    # TensorFlow ops would not fill the folder.
+    # Images are never read inside the graph, because TensorFlow's ops would not write them to the cache folder.
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:

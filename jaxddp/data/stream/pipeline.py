@@ -38,14 +38,18 @@ BATCHES_AHEAD = 2
 """The number of batches of encoded images that are fetched beyond the one that is being decoded."""
 
 Images = Iterator[tuple[np.ndarray, np.ndarray]]
-"""Batches of pixels and verdicts. A refused image is black, because after an error every thread prints a traceback."""
+"""Batches of pixels and verdicts.
+
+The graph returns a black image for a rejected one. If it raised an error instead, every thread would print a traceback.
+"""
 
 _ENDED = np.zeros(0), np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One shard of some steps: what the producer, the consumer and the search for bad images share."""
+    """The data and settings of one shard of some steps. The producer, the consumer and the search for bad images share
+    them."""
 
     table: StoredTable
     order: Order
