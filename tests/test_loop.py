@@ -261,7 +261,9 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
 def test_damaged_validation_metrics_are_named(text, tmp_path):
     Checkpoints(tmp_path).close()
     (tmp_path / "validation.json").write_text(text)
-    with pytest.raises(InputError, match=r"validation.json: is damaged \(.*\); remove it, and keep a copy"):
+    with pytest.raises(
+        InputError, match=r"validation.json: is damaged \(.*\); remove it; the best checkpoint is then unknown"
+    ):
         Checkpoints(tmp_path)
 
 
