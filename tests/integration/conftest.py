@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.browser import Browser
 from support.data import random_table, write_arrays
 from support.ilsvrc import write_tree
 from support.processes import BRIEF, HANGING, LONGER, THREADS, TRAIN, Launched, Program
@@ -81,3 +82,12 @@ def undisturbed(arrays, tmp_path_factory) -> Path:
     finally:
         run.close()
     return workdir
+
+
+@pytest.fixture(scope="module")
+def browser(require, tmp_path_factory) -> Iterator[Browser]:
+    """A headless Chromium for the tests of a module."""
+    require("chromium", package="chromium")
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()

@@ -21,14 +21,6 @@ CHARTS = 12
 
 
 @pytest.fixture(scope="module")
-def browser(require, tmp_path_factory):
-    require("chromium", package="chromium")
-    opened = Browser(tmp_path_factory.mktemp("profile"))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
     """A report of three seeds and of a run with another learning rate and without times."""
     folder = tmp_path_factory.mktemp("runs")

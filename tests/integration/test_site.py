@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from support.browser import Browser
 from support.processes import REPOSITORY, environment
 
 pytestmark = pytest.mark.ci
@@ -42,14 +41,6 @@ def site(tmp_path_factory) -> Path:
     done = build(folder)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return folder / "site"
-
-
-@pytest.fixture(scope="module")
-def browser(require, tmp_path_factory):
-    require("chromium", package="chromium")
-    opened = Browser(tmp_path_factory.mktemp("profile"))
-    yield opened
-    opened.close()
 
 
 def test_a_dead_link_ends_the_build(tmp_path):

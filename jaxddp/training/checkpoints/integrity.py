@@ -2,8 +2,7 @@
 
 The manifest of a step, `STEP/manifest.json`, also holds the step and the run, and is removed with the step. The index
 beside the steps, `manifests.json`, holds the SHA-256 of every manifest and of `validation.json`, so a missing manifest
-is detected as damage. Both files also hold a SHA-256 of the rest of
-their content.
+is detected as damage. Both files also hold a SHA-256 of their other content.
 
 Orbax's own metadata cannot hold these hashes: `custom_metadata` is written before the files that would be hashed, and
 the metadata of a directory of checkpoints is written once and never changed.
