@@ -221,7 +221,7 @@ def test_without_a_listener_that_requests_predictions_none_are_made():
     # With new programs, in which no other test has requested a prediction.
     setup, _ = evaluations(recorder := Recorder(0), share=False)
     assert [record.predictions for record in recorder.evaluations] == [None, None]
-    assert not [kind for (kind, _), *_ in setup.programs._kept if kind.startswith("classify")]
+    assert not [kind for (kind, _), *_ in setup.programs._programs if kind.startswith("classify")]
     assert make_run(setup_of(linear_model(), sgd(0.1)), listeners=[Recorder(4)]).validation.predictor is None
 
 
