@@ -63,7 +63,7 @@ from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.tasks.run_training import of_file, train
+from jaxddp.tasks.run_training import task_of_file, train
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, StepRecord
 from jaxddp.training.loop import fit
 from jaxddp.training.progress.display import progress
@@ -132,7 +132,7 @@ def compare_runs(rounds: int, steps: int) -> dict[str, Figures]:
 
         def run(watch: Stopwatch) -> TrainState | None:
             with tempfile.TemporaryDirectory() as workdir:
-                return train(of_file(experiment), Path(workdir), listeners=[watch, progress()])
+                return train(task_of_file(experiment), Path(workdir), listeners=[watch, progress()])
 
         def run_turn() -> float:
             watch = Stopwatch()

@@ -1,4 +1,4 @@
-"""Public Python API: prepare a training, inspect it, run it, and look at the results.
+"""Public Python API: prepare a training, inspect it, run it, and show the results.
 
 setup = prepare_training(model, train_table, None, optax.sgd(0.1, momentum=0.9), 32, epochs=5)
 state, history = train(softmax_cross_entropy, setup, val=val_table)
@@ -127,11 +127,11 @@ def resnet(
     Raises:
         InputError: the name, an option or a dtype is unknown. The message suggests the most similar known one.
     """
-    own = [field.name for field in dataclasses.fields(ResNetSettings)]
-    for key in options.keys() - {*own}:
+    known = [field.name for field in dataclasses.fields(ResNetSettings)]
+    for key in options.keys() - {*known}:
         if key in options_of("model"):
             raise InputError(f"resnet: {key} is an option of prepare_training; give it there")
-        raise InputError(f"resnet: unknown option {key!r}; {choices(key, own)}")
+        raise InputError(f"resnet: unknown option {key!r}; {choices(key, known)}")
     settings = replaced(ModelConfig(), {"name": name, **options})
     return build(settings, checked(num_classes, int, "num_classes"), dtype, param_dtype)
 
@@ -167,7 +167,7 @@ def prepare_training(
         optimizer: any optax optimizer.
         batch_size_per_device: each device's part of the global batch.
         epochs: length of the training.
-        data: how images become the network's input. By default, arrays are only normalized, and files get random-area
+        data: the preprocessing of images. By default, arrays are only normalized, and files get random-area
             crops of 224 pixels and horizontal flips.
         seed: seed of the initial parameters, the order of examples, augmentation and dropout.
         metrics: metrics beside the loss, top-1 and top-5: functions (logits float[B, K], labels int32[B]) -> float[B].
@@ -191,8 +191,8 @@ def prepare_training(
     check_labelled(check_source(table, "table"), "training data")
     per_device = checked(batch_size_per_device, BatchSize, "batch_size_per_device")
     length = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
-    named = inspect.signature(prepare_training).parameters.keys() - {"options"}
-    config = config_of_options({"precision": "float32"} | options, objective, seed, named)
+    arguments = inspect.signature(prepare_training).parameters.keys() - {"options"}
+    config = config_of_options({"precision": "float32"} | options, objective, seed, arguments)
     config = dataclasses.replace(config, data=check_data(data) or table.default_data())
     topology = Topology.create(devices, join_job(find_job(), config.parallel))
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
@@ -232,7 +232,7 @@ def train(
 ) -> tuple[TrainState, History]:
     """Train a setup.
 
-    The setup is not changed. If it, or the result of its `with_seed`, is trained again, nothing is compiled again.
+    The setup is not changed. If it or the result of its `with_seed` is trained again, no program is compiled again.
 
     Args:
         loss: a function (logits, labels) that returns the loss of each example, their mean, or (sum, weight); see
@@ -241,14 +241,14 @@ def train(
         schedule: a function of the step number, from 0. The optimizer's updates are multiplied by its result.
         epochs: length of the training from step 0. Default: the setup's. A trained state continues from its step.
         listeners: see `jaxddp.training.events.Listener`. Default: a live progress display; () shows nothing.
-        evaluators: functions that return a dict of further metrics of the state, also of one with averaged parameters.
-        workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there; one that has ended is
+        evaluators: functions of a state that return a dict of further metrics. They also get the averaged parameters.
+        workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there; an ended run is
             only returned. Another model, loss, optimizer or data is an error. SIGTERM makes the run save and stop.
         log_to: names of loggers beside metrics.jsonl, as in a config's `log.to`. They need a workdir.
         log_project, log_name, log_config: project, name and further values (a dict) for "wandb" and "mlflow".
         log_every, eval_every, save_every: how often to log, validate and save: "50 steps", "1 epoch" or "10%".
-        check_every: how often to compare the states of all devices, besides each checkpoint; "0 steps" for never.
-        self_test: compare the averaged gradient with that of one device before step 1: "auto", "always" or "never".
+        check_every: how often to compare the states of all devices, also before each checkpoint; "0 steps": never.
+        self_test: compare the averaged gradient with one device's gradient before step 1: "auto", "always" or "never".
         profile: length of a trace for TensorBoard's profiler, such as "10 steps", written to profile/ in the workdir.
 
     Returns:
@@ -259,8 +259,8 @@ def train(
     """
     check_setup(setup)
     check_written(workdir, profile, log_to)
-    often = {"log_every": log_every, "eval_every": eval_every, "save_every": save_every, "check_every": check_every}
-    changes = changes_of_cadences(**often, self_test=self_test, profile=profile)
+    cadences = {"log_every": log_every, "eval_every": eval_every, "save_every": save_every, "check_every": check_every}
+    changes = changes_of_cadences(**cadences, self_test=self_test, profile=profile)
     changes["eval"]["batch_size"] = setup.order.batch_size
     changes["log"] |= {"to": loggers_of(log_to)} | log_settings(log_project, log_name, log_config)
     if epochs is not None:
@@ -271,10 +271,10 @@ def train(
     config = setup.recipe.config.replace(**changes)
     setup = setup.changed(resources=resources, config=config, schedule=check_schedule(schedule))
     history, measures = History(), check_evaluators(evaluators, setup)
-    watching = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
+    all_listeners = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
     directory = None if workdir is None else Path(check_path(workdir, "workdir")).absolute()
-    used = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
-    setup.topology.peers.agree(shared_settings(setup.recipe, val, **used))
-    state = train_setup(setup, directory, watching, measures)
+    given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
+    setup.topology.peers.agree(shared_settings(setup.recipe, val, **given))
+    state = train_setup(setup, directory, all_listeners, measures)
     history.share(setup.topology)
     return state, history

@@ -1,4 +1,4 @@
-"""Command-line entry point: runs a command. An error that the user can correct becomes a one-line message."""
+"""Command-line entry point: runs a command, and prints an error that the user can correct as a one-line message."""
 
 import contextlib
 import os
@@ -56,7 +56,7 @@ _INTERRUPTED = {
 def main(arguments: list[str] | None = None) -> int:
     """Run one command.
 
-    Returns the exit code: 0 done, 2 bad input, 75 preempted after saving, 130 interrupted, 1 another failure.
+    Return the exit code: 0 done, 2 bad input, 75 preempted after saving, 130 interrupted, 1 another failure.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -68,8 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
     except JaxddpError as error:
         return _end(_error_line(error, arguments), error.exit_code, error)
     except BrokenPipeError as error:
-        # The reader of a pipe ended, as in `--help | head`. Standard output is replaced, because any later print or
-        # flush would raise again.
+        # The reader of a pipe ended, as in `--help | head`. Replace standard output, because any later print or flush
+        # would raise the same error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _end("standard output was closed before all of it was written", 1, error)
     except KeyboardInterrupt as error:
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _status_line() -> Iterator[None]:
-    """Shows long operations on standard error, in process 0 of a job or in a process without a job."""
+    """Show long operations on standard error, in process 0 of a job or in a process without a job."""
     try:
         job = find_job()
     except InputError:
@@ -128,7 +128,7 @@ def _run(arguments: list[str]) -> int:
     try:
         return _command(command)(rest)
     except SystemExit as end:
-        # --help was printed. An exit of the user's own code is passed on.
+        # --help was printed. An exit of the user's code is raised again.
         if end.code or not {*HELP} & {*rest}:
             raise
         return 0
@@ -139,7 +139,7 @@ def _is_option(word: str) -> bool:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    """Returns the function that runs a command. Only its module is imported, so the launcher needs no JAX."""
+    """Return the function that runs a command. Only its module is imported, so the launcher needs no JAX."""
     if name == "train":
         from jaxddp.commands.train import run
     elif name == "eval":

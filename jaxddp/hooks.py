@@ -1,4 +1,4 @@
-"""Hooks: the functions of a recipe file that return its own objects, such as a model or a loss."""
+"""Hooks: the functions of a recipe file that return the user's objects, such as a model or a loss."""
 
 import contextlib
 import inspect
@@ -44,7 +44,7 @@ class Hook:
 
     def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function that the hook returned, so that its errors name the file and the line, too."""
-        return one_line(self.path, f"{self.function.__name__}: ")(function)
+        return errors_name_line(self.path, f"{self.function.__name__}: ")(function)
 
     @property
     def name(self) -> str:
@@ -57,27 +57,29 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
 
     Raises: InputError if a hook has the wrong signature, or a `get_…` function is no hook.
     """
-    found = {}
+    hooks = {}
     for name, value in vars(module).items():
         if name in HOOKS:
-            found[name] = Hook(path, _checked(path, name, value))
+            hooks[name] = Hook(path, _checked(path, name, value))
         elif name.startswith("get_") and name != "get_config" and getattr(value, "__module__", "") == module.__name__:
             raise InputError(f"{path}: {name} is not a hook; {choices(name, [*HOOKS, 'get_config'])}")
-    return found
+    return hooks
 
 
 def _checked(path: Path, name: str, value: Any) -> Callable[..., Any]:
     if not callable(value):
         raise InputError(f"{path}: {name} is a {type(value).__name__}; define the function {name}({HOOKS[name]})")
-    check_called(value, str(path), name, HOOKS[name])
+    check_parameters(value, str(path), name, HOOKS[name])
     return value
 
 
-def check_called(function: Callable[..., Any], where: str, name: str, arguments: str, *, more: bool = False) -> None:
-    """Check that a function can be called with positional arguments, such as "config, num_classes".
+def check_parameters(
+    function: Callable[..., Any], where: str, name: str, arguments: str, *, more: bool = False
+) -> None:
+    """Check that a function accepts positional arguments, such as "config, num_classes".
 
     Args:
-        where: how a message begins.
+        where: the beginning of messages.
         name: the name of the function.
         more: whether the function may have further parameters without a default, which are passed by keyword.
 
@@ -97,14 +99,14 @@ def check_called(function: Callable[..., Any], where: str, name: str, arguments:
 
 
 @contextlib.contextmanager
-def one_line(path: Path, what: str) -> Iterator[None]:
+def errors_name_line(path: Path, subject: str) -> Iterator[None]:
     """Turn an error of a recipe file into an `InputError` that names the file and the line.
 
     A change of the working directory is undone, so that relative paths of the command line stay valid.
 
     Args:
         path: the path of the recipe file.
-        what: the text after the line number in the message, such as "get_model: ".
+        subject: the text after the line number in the message, such as "get_model: ".
     """
     try:
         with _same_directory():
@@ -118,22 +120,22 @@ def one_line(path: Path, what: str) -> Iterator[None]:
             lines = [error.lineno]
         where = f"{path}:{lines[-1]}" if lines else f"{path}"
         if isinstance(error, InputError):
-            raise error.within(f"{where}: {what}".removesuffix(": ")) from error
-        inside = place_of(error)
+            raise error.within(f"{where}: {subject}".removesuffix(": ")) from error
+        origin = place_of(error)
         # If another module raised the error, name its line, too.
-        further = f" (in {str(inside).removesuffix(': ')})" if inside and inside.file != path.absolute() else ""
-        raise InputError(f"{where}: {what}{type(error).__name__}: {error}{further}") from error
+        further = f" (in {str(origin).removesuffix(': ')})" if origin and origin.file != path.absolute() else ""
+        raise InputError(f"{where}: {subject}{type(error).__name__}: {error}{further}") from error
 
 
 @contextlib.contextmanager
 def _same_directory() -> Iterator[None]:
     try:
-        before = os.open(".", os.O_RDONLY)
+        directory = os.open(".", os.O_RDONLY)
     except OSError:  # The directory was removed, or is not readable.
         yield
         return
     try:
         yield
     finally:
-        os.fchdir(before)
-        os.close(before)
+        os.fchdir(directory)
+        os.close(directory)

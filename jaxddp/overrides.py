@@ -14,17 +14,17 @@ from jaxddp.core.errors import InputError, about
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Range, real_number
 from jaxddp.core.wording import choices, nearest
-from jaxddp.keys import near
+from jaxddp.keys import similar_keys
 
 _LONGEST_TEXT = 4096
-"""Length limit of a path."""
+"""The maximum length of a path."""
 _WORDS = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
     str: ("text", "texts"),
     bool: ("True or False", "truth values"),
 }
-"""For each type, what a message calls one value and several values."""
+"""The names of one and of several values of each type, for messages."""
 
 
 def plain(value: Any) -> Any:
@@ -40,7 +40,7 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
     """Return a copy of nested dataclasses with some keys changed. Each value is checked against its field's type.
 
     Args:
-        prefix: begins the names of the node's keys, such as "train.".
+        prefix: the beginning of the names of the node's keys, such as "train.".
         root: the whole tree, if the node is a part of it. For an unknown key, keys of the whole tree are suggested.
 
     Raises:
@@ -51,10 +51,10 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
     values = {}
     for key, value in changes.items():
         if key not in hints:
-            elsewhere = [] if nearest(key, hints) else near(prefix + key, dict(keys_of(type(root))))
-            meant = f"did you mean {' or '.join(map(repr, elsewhere))}? " if elsewhere else ""
+            similar = [] if nearest(key, hints) else similar_keys(prefix + key, dict(keys_of(type(root))))
+            suggestion = f"did you mean {' or '.join(map(repr, similar))}? " if similar else ""
             unknown = Key(prefix + key, rendered=repr(prefix + key))
-            raise InputError("unknown config key ", unknown, advice=f"{meant}{choices(key, hints)}")
+            raise InputError("unknown config key ", unknown, advice=f"{suggestion}{choices(key, hints)}")
         if is_tree(hints[key]):
             if not isinstance(value, dict):
                 raise InputError(Key(prefix + key, value), ": give a dict of its keys to change")
@@ -67,7 +67,7 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
 def check_values(node: Any, prefix: str = "") -> None:
     """Check every value of nested dataclasses against its field's type and range, and convert it to that type.
 
-    Text such as "1 epoch" becomes a `Duration`, in frozen dataclasses, too. `prefix` begins the names of the keys.
+    Text such as "1 epoch" becomes a `Duration`, in frozen dataclasses, too. Keys' names begin with `prefix`.
 
     Raises:
         InputError: a value is invalid. The message names the first such key, its value, and what is expected.
@@ -91,7 +91,7 @@ def keys_of(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def is_tree(hint: Any) -> bool:
-    """Whether a type is a dataclass with keys of its own, and not a single value."""
+    """Return whether a type is a dataclass of keys, and not a single value."""
     return dataclasses.is_dataclass(hint) and hint is not Duration
 
 
@@ -100,20 +100,20 @@ def _hints(node: type) -> dict[str, Any]:
     return typing.get_type_hints(node, include_extras=True)
 
 
-def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
+def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
     """Convert a value to the type of `hint`, if the conversion is exact, and check that it is in the type's range.
 
     Args:
-        key: names the value in messages.
-        named: the whole type, if `hint` is a part of it; messages describe the whole type.
+        key: the name of the value in messages.
+        whole_hint: the whole type, if `hint` is a part of it; messages describe the whole type.
 
     Raises:
         InputError: the value is invalid. The message names the key, the value, and what is expected.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    named = hint if named is None else named
+    whole_hint = hint if whole_hint is None else whole_hint
     if origin is Annotated:
-        value = checked(value, args[0], key, named)
+        value = checked(value, args[0], key, whole_hint)
         for bounds in args[1:]:
             if isinstance(bounds, Range) and value not in bounds:
                 raise InputError(Key(key, value), f": expected {bounds}")
@@ -123,8 +123,8 @@ def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
     if origin is Literal and value in args:
         return value
     if origin is Literal and isinstance(value, str):
-        near_one = nearest(value, map(str, args))
-        raise InputError(Key(key, value), f": expected {_named(named)}{near_one}")
+        suggestion = nearest(value, map(str, args))
+        raise InputError(Key(key, value), f": expected {_description(whole_hint)}{suggestion}")
     if origin is tuple and isinstance(value, list | tuple) and (args[-1] is ... or len(value) == len(args)):
         return tuple(checked(item, args[0], key) for item in value)
     if hint is Duration and isinstance(value, str):
@@ -140,7 +140,7 @@ def checked(value: Any, hint: Any, key: str, named: Any = None) -> Any:
         raise InputError(Key(key, value), f": expected text of 1 to {_LONGEST_TEXT:,} characters")
     if origin is None and hint not in (int, float) and isinstance(value, hint):
         return value
-    raise InputError(Key(key, value), f": expected {_named(named)}")
+    raise InputError(Key(key, value), f": expected {_description(whole_hint)}")
 
 
 def read_number(text: str, kind: Any, key: str) -> float:
@@ -152,17 +152,17 @@ def read_number(text: str, kind: Any, key: str) -> float:
     return checked(value, kind, key)
 
 
-def _named(hint: Any, *, several: bool = False) -> str:
+def _description(hint: Any, *, several: bool = False) -> str:
     """Describe a type with its range for a message: `a whole number, 1 to 4,096`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         bounds = [f", {each}" for each in args[1:] if isinstance(each, Range)]
-        return "".join([_named(args[0], several=several), *bounds])
+        return "".join([_description(args[0], several=several), *bounds])
     if origin is Literal:
         return " or ".join(map(repr, args))
     if origin is tuple:
         number = "a list of" if args[-1] is ... else f"{len(args)}"
-        return f"{number} {_named(args[0], several=True)}"
+        return f"{number} {_description(args[0], several=True)}"
     if hint is Duration:
         return f"a duration, such as {'90 epochs'!r}"
     return _WORDS[hint][several] if hint in _WORDS else hint.__name__

@@ -1,4 +1,4 @@
-"""Recipe files: Python files that define `get_config()`, and optionally hooks that return objects of their own.
+"""Recipe files: Python files that define `get_config()`, and optionally hooks that return the user's objects.
 
     def get_config():
         return load("cifar10").replace(train={"duration": "10 epochs"})
@@ -24,7 +24,7 @@ import jaxddp.core.files as files
 from jaxddp.choices import without_unread
 from jaxddp.core.errors import InputError, about, as_written
 from jaxddp.core.wording import choices, show
-from jaxddp.hooks import Hook, hooks_of, one_line
+from jaxddp.hooks import Hook, errors_name_line, hooks_of
 from jaxddp.recipe_sources import RecipeSources, modules_in, run_as_module
 from jaxddp.sections.config_tree import Config
 
@@ -57,7 +57,7 @@ class TakenSettings:
 
     Attributes:
         keys: the keys that have the values of the run that provides the initial weights.
-        notice: a log line that says where settings come from; empty for none.
+        notice: a log line about the source of the settings; empty for none.
     """
 
     keys: frozenset[str] = frozenset()
@@ -88,20 +88,20 @@ class RecipeFile:
         return self.stored is None or self.stored.has_network
 
     def files(self) -> dict[str, bytes]:
-        """The content of every Python file of the recipe, by its path below `sources.root`.
+        """Return the content of every Python file of the recipe, by its path below `sources.root`.
 
-        Files that the recipe loads by name are left out. Without hooks the result is empty, because the config
-        describes the whole recipe.
+        Files that the recipe loads by name are left out. Without hooks the result is empty, because the config is the
+        whole recipe.
         """
         return self.sources.read() if self.hooks else {}
 
     def check_copy(self) -> None:
-        """Raises `InputError` if a run's copy of its recipe differs from the digest in its config.json."""
+        """Raise `InputError` if a run's copy of its recipe differs from the digest in its config.json."""
         if self.stored is not None and self.stored.digest not in (None, self.digest()):
             raise InputError(f"{self.sources.root}: the run's copy of its recipe has changed; restore it")
 
     def digest(self) -> str | None:
-        """SHA-256, as hex, of `files`; None if there are no files."""
+        """Return the SHA-256 of `files`, as hex; None if there are no files."""
         files = self.files()
         if not files:
             return None
@@ -120,13 +120,13 @@ class _Reading:
     recipes: list[Path] = field(default_factory=list)
     modules: set[Path] = field(default_factory=set)
 
-    def look(self) -> None:
+    def record_modules(self) -> None:
         """Record the modules from the file's folder that are imported so far."""
         self.modules |= {file for _, file in modules_in(self.path.parent)}
 
 
 _readings: ContextVar[tuple[_Reading, ...]] = ContextVar("readings", default=())
-"""The recipe files that are running: each one is loaded by the one before it."""
+"""The stack of running recipe files. Each file was loaded by the file before it."""
 
 
 def read_recipe(name_or_path: str | Path) -> RecipeFile:
@@ -139,18 +139,18 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
         InputError: the file does not exist or raises an error, `get_config()` returns no `Config`, a hook has the wrong
             signature, or a `get_…` function is no hook.
     """
-    within = next(reversed(_readings.get()), None)
-    path = recipe_path(name_or_path, Path() if within is None else within.path.parent)
+    outer = next(reversed(_readings.get()), None)
+    path = recipe_path(name_or_path, Path() if outer is None else outer.path.parent)
     by_name = _is_name(name_or_path) and path.suffix == ".py"
-    if within is not None:
-        # Record the modules now: the other recipe may replace them by its own modules of the same names.
-        within.look()
-    recipe = _of_run(path) if path.suffix == ".json" else _of_file(path)
-    if within is not None:
-        within.hooks |= recipe.hooks
+    if outer is not None:
+        # Record the modules now, because the other recipe may replace them by its modules of the same names.
+        outer.record_modules()
+    recipe = _read_run(path) if path.suffix == ".json" else _read_file(path)
+    if outer is not None:
+        outer.hooks |= recipe.hooks
         if not by_name:
-            within.recipes += recipe.sources.recipes
-            within.modules |= recipe.sources.modules
+            outer.recipes += recipe.sources.recipes
+            outer.modules |= recipe.sources.modules
     return recipe
 
 
@@ -158,18 +158,18 @@ def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
     """Return the file of a built-in config, a recipe file, or the config.json of a work directory.
 
     A relative path starts in `folder`. A built-in name takes precedence over a directory of the same name. Raises:
-    InputError; there is no such file.
+    InputError if there is no such file.
     """
     name, path = str(name_or_path), Path(os.path.normpath(folder / os.path.expanduser(name_or_path)))
-    named = configs_folder() / f"{name}.py"
-    if _is_name(name) and (os.path.isfile(named) or not os.path.isdir(path)):
-        path = named
+    built_in = configs_folder() / f"{name}.py"
+    if _is_name(name) and (os.path.isfile(built_in) or not os.path.isdir(path)):
+        path = built_in
     elif os.path.isfile(path / CONFIG_FILE):
         path /= CONFIG_FILE
     try:
         files.open_regular(path).close()
     except FileNotFoundError:
-        raise InputError(f"config {show(name)} does not exist; {_nearest(name, folder)}") from None
+        raise InputError(f"config {show(name)} does not exist; {_suggestion(name, folder)}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
@@ -185,8 +185,8 @@ def config_names() -> list[str]:
 
 def configs_folder() -> Path:
     """Return the folder of the built-in configs: in a wheel it is inside the package, in a checkout beside it."""
-    inside = Path(__file__).parent / "configs"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
+    in_package = Path(__file__).parent / "configs"
+    return in_package if in_package.is_dir() else Path(__file__).parent.parent / "configs"
 
 
 def _is_name(name_or_path: str | Path) -> bool:
@@ -194,11 +194,11 @@ def _is_name(name_or_path: str | Path) -> bool:
 
 
 def is_built_in(path: Path) -> bool:
-    """Whether a recipe file is a built-in config."""
+    """Return whether a recipe file is a built-in config."""
     return path.absolute().parent == configs_folder().absolute()
 
 
-def _nearest(name: str, folder: Path) -> str:
+def _suggestion(name: str, folder: Path) -> str:
     if (folder / f"{name}.py").is_file():
         return f"did you mean the file {name + '.py'!r}?"
     return choices(Path(name).stem, config_names())
@@ -220,37 +220,37 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
             raise InputError(f"cannot be read as a run's config ({error})", advice="give a run's config.json") from None
 
 
-def _of_run(path: Path) -> RecipeFile:
+def _read_run(path: Path) -> RecipeFile:
     """Return the recipe of a run: the config in its config.json, and the hooks in its copy of the recipe."""
     config, content = read_config(path)
-    kept, has_network = content.get("recipe") or {}, "model" in content
-    file, digest = (kept.get("file"), kept.get("digest")) if isinstance(kept, dict) else (kept, None)
+    entry, has_network = content.get("recipe") or {}, "model" in content
+    file, digest = (entry.get("file"), entry.get("digest")) if isinstance(entry, dict) else (entry, None)
     if file is None:
         stored = StoredRecipe(has_network=has_network)
         return RecipeFile(without_unread(config), path, RecipeSources(path.parent), stored=stored)
     if not isinstance(file, str) or not isinstance(digest, str):
-        raise InputError(f"{path}: its recipe is {show(kept)}; restore the file, or give the recipe file itself")
+        raise InputError(f"{path}: its recipe is {show(entry)}; restore the file, or give the recipe file itself")
     root = path.parent / COPY_FOLDER
     copy = root / file
     if not copy.is_file():
         raise InputError(f"{copy}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
-    recipe = _of_file(copy)
+    recipe = _read_file(copy)
     config, sources = without_unread(config, recipe.hooks), replace(recipe.sources, root=root.absolute())
     return replace(recipe, config=config, path=path, sources=sources, stored=StoredRecipe(digest, has_network))
 
 
-def _of_file(path: Path) -> RecipeFile:
-    reading, outer = _Reading(path.absolute()), _readings.get()
-    if any(other.path == reading.path for other in outer):
+def _read_file(path: Path) -> RecipeFile:
+    reading, readings = _Reading(path.absolute()), _readings.get()
+    if any(other.path == reading.path for other in readings):
         raise InputError(f"{reading.path}: loads itself; load the recipe that it is based on")
-    token = _readings.set((*outer, reading))
+    token = _readings.set((*readings, reading))
     try:
-        with one_line(path, ""), as_written():
+        with errors_name_line(path, ""), as_written():
             module = run_as_module(path, add_folder=not is_built_in(path))
             if not callable(getattr(module, "get_config", None)):
                 raise InputError("defines no get_config(); define one that returns a jaxddp.config.Config")
             config = module.get_config()
-            reading.look()
+            reading.record_modules()
     finally:
         _readings.reset(token)
     if not isinstance(config, Config):

@@ -10,7 +10,7 @@ from types import ModuleType
 from jaxddp.core.errors import InputError
 
 _folders: set[Path] = set()
-"""The folders of recipes, in which imports look for modules."""
+"""The folders of recipes, which imports search for modules."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RecipeSources:
         return os.path.relpath(self.recipes[0], self.root)
 
     def read(self) -> dict[str, bytes]:
-        """The content of each file by its name, including modules that were imported after the recipe ran."""
+        """Return the content of each file by its name, including modules that were imported after the recipe ran."""
         folders = {path.parent for path in self.recipes}
         imported = {file for folder in folders for _, file in modules_in(folder)}
         paths = sorted({*self.recipes, *self.modules, *imported})
@@ -60,23 +60,24 @@ def run_as_module(path: Path, *, add_folder: bool) -> ModuleType:
 
 
 def modules_in(folder: Path) -> list[tuple[str, Path]]:
-    """The names and files of the imported modules that an import would find in a folder."""
-    found, beginning = [], os.path.join(folder, "")
+    """Return the names and files of the imported modules that an import would find in a folder."""
+    modules, beginning = [], os.path.join(folder, "")
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         # Compare text: thousands of modules are imported, and `Path` objects are slow.
         if not file or not file.startswith(beginning) or name.partition(".")[0] == "jaxddp":
             continue
-        place = folder.joinpath(*name.split("."))
-        if Path(file) in (place.with_suffix(".py"), place / "__init__.py"):
-            found.append((name, Path(file)))
-    return found
+        stem = folder.joinpath(*name.split("."))
+        if Path(file) in (stem.with_suffix(".py"), stem / "__init__.py"):
+            modules.append((name, Path(file)))
+    return modules
 
 
 def _import_from(folder: Path) -> None:
-    """Make imports look in a recipe's folder first.
+    """Make imports search a recipe's folder first.
 
-    Modules that were imported from another recipe's folder are forgotten if this folder has a module of the same name.
+    Modules that were imported from another recipe's folder are removed from `sys.modules` if this folder has a module
+    of the same name.
     """
     if str(folder) in sys.path:
         sys.path.remove(str(folder))

@@ -5,7 +5,7 @@ Each kind of entry has a folder. The modules in it register their entries with a
     @LOSSES.add("cross_entropy")
     def cross_entropy_of(config: Config) -> Loss: ...
 
-There is no other list: every file in the folder is found. A module must be quick to import, so it imports heavy
+There is no other list: every file in the folder is read. A module must be quick to import, so it imports heavy
 libraries where it uses them. The signature of the entries is documented at each registry below; the hooks of a recipe
 file have the same signatures.
 
@@ -57,20 +57,20 @@ class Registry:
             read = "read the keys of a section of the config"
             raise ValueError(f"{self.key}: {name!r} is given settings, which this kind does not have; {read}")
 
-        def keep(entry: Entry) -> Entry:
+        def register(entry: Entry) -> Entry:
             if self._entries.setdefault(name, entry) is not entry:
                 raise ValueError(f"{self.key}: {name!r} is added twice, by {self._entries[name]} and {entry}")
             self._settings[name] = settings
             return entry
 
-        return keep
+        return register
 
     def get(self, name: str) -> Any:
         """Return the entry of a name. Raises: InputError if the name is unknown (the message suggests the nearest)."""
         if name not in self._entries:
-            self._look(f'"{name}"')
+            self._import_modules(f'"{name}"')
         if name not in self._entries:
-            self._look()
+            self._import_modules()
         if name not in self._entries:
             raise self._unknown(name, self._entries)
         return self._entries[name]
@@ -82,31 +82,31 @@ class Registry:
 
     def keys_read(self) -> dict[str, frozenset[str]]:
         """Return the keys that each entry has settings for, by its name, without importing the entries."""
-        declared = {name: keys for folder in self._folders() for name, keys in _added_in(folder) if name is not None}
+        declared = {name: keys for folder in self._folders() for name, keys in _names_in(folder) if name is not None}
         of_entries = {name: kind and [field.name for field in fields(kind)] for name, kind in self._settings.items()}
         return declared | {name: frozenset(keys or ()) for name, keys in of_entries.items()}
 
     def readers(self) -> dict[str, list[str]]:
         """Return the keys that only some entries read, such as "optimizer.beta2", with the names of these entries."""
-        found: dict[str, list[str]] = {}
+        readers: dict[str, list[str]] = {}
         for name, keys in sorted(self.keys_read().items()):
             for key in sorted(keys):
-                found.setdefault(f"{self.key.partition('.')[0]}.{key}", []).append(name)
-        return found
+                readers.setdefault(f"{self.key.partition('.')[0]}.{key}", []).append(name)
+        return readers
 
-    def unread(self, name: Any) -> dict[str, list[str]]:
+    def unread_keys(self, name: Any) -> dict[str, list[str]]:
         """Return the keys of `readers` that an entry does not read. The result is empty for an unknown name."""
-        known = name in self.keys_read()
-        return {key: names for key, names in self.readers().items() if known and name not in names}
+        is_known = name in self.keys_read()
+        return {key: names for key, names in self.readers().items() if is_known and name not in names}
 
     def check(self, name: str) -> None:
         """Check a name without importing the modules. Raises: InputError if no module's source contains the name."""
         sources = [source for folder in self._folders() for source in _sources(folder).values()]
         if name in self._entries or any(f'"{name}"' in source for source in sources):
             return
-        declared = [each for folder in self._folders() for each, _ in _added_in(folder)]
+        declared = [name for folder in self._folders() for name, _ in _names_in(folder)]
         if None not in declared:
-            raise self._unknown(name, {each for each in declared if each is not None})
+            raise self._unknown(name, {other for other in declared if other is not None})
 
     def _unknown(self, name: str, known: Iterable[str]) -> InputError:
         return InputError(Key(self.key, name), " is unknown", advice=choices(str(name), known))
@@ -116,17 +116,17 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return all names, sorted. All modules are imported."""
-        self._look()
+        self._import_modules()
         return sorted(self._entries)
 
-    def _look(self, written: str = "") -> None:
-        """Import the modules whose source contains the text `written`, which is every module if the text is empty."""
+    def _import_modules(self, text: str = "") -> None:
+        """Import the modules whose source contains `text`, which is every module if the text is empty."""
         if self._complete:
             return
         sources = [each for folder in self._folders() for each in _sources(folder).items()]
-        for module in (module for module, text in sources if written in text):
+        for module in (module for module, source in sources if text in source):
             importlib.import_module(f"{self._package}.{module}")
-        self._complete = not written
+        self._complete = not text
 
 
 @functools.cache
@@ -137,12 +137,12 @@ def _sources(folder: str) -> dict[str, str]:
 
 
 @functools.cache
-def _added_in(folder: str) -> list[tuple[str | None, frozenset[str]]]:
-    """Return the names that the modules of a folder register, with the fields of their settings; see `_added`."""
-    return [each for source in _sources(folder).values() if ".add(" in source for each in _added(ast.parse(source))]
+def _names_in(folder: str) -> list[tuple[str | None, frozenset[str]]]:
+    """Return the names that the modules of a folder register, and the fields of their settings."""
+    return [item for source in _sources(folder).values() if ".add(" in source for item in _names_of(ast.parse(source))]
 
 
-def _added(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]:
+def _names_of(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]:
     """Find the names that a module registers, with the fields of their settings, in its source.
 
     A name is a literal, or a key of a dict that a loop iterates over; it is None for other expressions. The settings
@@ -162,12 +162,12 @@ def _added(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]:
                 classes[name] = frozenset(target.id for target in annotated if isinstance(target, ast.Name))
     for node in ast.walk(module):
         match node:
-            case ast.Call(ast.Attribute(ast.Name(registry), "add"), args=[named, *more]) if registry in registries:
+            case ast.Call(ast.Attribute(ast.Name(registry), "add"), args=[name_node, *more]) if registry in registries:
                 names: list[Any] = [None]
-                if isinstance(named, ast.Constant):
-                    names = [named.value]
-                elif isinstance(named, ast.Name):
-                    names = dicts.get(loops.get(named.id), names)
+                if isinstance(name_node, ast.Constant):
+                    names = [name_node.value]
+                elif isinstance(name_node, ast.Name):
+                    names = dicts.get(loops.get(name_node.id), names)
                 keys = [classes.get(each.id, frozenset()) for each in more if isinstance(each, ast.Name)]
                 yield from ((name, frozenset().union(*keys)) for name in names)
 
@@ -184,7 +184,7 @@ OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers", "get_optimizer", ha
 OBJECTIVES = Registry("objective.name", "jaxddp.objectives", "get_objective", has_settings=True)
 """`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.step_objective`. The function
 that takes the supervised objective may have a method `check(supervised, image, *, unlabelled)`, which is called before
-anything is compiled. `image` is the shape and dtype of an image, and `unlabelled` tells whether there is a second,
+anything is compiled. `image` is the shape and dtype of an image, and `unlabelled` is whether there is a second,
 unlabelled source."""
 SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules", "get_optimizer", has_settings=True)
 """`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.warmup.Steps`."""

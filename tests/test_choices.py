@@ -163,7 +163,7 @@ def test_another_choice_replaces_inherited_settings(name):
         other = config.replace(**changes((kind.key, each)))
         check_read(other)
         before, after = flatten(config.to_dict()), flatten(other.to_dict())
-        unread = kind.unread(each)
+        unread = kind.unread_keys(each)
         assert {key for key in after if after[key] != before[key]} <= {kind.key, *unread}
         assert all(after[key] is None for key in unread)
 
@@ -430,6 +430,7 @@ def test_a_value_with_its_own_syntax_is_parsed_once_and_kept(monkeypatch):
     )
     for kind in (Groups, Duration):
         monkeypatch.setattr(kind, "parse", functools.partial(pytest.fail, "read again"))
-    assert config.optimizer.rates == {"fc": 2.0, "conv1": 0.5} and config.optimizer.rates is config.optimizer.rates
-    assert config.model.thawed is config.model.thawed and config.settled is config.settled
+    assert config.optimizer.layer_rate_factors == {"fc": 2.0, "conv1": 0.5}
+    assert config.optimizer.layer_rate_factors is config.optimizer.layer_rate_factors
+    assert config.model.unfreeze_times is config.model.unfreeze_times and config.frozen_norms is config.frozen_norms
     assert config.loss.weights == (1.0, 2.0) and config.model.batch_statistics.group == 8

@@ -28,7 +28,7 @@ from jaxddp.recipe_file import read_recipe
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.prepare import initialize, open_experiment
-from jaxddp.tasks.run_training import of_file
+from jaxddp.tasks.run_training import task_of_file
 from jaxddp.tasks.run_training import train as train_experiment
 from jaxddp.training.checkpoints.manager import Checkpoints
 
@@ -259,7 +259,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_is_evaluated_from_its_con
         with contextlib.ExitStack() as stack:
             if stops:
                 stack.enter_context(pytest.raises(Preempted))
-            train_experiment(of_file(experiment), tmp_path / workdir, listeners=[Terminated()] if stops else [])
+            train_experiment(task_of_file(experiment), tmp_path / workdir, listeners=[Terminated()] if stops else [])
         return [json.loads(line) for line in (tmp_path / workdir / "metrics.jsonl").read_text().splitlines()]
 
     whole = run("whole")

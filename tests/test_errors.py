@@ -114,7 +114,7 @@ DOORS = {
         *(("--eval.every", "soon"), ("--eval.every",), 9),
     ),
     "within a key": Told(
-        lambda: OptimizerConfig(groups=("fc:rate=x",)).own,
+        lambda: OptimizerConfig(groups=("fc:rate=x",)).layer_settings,
         *("optimizer.groups", None, "{}: fc:rate='x': expected a number, 0 to 1,000,000"),
         *(("optimizer.groups",), ("groups",)),
         *(("--optimizer.groups", "fc:rate=x"), ("--optimizer.groups",), 11),

@@ -167,4 +167,4 @@ def test_the_range_test_requires_a_config(capfd):
 def test_the_range_test_works_as_a_listener():
     test = after([], steps=10)
     test.step(StepRecord(1, 0.1, {"loss": 2.0}, None, 1.0, 0.0))
-    assert test.losses == [2.0] and test.tried.tolist() == pytest.approx([1e-4])
+    assert test.losses == [2.0] and test.step_rates.tolist() == pytest.approx([1e-4])

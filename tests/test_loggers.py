@@ -28,7 +28,7 @@ from jaxddp.recipe_file import read_recipe
 from jaxddp.registry import check_names
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import open_experiment
-from jaxddp.tasks.run_training import of_file
+from jaxddp.tasks.run_training import task_of_file
 from jaxddp.tasks.run_training import train as run_training
 from jaxddp.training import pictures
 from jaxddp.training.events import RunStart
@@ -221,7 +221,7 @@ def test_without_a_listener_that_requests_predictions_none_are_made():
     # With new programs, in which no other test has requested a prediction.
     setup, _ = evaluations(recorder := Recorder(0), share=False)
     assert [record.predictions for record in recorder.evaluations] == [None, None]
-    assert not [kind for (kind, _), *_ in setup.programs._kept if kind.startswith("classify")]
+    assert not [kind for (kind, _), *_ in setup.programs._programs if kind.startswith("classify")]
     assert make_run(setup_of(linear_model(), sgd(0.1)), listeners=[Recorder(4)]).validation.predictor is None
 
 
@@ -300,7 +300,7 @@ def test_a_run_gives_its_loggers_the_content_of_config_json(tmp_path):
     changes = {"data": {"path": str(data)}, "train": {"duration": "1 step"}, "eval": {"every": "0 steps"}}
     changes |= {"log": {"to": ("jsonl",)}, "parallel": {"devices": 1}}
     recipe = dataclasses.replace(recipe, config=recipe.config.replace(**changes))
-    run_training(of_file(open_experiment(recipe)), tmp_path / "run", listeners=[started := Started()])
+    run_training(task_of_file(open_experiment(recipe)), tmp_path / "run", listeners=[started := Started()])
     assert started.run.config == json.loads((tmp_path / "run" / "config.json").read_text())
     setup = shared(jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4))
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[started], workdir=tmp_path / "own")

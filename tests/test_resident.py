@@ -499,8 +499,8 @@ def test_a_damaged_file_and_a_too_large_data_set_raise_a_one_line_error(linear, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Topology, "free_memory", lambda _: 150_000)
         message = fails(train_words(root, tmp_path / "w", *device), capfd)
-        needed = "197 kB of training and 197 kB of validation images on each device needed, 150 kB free there; lower"
-        assert f"--data.cache device: {needed}" in message
+        needed = "each device needs memory for 197 kB of training and 197 kB of validation images, and has 150 kB free"
+        assert f"--data.cache device: {needed}; lower" in message
         patch.setattr(Topology, "free_memory", lambda _: 300_000)
         # Each set alone would fit.
         assert needed.replace("150", "300") in fails(train_words(root, tmp_path / "w", *device), capfd)

@@ -25,7 +25,7 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.engine.set_metrics import finished, measured
 from jaxddp.metrics.average_precision import average_precision
 from jaxddp.metrics.calibration import CalibrationError
-from jaxddp.recipe.configured_metrics import with_given
+from jaxddp.recipe.configured_metrics import with_user_metrics
 from jaxddp.registry import LOGGERS, METRICS
 from jaxddp.training.validation.set_sums import SetSums
 
@@ -249,19 +249,20 @@ class Both(Mean):
 
 @pytest.mark.slow
 def test_a_custom_metric_over_a_set_is_measured():
-    found = with_given(
+    found = with_user_metrics(
         {"ece": METRICS.get("ece")}, {"mine": Mean(), "top1": METRICS.get("top1")}, "metrics", LabelKind(4)
     )
     assert set(found) == {"ece", "mine", "top1"}
-    assert with_given(found, {"top1": METRICS.get("top5")}, "metrics", LabelKind(9))["top1"] is METRICS.get("top5")
+    replaced = with_user_metrics(found, {"top1": METRICS.get("top5")}, "metrics", LabelKind(9))
+    assert replaced["top1"] is METRICS.get("top5")
 
 
 def test_two_metrics_of_one_name_raise_a_one_line_error():
     line = r"^metrics: mine and other both measure '\w+'; rename one of them$"
     with pytest.raises(InputError, match=line):
-        with_given({}, {"mine": Mean(), "other": Mean()}, "metrics", LabelKind(4))
+        with_user_metrics({}, {"mine": Mean(), "other": Mean()}, "metrics", LabelKind(4))
     with pytest.raises(InputError, match=r"^metrics: largest and mine both measure 'largest'"):
-        with_given({"largest": METRICS.get("top1")}, {"mine": Mean()}, "metrics", LabelKind(4))
+        with_user_metrics({"largest": METRICS.get("top1")}, {"mine": Mean()}, "metrics", LabelKind(4))
 
 
 @pytest.mark.parametrize(
@@ -276,4 +277,4 @@ def test_two_metrics_of_one_name_raise_a_one_line_error():
 )
 def test_an_invalid_metric_over_a_set_raises_a_one_line_error(metric, message):
     with pytest.raises(InputError, match=message):
-        with_given({}, {"mine": metric}, "metrics", LabelKind(4))
+        with_user_metrics({}, {"mine": metric}, "metrics", LabelKind(4))

@@ -9,7 +9,7 @@ from jaxddp.commands.predict import PredictImages
 from jaxddp.commands.train import Train
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.keys import SHORT, near
+from jaxddp.keys import SHORT, similar_keys
 from jaxddp.overrides import keys_of
 
 OPTIONS = options_of(Train)
@@ -66,7 +66,7 @@ def test_without_a_config_there_are_no_short_forms():
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_with_an_additional_letter_gets_the_key_as_a_suggestion(key):
-    assert near(f"{key}x", KEYS) == [key]
+    assert similar_keys(f"{key}x", KEYS) == [key]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_key_with_an_additional_letter_gets_the_key_as_a_suggestion(key):
     ],
 )
 def test_a_similar_name_gets_the_key_as_a_suggestion(name, meant):
-    assert near(name, KEYS) == meant
+    assert similar_keys(name, KEYS) == meant
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.user_code import UserCodeExit, describe_error, describing_errors, is_ctrl_c, place_of
-from jaxddp.hooks import one_line
+from jaxddp.hooks import errors_name_line
 from jaxddp.overrides import flatten
 
 HERE = Path(__file__)
@@ -97,7 +97,7 @@ def test_exceptions_that_would_end_the_process_are_ordinary_errors(method, said)
         getattr(Net(), method)()
     assert end.value.exit_code == 1
     line = rf"^my.py: get_loss: {said.split(':')[0]}.* \(in .*:\d+: Net.{method}\)$"
-    with pytest.raises(InputError, match=line), one_line(Path("my.py"), "get_loss: "):
+    with pytest.raises(InputError, match=line), errors_name_line(Path("my.py"), "get_loss: "):
         getattr(Net(), method)()
 
 

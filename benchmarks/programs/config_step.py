@@ -23,7 +23,7 @@ from jaxddp.recipe.make_recipe import make_recipe
 from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.feed import LONGEST_CHUNK
-from jaxddp.setup.prepare import completed
+from jaxddp.setup.prepare import complete_recipe
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ def compile_step(
     images = lambda count: np.zeros((count, *shape), np.uint8)  # noqa: E731
     known = TrainingData(data.examples, LabelKind(data.classes), counts, images, shape, shape, np.dtype(np.uint8))
     layout = Layout.of(config, topology, known)
-    recipe, _ = completed(make_recipe(config, layout, topology, objects_of_hooks(file.hooks)), layout, topology.peers)
+    recipe, _ = complete_recipe(
+        make_recipe(config, layout, topology, objects_of_hooks(file.hooks)), layout, topology.peers
+    )
     model = for_platform(recipe.model, platform)
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
     data_config = config.data

@@ -30,7 +30,7 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     from jaxddp.setup import resources
     from jaxddp.setup.feed import Feed
     from jaxddp.setup.prepare import open_experiment
-    from jaxddp.tasks.run_training import of_file, train
+    from jaxddp.tasks.run_training import task_of_file, train
 
     file = read_recipe(name)
     options = parse(Train, Train(file.config, Path(workdir)), "start", overrides)
@@ -40,7 +40,7 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     jax.monitoring.register_event_duration_secs_listener(note_duration)
     jax.monitoring.register_event_listener(lambda event, **_: compiled.update([event.rpartition("/")[2]]))
     opened = open_experiment(dataclasses.replace(file, config=options.config))
-    train(of_file(opened), options.workdir, listeners=[FirstStep(begin)])
+    train(task_of_file(opened), options.workdir, listeners=[FirstStep(begin)])
 
 
 def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from jaxddp.choices import keys_of_choices, resolved, unread
+from jaxddp.choices import keys_of_choices, resolved, unread_keys
 from jaxddp.command_line.short_forms import options_of, typed
 from jaxddp.keys import SHORT
 from jaxddp.overrides import flatten, is_tree
@@ -63,7 +63,7 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
     """
     config = command.config
     values = resolved(flatten(config.to_dict()), hooks)
-    shown = _shown(config, {key: values[key] for key in keys_of_choices()}, unread(config, hooks))
+    shown = _shown(config, {key: values[key] for key in keys_of_choices()}, unread_keys(config, hooks))
     whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]
     page = _derived(type(command), [("config", whole, MISSING)])
     return page, page(**{entry.name: getattr(command, entry.name) for entry in fields(command)} | {"config": shown})

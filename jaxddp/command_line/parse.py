@@ -22,7 +22,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import Answered, InputError
 from jaxddp.core.phases import phase
 from jaxddp.job.watchdog import watch_alone
-from jaxddp.keys import HELP, near
+from jaxddp.keys import HELP, similar_keys
 from jaxddp.overrides import check_values, checked, flatten
 from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, TakenSettings, read_recipe, recipe_path
 from jaxddp.registry import check_names
@@ -87,7 +87,7 @@ def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> 
         if word == unknown[0] and is_flag(options.get(flag.removeprefix("--").replace("-", "_"))):
             return f"{flag} {word}: expected True or False"
     names = [word.partition("=")[0].removeprefix("--") for word in unknown if word.startswith("--")]
-    similar = dict.fromkeys(typed(key) for name in names for key in near(name, options))
+    similar = dict.fromkeys(typed(key) for name in names for key in similar_keys(name, options))
     return f"{first}; perhaps you mean {' or '.join(similar)}" if similar else first
 
 

@@ -41,18 +41,19 @@ def run(arguments: list[str]) -> int:
         import jaxddp.core.files as files
         from jaxddp.schedules.peak import batch_factor
         from jaxddp.setup.prepare import initialize, open_experiment
-        from jaxddp.tasks.rate_range import RateRange, find_rate, of_a_test
+        from jaxddp.tasks.rate_range import RateRange, config_of_test, find_rate
         from jaxddp.training.pictures import png, rate_figure
 
     out, rates = files.check_out(options.out), RateRange(options.lowest, options.highest, options.steps)
-    experiment = open_experiment(replace(file, config=of_a_test(file.config, rates)), rates.schedule)
+    experiment = open_experiment(replace(file, config=config_of_test(file.config, rates)), rates.schedule)
     test = find_rate(initialize(experiment), rates)
     if not experiment.topology.peers.is_first:
         return 0
     rate, steepest, diverged = test.suggestion()
-    files.replace(out, png(rate_figure(test.tried, test.losses, test.smoothed, rate)))
+    files.replace(out, png(rate_figure(test.step_rates, test.losses, test.smoothed, rate)))
     ended = "does not diverge" if diverged is None else f"diverges at {diverged:.2g}"
-    print(f"{counted(len(test.losses), 'step')} at rates from {rates.lowest:g} to {test.tried[-1]:.2g}: {options.out}")
+    steps, highest = counted(len(test.losses), "step"), test.step_rates[-1]
+    print(f"{steps} at rates from {rates.lowest:g} to {highest:.2g}: {options.out}")
     if rate is None:
         print(f"the loss never falls, and {ended}; nothing is suggested: check the data, or try other rates")
         return 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxddp.choices import compared, unread
+from jaxddp.choices import effective_settings, unread_keys
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.command_line.short_forms import by_key, options_of
 from jaxddp.command_line.terminal import print_table
@@ -27,8 +27,8 @@ def run(arguments: list[str]) -> int:
     _, file = parse_recipe(ShowConfig, "jaxddp config", arguments)
     from jaxddp.workdir.paths import saved_places
 
-    hidden, origins = unread(file.config, file.hooks), _origins(file, *arguments)
-    values = saved_places(compared(flatten(file.config.to_dict()), file.hooks))
+    hidden, origins = unread_keys(file.config, file.hooks), _origins(file, *arguments)
+    values = saved_places(effective_settings(flatten(file.config.to_dict()), file.hooks))
     rows = [(key, _typed(value), origins[key]) for key, value in values.items() if key not in hidden]
     print_table(("key", "value", "from"), rows)
     return 0

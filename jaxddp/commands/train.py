@@ -28,12 +28,12 @@ def run(arguments: list[str]) -> int:
     options, file = parse_recipe(Train, "jaxddp train", arguments)
     with doing(IMPORTING):
         from jaxddp.setup.prepare import open_experiment
-        from jaxddp.tasks.run_training import of_file, train
+        from jaxddp.tasks.run_training import task_of_file, train
         from jaxddp.training.listeners.curves import CURVES
         from jaxddp.training.listeners.jsonl import METRICS
         from jaxddp.training.progress.display import progress
 
-    training = of_file(open_experiment(file))
+    training = task_of_file(open_experiment(file))
     train(training, options.workdir, resume=options.resume, listeners=[progress()])
     if training.experiment.topology.peers.is_first:
         outputs = {"curves": options.workdir / CURVES, "metrics": options.workdir / METRICS}

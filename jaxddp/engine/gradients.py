@@ -76,7 +76,7 @@ class Gradients:
             reproducible=reproducible,
             for_cpu=topology.platform == "cpu",
             frozen=config.frozen,
-            kept=config.settled,
+            kept=config.frozen_norms,
         )
 
     def shares(self, topology: Topology) -> int:

@@ -37,7 +37,7 @@ def kept(before: Tree, after: Tree, frozen: Layers) -> Tree:
     """
     if not frozen:
         return after
-    return whole(_chosen(after, lambda path: not frozen.holds(path, path.partition("/")[2])), before)
+    return whole(_chosen(after, lambda path: not frozen.selects(path, path.partition("/")[2])), before)
 
 
 def evaluating_norms(frozen: Layers) -> Any:

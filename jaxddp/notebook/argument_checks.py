@@ -15,7 +15,7 @@ from jaxddp.core.message import Key, Words
 from jaxddp.core.wording import first_line
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.state import TrainState
-from jaxddp.hooks import check_called
+from jaxddp.hooks import check_parameters
 from jaxddp.recipe.configured_metrics import check_name
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.validation.evaluator import Measure
@@ -53,7 +53,7 @@ def check_function(function: Any, name: str, of: str, arguments: str = "") -> An
     if function is not None and (isinstance(function, type) or not callable(function)):
         raise refused(name, function, f"give a function of {of}")
     if function is not None and arguments:
-        check_called(function, name, _name(function), arguments)
+        check_parameters(function, name, _name(function), arguments)
     return function
 
 
@@ -140,8 +140,10 @@ def check_length(before: Config, after: Config) -> None:
             f": a run of {before.train.duration} ends with the slow weights, {changed}",
             advice="give the new length to prepare_training",
         )
-    thawed = before.model.thawed.items()
-    shares: list[tuple[Words, Duration]] = [((Key("model.unfreeze"), f": {layer}="), each) for layer, each in thawed]
+    unfreeze_times = before.model.unfreeze_times.items()
+    shares: list[tuple[Words, Duration]] = [
+        ((Key("model.unfreeze"), f": {layer}="), each) for layer, each in unfreeze_times
+    ]
     if before.data.grow_from is not None:
         shares += [((Key(f"data.{key}"), "="), getattr(before.data, key)) for key in ("grow_start", "grow_end")]
     for key, duration in shares:

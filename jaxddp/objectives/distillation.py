@@ -21,7 +21,7 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.overrides import checked
 from jaxddp.recipe.layout import Layout
-from jaxddp.recipe.network_checks import refusal_of
+from jaxddp.recipe.network_checks import reason_of_rejection
 from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.objective_section import Temperature
 from jaxddp.setup.resources import Resources
@@ -100,7 +100,7 @@ class Distillation:
             )
         trees = teacher.state.params, teacher.state.model_state
         for shape in layout.shapes:
-            if why := refusal_of(teacher.model, trees, expected.image_shape, shape):
+            if why := reason_of_rejection(teacher.model, trees, expected.image_shape, shape):
                 raise InputError(
                     *(_TEACHER, f"{teacher.directory} does not take this run's training images of {shape} ({why})"),
                     advice="give a teacher that takes them",

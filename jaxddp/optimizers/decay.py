@@ -6,7 +6,7 @@ import jax
 import optax
 
 from jaxddp.config import Config
-from jaxddp.sections.layers import longest
+from jaxddp.sections.layers import longest_match
 
 _TABLES = ("cls_token", "pos_embed")
 """A ViT's class token and position embeddings: arrays of several dimensions that are not kernels."""
@@ -31,13 +31,13 @@ def add_decay(config: Config) -> optax.GradientTransformation:
 
     The decay of a kernel is that of its layer in `optimizer.groups`, or else `optimizer.weight_decay`.
     """
-    default, by_layer = config.optimizer.weight_decay, config.optimizer.own.decays
+    default, by_layer = config.optimizer.weight_decay, config.optimizer.layer_settings.decays
     if not by_layer:
         return optax.add_decayed_weights(default, mask=decayed)
 
     def add(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
         name = _name(path)
-        decay = longest(by_layer, name, default) if is_kernel(name, param.ndim) else 0.0
+        decay = longest_match(by_layer, name, default) if is_kernel(name, param.ndim) else 0.0
         return update + decay * param if decay else update
 
     return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(add, updates, params))

@@ -28,9 +28,9 @@ def configured_losses(config: Config, labels: LabelKind, class_counts: np.ndarra
         InputError: the name is unknown, or the class weights do not fit the loss or the classes.
     """
     weights = class_weights(config, class_counts)
-    training = _made(config, weights, labels)
+    training = _make_loss(config, weights, labels)
     plain = config.replace(train={"label_smoothing": 0.0})
-    return training, training if config == plain else _made(plain, weights, labels)
+    return training, training if config == plain else _make_loss(plain, weights, labels)
 
 
 def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None:
@@ -38,10 +38,10 @@ def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None
 
     Raises: InputError if there are not K weights, or weights are balanced and a class has no examples.
     """
-    given = config.loss.weights
-    if given is None:
+    weights = config.loss.weights
+    if weights is None:
         return None
-    if given == BALANCED:
+    if weights == BALANCED:
         missing = np.flatnonzero(class_counts == 0)
         if len(missing):
             raise InputError(
@@ -50,16 +50,16 @@ def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None
                 advice=("give the weights, or leave it out with ", Key("data.classes")),
             )
         return class_counts.sum() / (len(class_counts) * class_counts)
-    if len(given) != len(class_counts):
+    if len(weights) != len(class_counts):
         raise InputError(
             Key(_KEY),
-            f": {counted(len(given), 'weight')} for {counted(len(class_counts), 'class')}",
+            f": {counted(len(weights), 'weight')} for {counted(len(class_counts), 'class')}",
             advice="give one for each, in order",
         )
-    return np.array(given)
+    return np.array(weights)
 
 
-def _made(config: Config, weights: np.ndarray | None, labels: LabelKind) -> ExampleLoss:
+def _make_loss(config: Config, weights: np.ndarray | None, labels: LabelKind) -> ExampleLoss:
     make: Any = LOSSES.get(config.loss.name)
     if weights is not None:
         if "class_weights" not in inspect.signature(make).parameters:

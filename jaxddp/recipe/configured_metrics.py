@@ -1,4 +1,4 @@
-"""The metrics of a recipe: those that the config names, and those that the user provides."""
+"""The metrics of a recipe, which the config names or the user provides."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -27,69 +27,71 @@ _NAME = re.compile(r"(?!epoch_)[\w.-]+")
 
 
 def configured_metrics(config: Config, labels: LabelKind) -> dict[str, Metric | SetMetric]:
-    """Return the metrics that a config names, without those that need more classes than there are.
+    """Return the metrics that a config names, except metrics that need more classes than the data have.
 
-    Raises: InputError if a metric takes one label per example and the data have several, or the opposite.
+    Raises: InputError if a metric takes one label per example and the data have several, or the reverse.
     """
     named = {name: METRICS.get(name) for name in config.eval.metrics}
     for name in named:
-        others = ", ".join(other for other in METRICS.names() if _takes(METRICS.get(other), labels))
-        _check_takes(name, Key("eval.metrics"), f"name some of {others}", labels)
+        others = ", ".join(other for other in METRICS.names() if _supports(METRICS.get(other), labels))
+        _check_supported(name, Key("eval.metrics"), f"name some of {others}", labels)
     return {name: metric for name, metric in named.items() if labels.num_classes >= getattr(metric, "min_classes", 1)}
 
 
-def with_given(
+def with_user_metrics(
     configured: Mapping[str, Metric | SetMetric],
-    given: Any,
+    user_metrics: Any,
     where: str,
     labels: LabelKind,
 ) -> dict[str, Metric | SetMetric]:
-    """Return a config's metrics together with the user's metrics, which replace metrics of the same name.
+    """Return the config's and the user's metrics. A metric of the user replaces the config's metric of the same name.
 
     Args:
-        given: a dict of names to functions like the entries of `METRICS`.
+        user_metrics: a dict of names to functions like the entries of `METRICS`.
         where: names the hook or the argument in messages.
 
-    Raises: InputError if `given` is no such dict, or two metrics measure values of the same name.
+    Raises: InputError if `user_metrics` is no such dict, or two metrics return a value of the same name.
     """
-    if not isinstance(given, Mapping):
-        raise InputError(f"{where}: {kind_of(given)} was given; give a dict of name to function")
-    metrics = {**configured, **given} if given else {}
-    measuring: dict[str, str] = {}
+    if not isinstance(user_metrics, Mapping):
+        raise InputError(f"{where}: {kind_of(user_metrics)} was given; give a dict of name to function")
+    metrics = {**configured, **user_metrics} if user_metrics else {}
+    metric_of_value: dict[str, str] = {}
     for name, metric in metrics.items():
         check_name(name, where)
         if is_set_metric(metric):
-            numbers = check_set_metric(metric, f"{where}: {name}", labels)
+            value_names = check_set_metric(metric, f"{where}: {name}", labels)
         else:
             check_metric(metric, f"{where}: {name}", labels)
-            numbers = (name,)
-        for number in numbers:
-            check_name(number, f"{where}: {name}")
-            if number in measuring:
-                raise InputError(f"{where}: {measuring[number]} and {name} both measure {number!r}; rename one of them")
-            measuring[number] = name
-    return {**configured, **given}
+            value_names = (name,)
+        for value_name in value_names:
+            check_name(value_name, f"{where}: {name}")
+            if value_name in metric_of_value:
+                raise InputError(
+                    f"{where}: {metric_of_value[value_name]} and {name} both measure {value_name!r}; rename one of them"
+                )
+            metric_of_value[value_name] = name
+    return {**configured, **user_metrics}
 
 
-def check_wanted(listeners: Iterable[Any], labels: LabelKind) -> None:
+def check_requested_metrics(listeners: Iterable[Any], labels: LabelKind) -> None:
     """Raise `InputError` if a listener requests a metric that does not fit the labels of the data."""
     for listener in listeners:
-        logger = isinstance(listener, OptionalLogger)
-        where = (Key("log.to"), f": {listener.name}") if logger else type(listener).__name__
+        is_logger = isinstance(listener, OptionalLogger)
+        where = (Key("log.to"), f": {listener.name}") if is_logger else type(listener).__name__
         for name in getattr(listener, "wants_metrics", ()):
-            _check_takes(name, (where, ": its metric"), "leave it out", labels)
+            _check_supported(name, (where, ": its metric"), "leave it out", labels)
 
 
-def _check_takes(name: str, where: Words, advice: str, labels: LabelKind) -> None:
-    if not _takes(METRICS.get(name), labels):
-        there, wanted = ("several", "one label") if labels.several else ("one", "several labels")
-        raise InputError(where, f": {name} takes {wanted} per image, and the data have {there}", advice=advice)
+def _check_supported(name: str, where: Words, advice: str, labels: LabelKind) -> None:
+    if not _supports(METRICS.get(name), labels):
+        in_data, supported = ("several", "one label") if labels.several else ("one", "several labels")
+        raise InputError(where, f": {name} takes {supported} per image, and the data have {in_data}", advice=advice)
 
 
-def _takes(metric: Any, labels: LabelKind) -> bool:
-    """Whether a built-in metric supports these labels.
+def _supports(metric: Any, labels: LabelKind) -> bool:
+    """Return whether a built-in metric supports these labels.
 
-    A metric declares this by its attributes `takes_several` (default False) and `takes_one` (default True).
+    A metric declares its support by the attributes `takes_several` (default False) and `takes_one` (default True).
     """
     return getattr(metric, "takes_several", False) if labels.several else getattr(metric, "takes_one", True)
 

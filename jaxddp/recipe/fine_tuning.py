@@ -1,4 +1,4 @@
-"""Fine-tuning: applies the keys about single layers, such as `model.freeze` and `optimizer.rate_factors`."""
+"""Fine-tuning: applies the keys that set single layers, such as `model.freeze` and `optimizer.rate_factors`."""
 
 import dataclasses
 import logging
@@ -15,7 +15,7 @@ from jaxddp.models.interface import Model, name_of
 from jaxddp.models.variables import PARAMS, parameter_names
 from jaxddp.optimizers.decay import is_kernel
 from jaxddp.recipe.recipe import Recipe
-from jaxddp.sections.layers import Layers, begins, longest
+from jaxddp.sections.layers import Layers, has_prefix, longest_match
 from jaxddp.training.plan import Plan
 from jaxddp.weights.match import Shapes
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("jaxddp.experiment")
 
 
 def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Recipe:
-    """Return the recipe with an optimizer and a model that freeze, unfreeze and scale layers as its config says.
+    """Return the recipe with an optimizer and a model that freeze, unfreeze and scale layers as its config specifies.
 
     Weight decay per layer is part of the optimizer; see `jaxddp.optimizers.decay`.
 
@@ -34,56 +34,56 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Reci
         InputError: a layer does not exist, no layer is left to train, or two keys contradict each other.
     """
     config, optimizer = recipe.config, recipe.optimizer
-    trained, frozen, thawed = _trained(config, shapes), config.frozen, config.model.thawed
-    starts = {layer: duration.steps(**plan.sizes) for layer, duration in thawed.items()}
+    trained, frozen, unfreeze_times = _trained(config, shapes), config.frozen, config.model.unfreeze_times
+    starts = {layer: duration.steps(**plan.sizes) for layer, duration in unfreeze_times.items()}
     for layer, start in starts.items():
         if start >= plan.total_steps and peers.is_first:
             end = f"the run ends at step {plan.total_steps}"
             _log.warning(f"model.unfreeze: {layer!r} is trained from step {start} on, but {end}")
-    by_name = {name: longest(config.optimizer.rates, name, 1.0) for name in trained}
+    factors = {name: longest_match(config.optimizer.layer_rate_factors, name, 1.0) for name in trained}
     if config.optimizer.layer_decay != 1:
-        decay = _decay(recipe.model, trained, config.optimizer.layer_decay)
-        by_name = {name: by_name[name] * decay[name] for name in trained}
+        decays = _layer_decays(recipe.model, trained, config.optimizer.layer_decay)
+        factors = {name: factors[name] * decays[name] for name in trained}
     if frozen:
         optimizer = only_trained(optimizer, frozen)
-    if any(value != 1 for value in by_name.values()):
-        optimizer = with_factors(optimizer, by_name)
+    if any(value != 1 for value in factors.values()):
+        optimizer = with_factors(optimizer, factors)
     if any(starts.values()):
-        optimizer = thawing(optimizer, {name: int(longest(starts, name, 0)) for name in trained})
-    model = with_settled_norms(recipe.model, config.settled)
+        optimizer = thawing(optimizer, {name: int(longest_match(starts, name, 0)) for name in trained})
+    model = with_settled_norms(recipe.model, config.frozen_norms)
     return dataclasses.replace(recipe, optimizer=optimizer, model=model)
 
 
 def _trained(config: Config, shapes: Shapes) -> list[str]:
     """Return the names of the trained parameters. Raises: see `fine_tuned`."""
-    names, groups = parameter_names(shapes), config.optimizer.own
+    names, groups = parameter_names(shapes), config.optimizer.layer_settings
     if not names:
         raise InputError(
             "model: the network has no parameters, so nothing can be trained; give it a layer with parameters"
         )
     keys = {
-        "model.unfreeze": config.model.thawed,
+        "model.unfreeze": config.model.unfreeze_times,
         "optimizer.rate_factors": config.optimizer.factors,
         "optimizer.groups": groups.rates | groups.decays,
     }
     config.model.frozen.check(names, "model.freeze")
-    config.model.new.check(names, "model.new_layers")
+    config.model.fresh_layers.check(names, "model.new_layers")
     Layers(groups.frozen).check(names, "optimizer.groups")
     for key, layers in keys.items():
         Layers(tuple(layers)).check(names, key)
     trained = [name for name in names if name not in config.frozen]
-    by = Key.plain("model.freeze", config.model.freeze) if config.model.freeze else Key("optimizer.groups")
+    freezing_key = Key.plain("model.freeze", config.model.freeze) if config.model.freeze else Key("optimizer.groups")
     if not trained:
-        raise InputError(by, ": no layer is left to train", advice="leave one out")
+        raise InputError(freezing_key, ": no layer is left to train", advice="leave one out")
     for key, layers in keys.items():
         for layer in layers:
-            if not any(begins(layer, name) for name in trained):
-                frozen = [name for name in names if begins(layer, name) and name in config.model.frozen]
-                for_good = f": {layer!r} is frozen by "
-                raise InputError(Key(key), for_good, by if frozen else Key("optimizer.groups"))
+            if not any(has_prefix(layer, name) for name in trained):
+                frozen_names = [name for name in names if has_prefix(layer, name) and name in config.model.frozen]
+                problem = f": {layer!r} is frozen by "
+                raise InputError(Key(key), problem, freezing_key if frozen_names else Key("optimizer.groups"))
     for layer, decay in groups.decays.items():
-        its = [name for name in trained if begins(layer, name)]
-        if not any(is_kernel(name, len(shapes[PARAMS + name])) for name in its):
+        layer_names = [name for name in trained if has_prefix(layer, name)]
+        if not any(is_kernel(name, len(shapes[PARAMS + name])) for name in layer_names):
             raise InputError(
                 Key("optimizer.groups"),
                 f": {layer}:decay={decay:g}: batch norm and biases are never decayed",
@@ -92,8 +92,8 @@ def _trained(config: Config, shapes: Shapes) -> list[str]:
     return trained
 
 
-def _decay(model: Model, names: Iterable[str], decay: float) -> dict[str, float]:
-    """Return for each name `decay` raised to the number of layers that come after it."""
+def _layer_decays(model: Model, names: Iterable[str], decay: float) -> dict[str, float]:
+    """Return, for each name, `decay` raised to the number of layers that follow it."""
     module: Any = getattr(model, "module", model)
     if not hasattr(module, "depth_of"):
         raise InputError(

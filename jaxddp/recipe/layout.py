@@ -1,4 +1,4 @@
-"""The layout of a run: everything that follows from its config, its data and its devices."""
+"""The layout of a run: the values that it derives from its config, its data and its devices."""
 
 import functools
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from jaxddp.schedules.warmup import Steps
 from jaxddp.training.plan import Plan
 
 ImageShape = tuple[int, int, int]
-"""(H, W, C)."""
+"""The shape (H, W, C) of an image."""
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Facts about the training data that the objects of a recipe depend on.
+    """Properties of the training data that the objects of a recipe depend on.
 
     Attributes:
         class_counts: int64[K], the number of examples of each class.
@@ -46,7 +46,7 @@ class TrainingData:
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "TrainingData":
-        """Return the facts about a source that is read with the settings `data`."""
+        """Return the properties of a source that is read with the settings `data`."""
         images = functools.partial(sample_images, source, data)
         shapes = source.image_shape(data), source.image_shape(data.of_evaluation)
         labels = labels_of(source)
@@ -64,14 +64,14 @@ def steps_of(config: Config, plan: Plan) -> Steps:
 
 @dataclass(frozen=True)
 class Layout:
-    """Everything that follows from the config, the data and the devices of a run.
+    """The values that a run derives from its config, its data and its devices.
 
     Attributes:
         plan: the steps at which the run ends, logs, validates and saves.
         steps: the lengths of the run and of its warmup.
-        gradients: how a step computes the gradient of the global batch.
-        division: how the global batch is divided among devices and microbatches.
-        growth: how the image size grows; None if it is constant.
+        gradients: the method by which a step computes the gradient of the global batch.
+        division: the division of the global batch among devices and microbatches.
+        growth: the growth of the image size; None if it is constant.
         shapes: the shapes of the training images, smallest first.
     """
 
@@ -111,7 +111,7 @@ def _growth(config: Config, image_shape: ImageShape, plan: Plan) -> Growth | Non
     return Growth.of(config.data, width, **plan.sizes)
 
 
-def _shapes(growth: Growth | None, whole: ImageShape, plan: Plan) -> tuple[ImageShape, ...]:
+def _shapes(growth: Growth | None, full_shape: ImageShape, plan: Plan) -> tuple[ImageShape, ...]:
     if growth is None:
-        return (whole,)
-    return tuple((side, side, whole[-1]) for _, side in growth.segments(range(plan.total_steps)))
+        return (full_shape,)
+    return tuple((side, side, full_shape[-1]) for _, side in growth.segments(range(plan.total_steps)))

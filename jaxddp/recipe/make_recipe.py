@@ -17,7 +17,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.interface import Model
 from jaxddp.recipe.configured_losses import configured_losses
-from jaxddp.recipe.configured_metrics import configured_metrics, with_given
+from jaxddp.recipe.configured_metrics import configured_metrics, with_user_metrics
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
 from jaxddp.recipe.network_checks import check_outputs
 from jaxddp.recipe.object_checks import check_optimizer, check_parts
@@ -34,17 +34,17 @@ def make_recipe(
     """Make the recipe of a config and of the objects that the user provides.
 
     Args:
-        config: with all of its values resolved, such as the precision.
+        config: the config, with all values resolved, such as the precision.
         user_object: the source of the user's objects.
         rate: a learning rate schedule, which replaces the config's.
 
     Raises:
-        InputError: a name is unknown, a number is out of range, or an object is of the wrong kind. The message names
+        InputError: a name is unknown, a number is out of range, or an object is of the wrong type. The message names
             the key, the hook or the argument.
     """
-    data, followed = layout.training_data, rate or make_schedule(config, layout.steps)
+    data, schedule = layout.training_data, rate or make_schedule(config, layout.steps)
     loss, eval_loss = losses_of(config, data, user_object)
-    optimizer, follows = _optimizer(config, followed, user_object)
+    optimizer, uses_schedule = _optimizer(config, schedule, user_object)
     initialize = user_object("initialize", config, data.images)
     return Recipe(
         config=config,
@@ -57,7 +57,7 @@ def make_recipe(
         augmentation=_augmentation(config, layout, user_object),
         parts=parts_of(config, layout.steps, user_object),
         initialize=initialize and initialize.function("(params, model_state)", "params, model_state"),
-        learning_rate=followed if follows else None,
+        learning_rate=schedule if uses_schedule else None,
     )
 
 
@@ -98,7 +98,7 @@ def metrics_of(config: Config, data: TrainingData, user_object: ObjectSource) ->
     custom = user_object("metrics", config)
     if custom is None:
         return metrics
-    return with_given(metrics, custom.value, custom.where, data.labels)
+    return with_user_metrics(metrics, custom.value, custom.where, data.labels)
 
 
 def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[Part, ...]:
@@ -110,7 +110,7 @@ def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[P
 def _optimizer(
     config: Config, rate: optax.Schedule, user_object: ObjectSource
 ) -> tuple[optax.GradientTransformation, bool]:
-    """Make the optimizer; also return whether it uses the learning rate `rate`."""
+    """Return the optimizer, and whether it uses the learning rate schedule `rate`."""
     arguments = at_batch_size(config), rate
     custom = user_object("optimizer", *arguments)
     if custom is None:
@@ -128,14 +128,14 @@ def _objective(config: Config, topology: Topology, user_object: ObjectSource) ->
 def _augmentation(config: Config, layout: Layout, user_object: ObjectSource) -> Augmentation | None:
     """Make the user's augmentation, and check it on images of all sizes.
 
-    The check leaves out all other augmentations, so that its errors name the hook or the argument.
+    The check leaves out all other augmentations, so that an error names the hook or the argument.
     """
     custom = user_object("augmentation", config)
     if custom is None:
         return None
     function = custom.function("(key, image)", "key, image")
-    alone = Preprocess.of(config, extra=function)
+    only_custom = Preprocess.of(config, extra=function)
     with custom.named_in_errors():
         for shape in layout.shapes:
-            check_augmentation(alone, shape, layout.training_data.dtype)
+            check_augmentation(only_custom, shape, layout.training_data.dtype)
     return function

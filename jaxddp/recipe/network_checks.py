@@ -1,4 +1,4 @@
-"""Check a network against the classes and the image sizes of a run by abstract evaluation; nothing is computed."""
+"""Check a network against the classes and the image sizes of a run by abstract evaluation (`jax.eval_shape`)."""
 
 import functools
 import logging
@@ -19,7 +19,7 @@ from jaxddp.models.variables import trees_of
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
 
 _log = logging.getLogger("jaxddp.experiment")
-_IMAGES = 2
+_NUM_IMAGES = 2
 
 
 def check_sizes(data: DataConfig, model: Model, layout: Layout, peers: Peers) -> None:
@@ -28,37 +28,38 @@ def check_sizes(data: DataConfig, model: Model, layout: Layout, peers: Peers) ->
     A warning is logged if the run ends before the images have their full size. Raises: InputError if the
     network does not accept a size. The message names the first such size.
     """
-    whole, largest = layout.training_data.image_shape, layout.shapes[-1]
-    if largest != whole and peers.is_first:
-        _log.warning(f'data.grow_end="{data.grow_end}": the run ends earlier, at {largest[0]} of {whole[0]} pixels')
+    full_shape, largest = layout.training_data.image_shape, layout.shapes[-1]
+    if largest != full_shape and peers.is_first:
+        sides = f"{largest[0]} of {full_shape[0]} pixels"
+        _log.warning(f'data.grow_end="{data.grow_end}": the run ends earlier, at {sides}')
     for shape in layout.shapes:
-        _check_takes(model, whole, shape, "grow_from", data)
+        _check_accepted(model, full_shape, shape, "grow_from", data)
     check_eval_size(data, model, layout.training_data)
 
 
-def check_eval_size(data: DataConfig, model: Model, known: TrainingData) -> None:
+def check_eval_size(data: DataConfig, model: Model, training_data: TrainingData) -> None:
     """Check that a network accepts the images of evaluation. Raises: InputError."""
-    _check_takes(model, known.image_shape, known.eval_shape, "eval_size", data)
+    _check_accepted(model, training_data.image_shape, training_data.eval_shape, "eval_size", data)
 
 
-def _check_takes(model: Model, made_for: ImageShape, shape: ImageShape, key: str, data: DataConfig) -> None:
+def _check_accepted(model: Model, made_for: ImageShape, shape: ImageShape, key: str, data: DataConfig) -> None:
     if shape == made_for:
         return
-    if why := refusal_of(model, trees_of(model, made_for), made_for, shape):
+    if reason := reason_of_rejection(model, trees_of(model, made_for), made_for, shape):
         raise InputError(
             Key(f"data.{key}", getattr(data, key)),
             f": the network that is made for {made_for[0]}x{made_for[1]} pixels does "
-            f"not take {shape[0]}x{shape[1]} ({why})",
+            f"not take {shape[0]}x{shape[1]} ({reason})",
             advice=("leave ", Key(f"data.{key}"), " out, or choose another network"),
         )
 
 
-def refusal_of(model: Model, trees: Any, made_for: ImageShape, shape: ImageShape) -> str:
-    """Return why a network does not accept images [H, W, C], or an empty string if it does.
+def reason_of_rejection(model: Model, trees: Any, made_for: ImageShape, shape: ImageShape) -> str:
+    """Return the reason why a network rejects images [H, W, C]; empty if it accepts them.
 
     Args:
         trees: the network's (params, model_state).
-        made_for: the shape that the network accepts.
+        made_for: the shape of the images that the network is made for.
     """
     expected = _logits(model, trees, made_for)
     try:
@@ -70,7 +71,7 @@ def refusal_of(model: Model, trees: Any, made_for: ImageShape, shape: ImageShape
 def _logits(model: Model, trees: Any, shape: ImageShape) -> Any:
     """Return the shape and dtype of a network's logits for an image [H, W, C]."""
     image = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
-    return jax.eval_shape(lambda *given: model.apply(*given, train=False, key=None)[0], *trees, image)
+    return jax.eval_shape(lambda *arguments: model.apply(*arguments, train=False, key=None)[0], *trees, image)
 
 
 def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: int) -> None:
@@ -82,13 +83,13 @@ def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: 
     Raises:
         InputError: the network returns something else.
     """
-    images = jax.ShapeDtypeStruct((_IMAGES, *image_shape), jnp.float32)
-    given = *trees_of(model, image_shape), images, jax.eval_shape(lambda: jax.random.key(0))
+    images = jax.ShapeDtypeStruct((_NUM_IMAGES, *image_shape), jnp.float32)
+    arguments = *trees_of(model, image_shape), images, jax.eval_shape(lambda: jax.random.key(0))
     for train in (False, True):
         when = "the data in training" if train else "the data"
         # The trace needs the axis of the devices, because a batch norm may average over it.
         traced = jax.make_jaxpr(functools.partial(_checked, model, (num_classes, when), train), axis_env=[(AXIS, 1)])
-        traced(*given)
+        traced(*arguments)
 
 
 def _checked(
@@ -99,21 +100,21 @@ def _checked(
     Args:
         classes: the number of classes, and a name of the data for messages.
     """
-    own = {"example_keys": jax.random.split(key, _IMAGES)} if train and takes_example_keys(model) else {}
+    key_arguments = {"example_keys": jax.random.split(key, _NUM_IMAGES)} if train and takes_example_keys(model) else {}
     try:
-        made = model.apply(params, state, images, train=train, key=key if train else None, **own)
+        result = model.apply(params, state, images, train=train, key=key if train else None, **key_arguments)
     except InputError:
         if train:
             # Ghost batch norm does not accept so few images. Skip the check of its output in training.
             return images
         raise
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise InputError(f"the model's apply returned {kind_of(made)}; return a pair (logits, model_state)")
-    (logits, _), (wanted, data) = made, classes
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise InputError(f"the model's apply returned {kind_of(result)}; return a pair (logits, model_state)")
+    (logits, _), (num_classes, data) = result, classes
     try:
-        return wide_logits(logits, (_IMAGES, wanted))
+        return wide_logits(logits, (_NUM_IMAGES, num_classes))
     except InputError as error:
-        shape, advice = getattr(logits, "shape", ()), f"one for each of the {wanted} classes of {data}"
-        if len(shape) == 2 and shape[-1] != wanted:
-            advice += f": its last layer has {shape[-1]} outputs, make it one of {wanted}"
+        shape, advice = getattr(logits, "shape", ()), f"one for each of the {num_classes} classes of {data}"
+        if len(shape) == 2 and shape[-1] != num_classes:
+            advice += f": its last layer has {shape[-1]} outputs, make it one of {num_classes}"
         raise InputError(f"{error}, {advice}") from None

@@ -11,25 +11,25 @@ from jaxddp.core.message import Key
 from jaxddp.core.wording import kind_of
 from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.part import Part
-from jaxddp.hooks import check_called
+from jaxddp.hooks import check_parameters
 from jaxddp.overrides import checked
 from jaxddp.training.events import MOMENTS
 
-_absent = object()
+_ABSENT = object()
 
 
 def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.GradientTransformation:
     """Check that an object has the two functions of an optax optimizer, and return it.
 
-    Raises: InputError if a function is missing, or the config sets weight decays of layers, which do not apply to an
-    optimizer object.
+    Raises: InputError if a function is missing, or the config sets weight decays of layers, which an optimizer object
+    does not use.
     """
     functions = (getattr(optimizer, name, None) for name in ("init", "update"))
     if isinstance(optimizer, type) or not all(map(callable, functions)):
         raise InputError(f"{where}: {kind_of(optimizer)} was given; give an optax optimizer, such as optax.sgd(0.1)")
-    check_called(optimizer.init, where, "init", "params")
-    check_called(optimizer.update, where, "update", "updates, state, params", more=True)
-    for layer, decay in config.optimizer.own.decays.items():
+    check_parameters(optimizer.init, where, "init", "params")
+    check_parameters(optimizer.update, where, "update", "updates, state, params", more=True)
+    for layer, decay in config.optimizer.layer_settings.decays.items():
         raise InputError(
             Key("optimizer.groups"),
             f": {layer}:decay={decay:g}: {where} gives an object, which has its own decay",
@@ -46,27 +46,27 @@ def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tu
 
     Raises: InputError if an object is no part, or two parts have the same name.
     """
-    given = list(parts) if isinstance(parts, list | tuple) else [parts]
-    if wrong := [part for part in given if not isinstance(part, Part)]:
+    user_parts = list(parts) if isinstance(parts, list | tuple) else [parts]
+    if wrong := [part for part in user_parts if not isinstance(part, Part)]:
         raise InputError(f"{where}: {kind_of(wrong[0])} was given; give a list of jaxddp.engine.parts.part.Part")
-    names = [part.name for part in (*given, *configured)]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"{where}: two parts are called {twice[0]!r}; give each another name")
-    quiet, judging = ([part for part in given if part.judges is judges] for judges in (False, True))
+    names = [part.name for part in (*user_parts, *configured)]
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{where}: two parts are called {duplicates[0]!r}; give each another name")
+    ordinary, judging = ([part for part in user_parts if part.judges is judges] for judges in (False, True))
     first, others = ([part for part in configured if isinstance(part, GradientNorm) is norm] for norm in (True, False))
-    return (*first, *quiet, *others, *judging)
+    return (*first, *ordinary, *others, *judging)
 
 
 def check_listeners(listeners: Any, where: str) -> list[Any]:
-    """Check that each object has a method of a listener, and return them. Raises: InputError."""
+    """Check that each object has a listener's method, and return the objects. Raises: InputError."""
     if not isinstance(listeners, Sequence) or isinstance(listeners, str):
         raise InputError(f"{where}: {kind_of(listeners)} was given; give a list of listeners")
     for listener in listeners:
         if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in MOMENTS):
             raise InputError(f"{where}: {kind_of(listener)} has none of a listener's methods ({', '.join(MOMENTS)})")
-        for moment, given in MOMENTS.items():
-            if (method := getattr(listener, moment, _absent)) is not _absent:
-                _check_method(method, where, f"{type(listener).__name__}.{moment}", given)
+        for moment, arguments in MOMENTS.items():
+            if (method := getattr(listener, moment, _ABSENT)) is not _ABSENT:
+                _check_method(method, where, f"{type(listener).__name__}.{moment}", arguments)
         checked(getattr(listener, "wants_predictions", 0), ShownImages, f"{where}: wants_predictions")
     return list(listeners)
 
@@ -74,4 +74,4 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
 def _check_method(method: Any, where: str, name: str, arguments: str) -> None:
     if not callable(method):
         raise InputError(f"{where}: {name} is {kind_of(method)}; define a method {name}(self, {arguments})")
-    check_called(method, where, name, arguments)
+    check_parameters(method, where, name, arguments)

@@ -48,10 +48,10 @@ class Recipe:
     schedule: optax.Schedule | None = None
 
     def minimized(self, supervised: Objective) -> TrainObjective:
-        """Return what a step minimizes. Raises: InputError if the recipe's objective returned no function."""
-        made = self.objective(supervised)
-        if not callable(made):
+        """Return the function that a step minimizes. Raises: InputError if the objective returned no function."""
+        train_objective = self.objective(supervised)
+        if not callable(train_objective):
             raise InputError(
-                f"objective: it returned {kind_of(made)}; return a function (params, model_state, batch, …)"
+                f"objective: it returned {kind_of(train_objective)}; return a function (params, model_state, batch, …)"
             )
-        return made
+        return train_objective

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxddp.core.errors import InputError, about, refused
 from jaxddp.core.wording import kind_of
-from jaxddp.hooks import Hook, check_called
+from jaxddp.hooks import Hook, check_parameters
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class UserObject:
     """An object that a user provides.
 
     Attributes:
-        where: how a message about it begins: "my.py: get_loss", or "loss".
+        where: the beginning of messages about the object: "my.py: get_loss", or "loss".
         hook: the hook that returned it; None for an argument.
     """
 
@@ -24,7 +24,7 @@ class UserObject:
     hook: Hook | None = None
 
     def refused(self, advice: str) -> InputError:
-        """Return the error that the object is of the wrong kind."""
+        """Return the error for an object of the wrong type."""
         if self.hook is None:
             return refused(self.where, self.value, advice)
         return InputError(f"{self.where}: {kind_of(self.value)} was given; {advice}")
@@ -38,23 +38,23 @@ class UserObject:
         with about(self.where):
             yield
 
-    def function(self, of: str, arguments: str) -> Callable[..., Any]:
+    def function(self, description: str, arguments: str) -> Callable[..., Any]:
         """Return the object as a function. An error in the function of a hook names the file and the line.
 
         Args:
-            of: how a message describes the function's arguments.
+            description: the description of the function's arguments in messages.
             arguments: the names of its positional arguments.
 
         Raises: InputError if the object is not a function, or takes other arguments.
         """
         if isinstance(self.value, type) or not callable(self.value):
-            raise self.refused(f"give a function of {of}")
-        check_called(self.value, self.where, getattr(self.value, "__name__", type(self.value).__name__), arguments)
+            raise self.refused(f"give a function of {description}")
+        check_parameters(self.value, self.where, getattr(self.value, "__name__", type(self.value).__name__), arguments)
         return self.value if self.hook is None else self.hook.guarded(self.value)
 
 
 _OPTIONAL = frozenset({"augmentation", "initialize", "metrics"})
-"""Arguments for which None means that there is no object."""
+"""The arguments that may be None, for no object."""
 ObjectSource = Callable[..., UserObject | None]
 """(kind, such as "loss", and the arguments of its hook) -> the user's object of that kind, or None."""
 

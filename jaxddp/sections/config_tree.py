@@ -30,7 +30,7 @@ class Config:
     # `FREE` in jaxddp/training/checkpoints/run_identity.py lists the keys that a resumed run may change.
 
     seed: Seed = 0
-    """Seed of everything random: the initial parameters, the order of examples, augmentation and dropout."""
+    """Seed of all random values: the initial parameters, the order of examples, augmentation and dropout."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -44,19 +44,20 @@ class Config:
 
     def __post_init__(self) -> None:
         check_values(self)
-        # Parse the values that have a syntax of their own, to find mistakes before anything starts.
-        _ = self.model.batch_statistics, self.model.new, self.model.frozen, self.model.thawed, self.optimizer.rates
+        # Parse the values that have a special syntax, to report invalid values before the run starts.
+        _ = self.model.batch_statistics, self.model.fresh_layers, self.model.frozen, self.model.unfreeze_times
+        _ = self.optimizer.layer_rate_factors
         _ = self.loss.weights, self.checkpoint.goal, self.data.area
 
     @cached_property
     def frozen(self) -> Layers:
         """The layers that are not trained, because of `model.freeze` or `optimizer.groups`."""
-        return replace(self.model.frozen, also=self.optimizer.own.frozen)
+        return replace(self.model.frozen, additional=self.optimizer.layer_settings.frozen)
 
     @cached_property
-    def settled(self) -> Layers:
+    def frozen_norms(self) -> Layers:
         """The layers whose batch norms keep their running statistics: the layers of `frozen` and `model.unfreeze`."""
-        return replace(self.frozen, also=(*self.frozen.also, *self.model.thawed))
+        return replace(self.frozen, additional=(*self.frozen.additional, *self.model.unfreeze_times))
 
     def replace(self, **changes: Any) -> "Config":
         """Return a copy with some keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.
@@ -71,5 +72,5 @@ class Config:
         return reset_unread(replaced(self, changes), flatten(changes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return nested plain values, as in config.json. `Config().replace(**d)` is the inverse."""
+        """Return nested dicts of JSON types, as in config.json. `Config().replace(**d)` is the inverse."""
         return plain(self)

@@ -1,4 +1,4 @@
-"""The `data` section of a config: which examples a run uses, and how they become the network's input."""
+"""The `data` section of a config: the examples of a run, and their preprocessing."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
@@ -30,12 +30,12 @@ class AugmentConfig:
     flip: bool = True
     """Flip half of the images from left to right."""
     alternate_flip: bool = False
-    """Instead of `flip`: half of the images are flipped in epochs 1, 3, 5 and so on, the other half in epochs 2, 4, 6
-    and so on."""
+    """Replaces `flip`: half of the images are flipped in epochs 1, 3, 5 and so on, the other half in epochs 2, 4, 6 and
+    so on."""
     pad: Padding = 0
     """Pad each side by this many pixels, then take a random crop of the original size."""
     border: Literal["black", "reflect"] = "black"
-    """What `pad` adds: black pixels, or a reflection of the image at its edges."""
+    """Pixels that `pad` adds: black pixels, or a reflection of the image at its edges."""
     rand_augment: RandAugment = 0
     """Number of RandAugment layers, each of which applies one of 14 operations; 0 for none."""
     rand_magnitude: RandMagnitude = 9.0
@@ -45,12 +45,12 @@ class AugmentConfig:
     erase: Share = 0.0
     """Probability that a random rectangle is filled with the mean color."""
     mixup: Strength = 0.0
-    """Blend each image with another one: alpha of the Beta distribution of the mixing weight; 0 for none."""
+    """Alpha of the Beta distribution of the weight with which mixup blends each image with another one; 0 for none."""
     cutmix: Strength = 0.0
-    """Paste a box from each image into another one: alpha of the Beta distribution of the box's area; 0 for none. If
-    `mixup` is also set, each of the two is applied to half of the pairs."""
+    """Alpha of the Beta distribution of the area of the box that cutmix pastes from one image into another; 0 for none.
+    If `mixup` is also set, each of them is applied to half of the pairs."""
     then: tuple[str, ...] = ()
-    """Further augmentations by name, applied in this order after those above and before images are mixed."""
+    """Names of further augmentations. They run in this order, after the keys above and before mixup and cutmix."""
 
     def __post_init__(self) -> None:
         check_values(self, "data.augment.")
@@ -59,7 +59,7 @@ class AugmentConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which examples a run uses, and how an image becomes a square of pixels.
+    """The examples of a run, and their preprocessing.
 
     Raises:
         InputError: a value has the wrong type or is out of range.
@@ -70,8 +70,7 @@ class DataConfig:
     with one folder per class, or IDX, CIFAR or NumPy files. Also a URL (s3://, gs://, https://) of solution files, or
     tfds:NAME. Alternatively, set `name`."""
     name: str | None = None
-    """Name of a data set in datasets.toml, which is the file that JAXDDP_DATASETS names or the one in the working
-    directory."""
+    """Name of a data set in the file that JAXDDP_DATASETS names, or in datasets.toml in the working directory."""
     image_size: Pixels = 224
     """Side of the square input of the network, in pixels."""
     resize: Pixels = 256
@@ -101,9 +100,9 @@ class DataConfig:
     """"shuffled" visits every example once per epoch. "balanced" samples all classes equally often: an epoch keeps its
     length, small classes repeat images, and large classes leave images for later epochs."""
     train: str | None = None
-    """Solution file of the training split. If None, the one in datasets.toml, else LOC_train_solution.csv."""
+    """Solution file of the training split. If None, the file that datasets.toml names, else LOC_train_solution.csv."""
     val: str | None = None
-    """Solution file of the validation split. If None, the one in datasets.toml, else LOC_val_solution.csv."""
+    """Solution file of the validation split. If None, the file that datasets.toml names, else LOC_val_solution.csv."""
     data_dir: str | None = None
     """Folder of the data sets that tensorflow-datasets has prepared. If None, the default folder of
     tensorflow-datasets."""
@@ -115,13 +114,14 @@ class DataConfig:
     """Bits per channel of decoded files. With 8, files of 16 bits lose the lower 8 bits, and the run logs this once.
     Arrays keep their type."""
     verify: Literal["first", "manifest", "never"] = "first"
-    """"first" decodes each file completely before its first use, unless an earlier run or `jaxddp data check` has done
-    so. "manifest" also compares the SHA-256 of each file with `manifest` on every read. "never" does neither."""
+    """"first" decodes each file completely before its first use, unless an earlier run or `jaxddp data check` decoded
+    it. "manifest" also compares the SHA-256 of each file with `manifest` on every read. "never" skips both checks."""
     manifest: str | None = None
     """Manifest that `jaxddp data check` wrote. If None, the file of the default name, in the working directory or
     beside the data."""
     bad_images: Literal["fail", "substitute"] = "fail"
-    """If a training image cannot be used: end the run, or substitute another image of the same class and count it."""
+    """Handling of a training image that cannot be used: "fail" ends the run; "substitute" uses another image of the
+    same class and counts it."""
     max_bad_images: Share = 0.001
     """Largest fraction of an epoch's images that may be substituted. It is rounded to a whole number of images, at
     least one."""
@@ -136,7 +136,7 @@ class DataConfig:
     """Progressive resizing: training begins with images of this side, which grows to `image_size`. If None, all images
     have `image_size`."""
     grow_start: Duration = field(default_factory=lambda: Duration.parse("0 steps"))
-    """When the images begin to grow. From then on their side grows linearly with the step."""
+    """When the images begin to grow. Their side then grows linearly with the step."""
     grow_end: Duration = field(default_factory=lambda: Duration.parse("80%"))
     """When the images reach `image_size`."""
     grow_by: Pixels = 32

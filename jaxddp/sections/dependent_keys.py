@@ -1,4 +1,4 @@
-"""Keys of a config that have no effect unless another key has a certain value."""
+"""Keys of a config that have an effect only if another key has a certain value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,25 +9,25 @@ from jaxddp.core.message import Key, Words
 
 @dataclass(frozen=True)
 class Requirement:
-    """The other key that a key needs, and the values that the other key must have.
+    """The key that a dependent key needs, and the values that the needed key must have.
 
     Attributes:
-        key: the other key.
-        values: the values that meet the need; if the other key holds a list, it must contain one of them. If empty, any
-            value except None, 0 and False meets it.
+        key: the needed key.
+        values: the values that meet the requirement; a list meets it by containing one of these values. If empty, any
+            value except None, 0 and False meets the requirement.
     """
 
     key: str
     values: tuple[str, ...] = ()
 
     def is_met(self, value: Any) -> bool:
-        """Whether the value of the other key meets the need."""
+        """Return whether a value of the needed key meets the requirement."""
         if isinstance(value, list | tuple):
             return bool({*self.values} & {*value})
         return value in self.values if self.values else bool(value)
 
-    def unmet(self, value: Any) -> Words:
-        """Return the part of a message that follows the key without effect, for this value of the other key."""
+    def reason_unmet(self, value: Any) -> Words:
+        """Return the text that follows the dependent key in a message, for this value of the needed key."""
         if isinstance(value, list | tuple):
             return " has no effect without ", " or ".join(self.values), " in ", Key(self.key)
         if self.values:

@@ -1,4 +1,4 @@
-"""The `eval` and `checkpoint` sections of a config: when a run is validated, and which checkpoints it keeps."""
+"""The `eval` and `checkpoint` sections of a config: the validations of a run, and the checkpoints that it keeps."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +16,7 @@ Views = Literal["one", "mirror", "mirror_translate"]
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """When and how the run is validated."""
+    """The validations of the run."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
     """How often to validate. The run is also validated at its end. "0 steps" disables validation."""
@@ -37,8 +37,8 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Which checkpoints are kept: the last `keep` and the best one. Predict, export and serve use the best one by
-    default."""
+    """The checkpoints that a run keeps: the last `keep` and the best one. Predict, export and serve use the best one
+    by default."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
     """How often to save a checkpoint. The run also saves one at its end."""
@@ -46,13 +46,13 @@ class CheckpointConfig:
     """Number of recent checkpoints to keep."""
     best: str = "val top1"
     """Metric that selects the best checkpoint, also for `train.stop_after`: "val" and a metric, such as "val loss", or
-    "val_ema" and a metric of the averaged parameters (`train.ema`)."""
+    "val_ema" and a metric, for the averaged parameters (`train.ema`)."""
     best_is: Literal["min", "max"] | None = None
     """Whether a lower ("min") or a higher ("max") value of that metric is better. If None, lower for the loss and the
     calibration error, higher for all other metrics."""
     best_smoothing: Decay = 0.0
-    """Compare an exponential moving average of the metric over all validations instead of its last value. This is the
-    decay of the average, which has the bias correction of Adam."""
+    """Decay of an exponential moving average of the metric over all validations, with the bias correction of Adam. This
+    average, instead of the last value, selects the best checkpoint."""
 
     @cached_property
     def goal(self) -> Goal:

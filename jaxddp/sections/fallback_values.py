@@ -1,7 +1,8 @@
 """Values that replace None in a config if no built-in choice provides a default.
 
-The hooks of a recipe file, which replace a choice, receive these values. Reports use them to compare runs with runs of
-older releases, in which these keys always had a value. A new key needs no value here: a hook receives None for it.
+A hook of a recipe file replaces a built-in choice, such as an optimizer, and receives these values. Reports use them to
+compare runs with runs of older releases, in which these keys always had a value. A new key needs no value here: a hook
+receives None for it.
 """
 
 FALLBACK_VALUES = {

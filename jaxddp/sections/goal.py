@@ -1,4 +1,4 @@
-"""How validations of a run are compared: by which metric, in which direction, and with how much smoothing."""
+"""The goal of a run: the metric, the direction and the smoothing by which its validations are compared."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +14,9 @@ from jaxddp.overrides import checked
 T = TypeVar("T")
 
 VAL, VAL_EMA = "val", "val_ema"
-"""The names under which metrics of a validation are logged: of the trained and of the averaged parameters."""
+"""The split names of a validation's metrics: `VAL` for the trained and `VAL_EMA` for the averaged parameters."""
 _SPLITS = (VAL, VAL_EMA)
-_SIDES = {"min": True, "max": False}
+_IS_LOWEST = {"min": True, "max": False}
 _LESS_IS_BETTER = ("loss", "ece")
 
 
@@ -26,8 +26,8 @@ class Mean(NamedTuple):
     total: float = 0.0
     weight: float = 0.0
 
-    def and_then(self, value: float, smoothing: float) -> "Mean":
-        """Return the average after another value; `smoothing` is the decay."""
+    def with_value(self, value: float, smoothing: float) -> "Mean":
+        """Return the average with a further value; `smoothing` is the decay."""
         return Mean(*(smoothing * old + (1 - smoothing) * new for old, new in zip(self, (value, 1.0), strict=True)))
 
     @property
@@ -37,7 +37,7 @@ class Mean(NamedTuple):
 
 @dataclass(frozen=True)
 class Goal:
-    """What makes one validation of a run better than another.
+    """The criterion by which one validation of a run is better than another.
 
     Attributes:
         metric: a metric as `flat` names it, such as "top1", or "val_ema loss" for the averaged parameters.
@@ -50,12 +50,12 @@ class Goal:
     smoothing: float = 0.0
 
     @classmethod
-    def parse(cls, name: str, side: str | None, smoothing: float) -> "Goal":
+    def parse(cls, name: str, best_is: str | None, smoothing: float) -> "Goal":
         """Parse the values of `checkpoint.best`, `checkpoint.best_is` and `checkpoint.best_smoothing`.
 
         Args:
             name: split and metric, such as "val top1".
-            side: "min" or "max"; None for "min" with the loss and the calibration error, else "max".
+            best_is: "min" or "max"; None for "min" with the loss and the calibration error, else "max".
             smoothing: the decay of the average.
 
         Raises: InputError if `name` has no split or no metric.
@@ -63,7 +63,7 @@ class Goal:
         split, _, metric = name.partition(" ")
         if split not in _SPLITS or not metric or " " in metric:
             raise InputError(Key("checkpoint.best", name), ': give a split and a metric, "val top1" or "val_ema loss"')
-        lowest = metric in _LESS_IS_BETTER if side is None else _SIDES[side]
+        lowest = metric in _LESS_IS_BETTER if best_is is None else _IS_LOWEST[best_is]
         return cls(metric if split == VAL else name, lowest, smoothing)
 
     @classmethod
@@ -71,7 +71,7 @@ class Goal:
         """Make a goal from the result of `plain`.
 
         Raises:
-            ValueError, KeyError, TypeError or AttributeError: `plain` has another form.
+            ValueError, KeyError, TypeError or AttributeError: `plain` is not such a result.
         """
         return cls.parse(plain["best"], plain["is"], checked(plain["smoothing"], Decay, "smoothing"))
 
@@ -82,47 +82,49 @@ class Goal:
     @property
     def name(self) -> str:
         """The metric with its split: "val top1"."""
-        return named(self.metric)
+        return name_with_split(self.metric)
 
-    def better(self, value: float, other: float, by: float = 0.0) -> bool:
-        """Whether a value is better than another one by more than `by`."""
+    def is_better(self, value: float, other: float, by: float = 0.0) -> bool:
+        """Return whether `value` is better than `other` by more than `by`."""
         return value < other - by if self.lowest else value > other + by
 
     def values(self, measured: Iterable[float]) -> list[float]:
         """Return the compared values of a series of measurements: the moving average after each."""
-        means = itertools.accumulate(measured, lambda mean, value: mean.and_then(value, self.smoothing), initial=Mean())
+        means = itertools.accumulate(
+            measured, lambda mean, value: mean.with_value(value, self.smoothing), initial=Mean()
+        )
         return [mean.value for mean in itertools.islice(means, 1, None)]
 
     def best(self, values: Sequence[float]) -> int:
-        """Return the index of the best value. If several are equal, it is the last of them."""
+        """Return the index of the best value, or the last such index if several values are equal."""
         sign = -1 if self.lowest else 1
-        return max(range(len(values)), key=lambda place: (sign * values[place], place))
+        return max(range(len(values)), key=lambda index: (sign * values[index], index))
 
     def check(self, known: Iterable[str]) -> None:
-        """Raise `InputError` if the metric is not in `known`, which has names like `flat`. The message lists them."""
-        names = [named(metric) for metric in known if metric != "count"]
+        """Raise `InputError` if the metric is not in `known`, whose names are in the format of `flat`."""
+        names = [name_with_split(metric) for metric in known if metric != "count"]
         if self.name not in names:
             raise InputError(Key("checkpoint.best", self.name), " is not measured", advice=choices(self.name, names))
 
 
 def flat(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return the metrics of all splits of a validation in one dict: "top1" and "val_ema top1"."""
-    found = dict(measured[VAL])
+    metrics_by_name = dict(measured[VAL])
     for split, metrics in measured.items():
         if split != VAL:
-            found |= {f"{split} {name}": value for name, value in metrics.items() if name != "count"}
-    return found
+            metrics_by_name |= {f"{split} {name}": value for name, value in metrics.items() if name != "count"}
+    return metrics_by_name
 
 
 def by_split(metrics: Mapping[str, T]) -> dict[str, dict[str, T]]:
     """Return the metrics of each split, from the result of `flat`."""
-    found: dict[str, dict[str, T]] = {VAL: {}}
+    metrics_of: dict[str, dict[str, T]] = {VAL: {}}
     for name, value in metrics.items():
-        split, _, metric = named(name).partition(" ")
-        found.setdefault(split, {})[metric] = value
-    return found
+        split, _, metric = name_with_split(name).partition(" ")
+        metrics_of.setdefault(split, {})[metric] = value
+    return metrics_of
 
 
-def named(metric: str) -> str:
+def name_with_split(metric: str) -> str:
     """Return the name of a `flat` metric with its split: "val top1" or "val_ema top1"."""
     return metric if " " in metric else f"{VAL} {metric}"

@@ -12,7 +12,7 @@ from jaxddp.core.wording import choices, show
 from jaxddp.overrides import read_number
 
 T = TypeVar("T")
-_OTHERS = "all but "
+_ALL_BUT = "all but "
 _SEPARATOR = re.compile("[/._]")
 
 
@@ -25,48 +25,48 @@ class Layers:
 
     Attributes:
         prefixes: the prefixes of the selected layers.
-        others: whether to select all layers except the layers of `prefixes`.
-        also: prefixes of layers that are selected in addition.
+        inverted: whether to select all layers except the layers of `prefixes`.
+        additional: prefixes of further selected layers, regardless of `inverted`.
     """
 
     prefixes: tuple[str, ...] = ()
-    others: bool = False
-    also: tuple[str, ...] = ()
+    inverted: bool = False
+    additional: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str, key: str) -> "Layers":
         """Parse "conv1,layer1" or "all but layer4,fc". An empty text selects no layer.
 
         Raises:
-            InputError: the text has another form. The message names `key`.
+            InputError: the text is invalid. The message names `key`.
         """
-        others = text.startswith(_OTHERS)
-        names = tuple(name.strip() for name in text.removeprefix(_OTHERS).split(",")) if text.strip() else ()
+        inverted = text.startswith(_ALL_BUT)
+        names = tuple(name.strip() for name in text.removeprefix(_ALL_BUT).split(",")) if text.strip() else ()
         if not all(names):
-            form = "'conv1,layer1' or 'all but fc'"
-            raise InputError(Key(key, text), f": expected prefixes of layer names, as in {form}")
-        return cls(names, others)
+            example = "'conv1,layer1' or 'all but fc'"
+            raise InputError(Key(key, text), f": expected prefixes of layer names, as in {example}")
+        return cls(names, inverted)
 
     def __bool__(self) -> bool:
-        return bool(self.prefixes or self.also)
+        return bool(self.prefixes or self.additional)
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether a variable's path within its collection, such as "layer1_0/conv1/kernel", is selected."""
-        return self.holds(name)
+        """Return whether a variable's path within its collection, such as "layer1_0/conv1/kernel", is selected."""
+        return self.selects(name)
 
-    def holds(self, *names: str) -> bool:
-        """Tell whether an object with one or more names is selected by any of them."""
-        named, also = (
-            any(begins(prefix, name) for prefix in prefixes for name in names)
-            for prefixes in (self.prefixes, self.also)
+    def selects(self, *names: str) -> bool:
+        """Return whether an object with one or more names is selected by any of them."""
+        matches, is_additional = (
+            any(has_prefix(prefix, name) for prefix in prefixes for name in names)
+            for prefixes in (self.prefixes, self.additional)
         )
-        return also or (bool(self.prefixes) and named != self.others)
+        return is_additional or (bool(self.prefixes) and matches != self.inverted)
 
     def check(self, names: Iterable[str], key: str) -> None:
         """Raise `InputError` if a prefix matches none of the parameters' names."""
         parameters = list(names)
         for prefix in self.prefixes:
-            if not any(begins(prefix, name) for name in parameters):
+            if not any(has_prefix(prefix, name) for name in parameters):
                 modules = dict.fromkeys(name.partition("/")[0] for name in parameters)
                 problem = f": no layer's name begins with {show(prefix)}"
                 raise InputError(Key(key), problem, advice=choices(prefix, modules))
@@ -90,18 +90,18 @@ class Groups:
     frozen: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, words: Iterable[str], key: str) -> "Groups":
+    def parse(cls, texts: Iterable[str], key: str) -> "Groups":
         """Parse "fc:rate=10", "fc:decay=0" and "conv1:frozen=true".
 
         Raises:
-            InputError: a word has another form, or a setting is given twice.
+            InputError: a text is invalid, or a setting is given twice.
         """
         by_setting: dict[str, list[str]] = {"rate": [], "decay": [], "frozen": []}
-        for word in words:
-            layer, _, assigned = (part.strip() for part in word.partition(":"))
+        for text in texts:
+            layer, _, assigned = (part.strip() for part in text.partition(":"))
             setting, equals, value = (part.strip() for part in assigned.partition("="))
             if not layer or setting not in by_setting or not equals or not value or "=" in layer:
-                problem = f": {show(word)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"
+                problem = f": {show(text)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"
                 raise InputError(Key(key), problem)
             by_setting[setting].append(f"{layer}={value}")
         values = {setting: assignments(pairs, key) for setting, pairs in by_setting.items()}
@@ -117,43 +117,43 @@ class Groups:
                 tuple(values["frozen"]),
             )
 
-    def check_apart(self, rates: Mapping[str, float], their_key: str, key: str) -> None:
-        """Raise `InputError` if a layer also has a rate in another key."""
+    def check_no_other_rates(self, rates: Mapping[str, float], rates_key: str, key: str) -> None:
+        """Raise `InputError` if a layer of this key also has a rate in `rates`, the value of the key `rates_key`."""
         for layer, rate in self.rates.items():
             for other, other_rate in rates.items():
                 if _words(other) == _words(layer):
-                    problem = (f": {layer}:rate={rate:g}, and ", Key(their_key), f" has {other}={other_rate:g}")
+                    problem = (f": {layer}:rate={rate:g}, and ", Key(rates_key), f" has {other}={other_rate:g}")
                     raise InputError(Key(key), problem, advice="give one")
 
 
-def longest(values: Mapping[str, T], name: str, default: T) -> T:
+def longest_match(values: Mapping[str, T], name: str, default: T) -> T:
     """Return the value of the longest prefix that matches a name, or the default."""
-    matching = [layer for layer in values if begins(layer, name)]
+    matching = [layer for layer in values if has_prefix(layer, name)]
     return values[max(matching, key=len)] if matching else default
 
 
-def begins(prefix: str, name: str) -> bool:
-    """Tell whether a name begins with the words of a prefix."""
+def has_prefix(prefix: str, name: str) -> bool:
+    """Return whether a name begins with the words of a prefix."""
     words = _words(prefix)
     return _words(name)[: len(words)] == words
 
 
-def assignments(pairs: Iterable[str], key: str, of: str = "LAYER") -> dict[str, str]:
+def assignments(pairs: Iterable[str], key: str, left_name: str = "LAYER") -> dict[str, str]:
     """Parse pairs such as "layer4=0.1" into a dict of values by layer.
 
     Args:
-        of: the name of the left side in messages.
+        left_name: the name of the left side in messages.
 
     Raises:
-        InputError: a pair has another form, or a layer is given twice.
+        InputError: a pair is invalid, or a layer is given twice.
     """
     values: dict[str, str] = {}
     for pair in pairs:
         layer, equals, value = (part.strip() for part in pair.partition("="))
         if not layer or not equals or not value:
-            raise InputError(Key(key), f": {show(pair)}: expected {of}=VALUE")
-        if same := [other for other in values if _words(other) == _words(layer)]:
-            problem = f": {show(layer)} has two values, {values[same[0]]} and {value}"
+            raise InputError(Key(key), f": {show(pair)}: expected {left_name}=VALUE")
+        if repeated := [other for other in values if _words(other) == _words(layer)]:
+            problem = f": {show(layer)} has two values, {values[repeated[0]]} and {value}"
             raise InputError(Key(key), problem, advice="give one")
         values[layer] = value
     return values

@@ -1,4 +1,4 @@
-"""The `log` section of a config: what a run logs, and where."""
+"""The `log` section of a config: the loggers of a run, and the values that they log."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,15 +18,15 @@ _TRACKERS = ("wandb", "mlflow")
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What the run logs, and where."""
+    """The loggers of the run, and the values that they log."""
 
     every: Duration = field(default_factory=lambda: Duration.parse("50 steps"))
-    """How often to log a line of training."""
+    """How often to log the metrics of training."""
     to: tuple[str, ...] = ("jsonl", "curves", "parameters", "tensorboard")
     """Loggers by name. "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from it, "parameters"
     lists the network's parameters in parameters.txt, "tensorboard" writes event files, "confusion" writes the last
-    validation's confusion matrix to confusion.csv, and "wandb" and "mlflow" log to Weights & Biases and MLflow, each of
-    which needs an extra of the package. If a logger other than "jsonl" fails, the run logs this and continues."""
+    validation's confusion matrix to confusion.csv, and "wandb" and "mlflow" log to Weights & Biases and MLflow, which
+    need the extra of the same name. If a logger other than "jsonl" fails, the run logs this and continues."""
     project: str | None = None
     """Project for "wandb", experiment for "mlflow". If None, the tracker's environment variable, else "jaxddp"."""
     name: str | None = None
@@ -37,13 +37,13 @@ class LogConfig:
     """Number of validation images whose predictions "wandb", "mlflow" and "tensorboard" show. If None, 16 with "wandb"
     or "mlflow", otherwise none."""
     guard_formulas: bool = False
-    """In confusion.csv, put an apostrophe before class names that a spreadsheet would read as a formula: those that
-    begin with =, +, -, @, a tab or a line break."""
+    """In confusion.csv, put an apostrophe before class names that a spreadsheet would read as a formula, because
+    they begin with =, +, -, @, a tab or a line break."""
     gradient_norm: bool = False
     """Log the norm of the averaged gradient. With `optimizer.clip_norm` it is always logged."""
     profile: Duration | None = None
-    """Length of a trace for TensorBoard's profiler ("10 steps"), which starts a few steps after the first and is
-    written to profile/ in the work directory. If None, no trace."""
+    """Length of a trace for TensorBoard's profiler, such as "10 steps". The trace starts a few steps after the first
+    step and is written to profile/ in the work directory. If None, no trace."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", names_of(self.to))
@@ -55,7 +55,7 @@ class LogConfig:
         return assignments(self.config, "log.config", "NAME")
 
     def check(self) -> None:
-        """Check that a logger in `to` reads each key that is set.
+        """Check that each key that is set is read by a logger in `to`.
 
         Raises:
             InputError: no logger reads a key, `config` is invalid, or "curves" is set without "jsonl".

@@ -14,7 +14,7 @@ from jaxddp.sections.layers import Layers, assignments
 from jaxddp.weight_init import WeightInit
 
 NETWORK_KEYS = ("name", "width", "stem", "shortcut_norm", "blur_pool")
-"""The keys of `model` that determine a network's arrays and what it computes."""
+"""The keys of `model` that determine a network's arrays and its output."""
 
 
 Width = Annotated[int, Range(1, 4096)]
@@ -38,7 +38,7 @@ class ModelConfig:
     """ResNets: "imagenet" is a 7x7 convolution of stride 2 and a max-pool; "small" is one 3x3 convolution, for images
     of about 32 pixels."""
     batch_norm: str | None = None
-    """Which images batch norm normalizes together in training: "local", each device's part of the batch; "sync", the
+    """The images that batch norm normalizes together in training: "local", each device's part of the batch; "sync", the
     global batch; "ghost:K", every K consecutive images, with the same result on any number of devices."""
     drop_path: Decay | None = None
     """ViTs and ConvNeXts: stochastic depth. This is the probability that an example skips the last block; it grows
@@ -53,13 +53,13 @@ class ModelConfig:
     """Layers that are trained only after a part of the run: "layer4=1 epoch,layer3=20%". Their batch norms use the
     running statistics throughout and do not change them."""
     weight_init: str | None = None
-    """ResNets: initialization of the convolutions' kernels. One of he_, xavier_ (or glorot_) and lecun_ with normal or
-    uniform, "orthogonal", "zeros", "normal(0.02)" or "truncated_normal(0.02)" with a standard deviation (0.01 if none
-    is given; truncated at two standard deviations). The head is always normal(0.01)."""
+    """ResNets: initialization of the convolutions' kernels. "he_", "xavier_" (or "glorot_") or "lecun_" followed by
+    "normal" or "uniform"; or "orthogonal", "zeros", "normal(0.02)" or "truncated_normal(0.02)" with a standard
+    deviation (by default 0.01; truncated at two standard deviations). The head is always normal(0.01)."""
     zero_init_last_scale: bool | None = None
     """ResNets: start each block as the identity, with zero scales in its last batch norm."""
     shortcut_norm: bool | None = None
-    """ResNets: whether the 1x1 convolutions of shortcuts are followed by batch norm; otherwise they have a bias."""
+    """ResNets: whether batch norm follows the 1x1 convolutions of shortcuts; otherwise the convolutions have a bias."""
     blur_pool: bool | None = None
     """ResNets: blur the input of strided convolutions with 16 channels or more, so that the output depends less on
     small shifts of the image."""
@@ -78,7 +78,7 @@ class ModelConfig:
         return WeightInit() if self.weight_init is None else WeightInit.parse(self.weight_init)
 
     @cached_property
-    def new(self) -> Layers:
+    def fresh_layers(self) -> Layers:
         """The parsed `new_layers`. Raises: InputError if the text is invalid."""
         return Layers.parse(self.new_layers or "", "model.new_layers")
 
@@ -88,8 +88,8 @@ class ModelConfig:
         return Layers.parse(self.freeze or "", "model.freeze")
 
     @cached_property
-    def thawed(self) -> dict[str, Duration]:
+    def unfreeze_times(self) -> dict[str, Duration]:
         """When the training of each layer of `unfreeze` begins. Raises: InputError if the text is invalid."""
-        found = assignments(self.unfreeze, "model.unfreeze")
+        durations = assignments(self.unfreeze, "model.unfreeze")
         with about(Key("model.unfreeze")):
-            return {layer: Duration.parse(value) for layer, value in found.items()}
+            return {layer: Duration.parse(value) for layer, value in durations.items()}

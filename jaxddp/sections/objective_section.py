@@ -1,4 +1,4 @@
-"""The `objective` section of a config: what a training step minimizes."""
+"""The `objective` section of a config: the function that a training step minimizes."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,7 +12,7 @@ Ratio = Annotated[int, Range(1, 1024)]
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What a training step minimizes. The loss is a part of it."""
+    """The function that a training step minimizes. It includes the loss."""
 
     # A key that only some objectives read is None by default; each of these objectives has its own default.
 

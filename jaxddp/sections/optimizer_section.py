@@ -64,7 +64,7 @@ class OptimizerConfig:
     """How the learning rate scales with batch size / `reference_batch`: linearly, with its square root, or not at
     all."""
     groups: tuple[str, ...] = ()
-    """Settings of single layers: "fc:rate=10,fc:decay=0,conv1:frozen=true" sets a multiple of the learning rate, a
+    """Settings of single layers, such as "fc:rate=10,fc:decay=0,conv1:frozen=true": a factor of the learning rate, a
     weight decay, or no training. A layer is named by the beginning of its name; the longest match applies."""
     rate_factors: tuple[str, ...] = ()
     """Factors of the learning rate for single layers: "conv1=0.1,fc=10". A layer is named by the beginning of its name;
@@ -80,18 +80,18 @@ class OptimizerConfig:
     @cached_property
     def factors(self) -> dict[str, float]:
         """The parsed `rate_factors`. Raises: InputError if the text is invalid."""
-        found = assignments(self.rate_factors, "optimizer.rate_factors")
+        factors = assignments(self.rate_factors, "optimizer.rate_factors")
         with about(Key("optimizer.rate_factors")):
-            return {layer: read_number(value, Factor, layer) for layer, value in found.items()}
+            return {layer: read_number(value, Factor, layer) for layer, value in factors.items()}
 
     @cached_property
-    def own(self) -> Groups:
+    def layer_settings(self) -> Groups:
         """The parsed `groups`. Raises: InputError if the text is invalid, or sets a rate that `rate_factors` sets."""
-        found = Groups.parse(self.groups, "optimizer.groups")
-        found.check_apart(self.factors, "optimizer.rate_factors", "optimizer.groups")
-        return found
+        groups = Groups.parse(self.groups, "optimizer.groups")
+        groups.check_no_other_rates(self.factors, "optimizer.rate_factors", "optimizer.groups")
+        return groups
 
     @cached_property
-    def rates(self) -> dict[str, float]:
-        """The learning rate factors of layers, from both keys. Raises: see `own`."""
-        return self.factors | self.own.rates
+    def layer_rate_factors(self) -> dict[str, float]:
+        """The learning rate factors of layers, from both keys. Raises: see `layer_settings`."""
+        return self.factors | self.layer_settings.rates

@@ -28,13 +28,13 @@ class ParallelConfig:
     the check."""
     self_test: Literal["auto", "always", "never"] = "auto"
     """Before the first step, compare the averaged gradient of a few examples with the gradient that one device
-    computes. "auto" does so if it is expected to take less than a second."""
+    computes. "auto" runs this test if it is expected to take less than a second."""
     start_timeout: Seconds = 60.0
     """Seconds that the processes of a job wait for each other at the start."""
     heartbeat_timeout: Seconds = 10.0
     """Seconds without a heartbeat after which a process is considered lost and the job ends."""
     stall_timeout: Seconds = 600.0
     """Seconds without progress after which a process is considered stuck and the run ends. Saving, restoring and
-    validation have 3 times as long; starting and compilation have 6 times as long."""
+    validation may take 3 times as long; starting and compilation may take 6 times as long."""
     shutdown_timeout: Seconds = 60.0
     """Seconds that a process waits for the other processes at the end."""

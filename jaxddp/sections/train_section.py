@@ -1,4 +1,4 @@
-"""The `train` section of a config: the length of the run, the batches, and what each step adds to plain training."""
+"""The `train` section of a config: the length of the run, its batches, and options of the training step."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -32,9 +32,9 @@ class TrainConfig:
     """Precision in which devices exchange gradients: bfloat16 halves the traffic and rounds each gradient. If None, no
     rounding."""
     max_bad_steps: Annotated[int, Range(0, 1_000_000)] = 10
-    """A step with a non-finite gradient is skipped, and after this many skipped steps in a row the run ends. 0 disables
-    skipping: the step is taken, and the run ends. With float16, steps are always skipped, and the run ends at the
-    first step whose gradient is not finite at any loss scale."""
+    """A step with a non-finite gradient is skipped, and after this many skipped steps in a row the run ends. With 0, no
+    step is skipped: the first such step is taken, and the run ends. With float16, steps are always skipped, and the run
+    ends at the first step whose gradient is not finite at any loss scale."""
     ema: Decay | None = None
     """Decay of an exponential moving average of the parameters, such as 0.999. The average is validated as "val_ema",
     and predict, export and serve use it instead of the parameters. If None, no average."""
@@ -51,4 +51,4 @@ class TrainConfig:
     """Early stopping: end the run after this many validations in a row without an improvement of `checkpoint.best`. If
     None, never."""
     stop_min_gain: Factor = 0.0
-    """Smallest change that `stop_after` treats as an improvement."""
+    """Smallest change of the metric that `stop_after` treats as an improvement."""

@@ -20,7 +20,7 @@ class Classifier:
     """A network with the loss and the metrics of evaluation.
 
     Attributes:
-        model: the network in its fastest form for these devices.
+        model: the network, adapted to the platform; see `jaxddp.models.adapt.for_platform`.
         loss: the loss without label smoothing.
         metrics: metrics beside the loss, by name.
         preprocess: turns pixels into the network's input.
@@ -55,10 +55,10 @@ class Classifier:
         """Return the evaluator of a labelled source, which measures each example once.
 
         Args:
-            batches: returns an iterator over the source's batches on the devices, each in a tuple.
+            batches: returns an iterator over the source's batches on the devices. Each batch is in a tuple.
             metrics: metrics that replace the classifier's.
             extra: functions of the state that return further metrics.
-            resident: whether the images are on the devices; then each tuple is (images, batches without images).
+            resident: whether the images are on the devices. If so, each tuple is (images, batches without images).
         """
         objective = self.objective(metrics)
         step = self.programs.evaluate(objective, self.topology, resident=resident)

@@ -49,16 +49,16 @@ def settings() -> dict[str, str]:
 class CompiledPrograms:
     """A cache of compiled programs, keyed by the identity of the objects that they are made of.
 
-    The `most` programs that were used last are kept. Each is compiled on first use.
+    The cache keeps the `max_programs` most recently used programs. Each program is compiled on first use.
     """
 
-    def __init__(self, most: int = 16) -> None:
-        self._most = most
-        self._kept: list[tuple[tuple[str, dict[str, str]], tuple[Any, ...], Any]] = []
+    def __init__(self, max_programs: int = 16) -> None:
+        self._max_programs = max_programs
+        self._programs: list[tuple[tuple[str, dict[str, str]], tuple[Any, ...], Any]] = []
 
     def loss(self, function: Loss, labels: LabelKind) -> ExampleLoss:
         """Return the loss of each example; see `example_loss`."""
-        return self._made("loss", (function,), lambda: example_loss(function, labels))
+        return self._cached("loss", (function,), lambda: example_loss(function, labels))
 
     def init(
         self,
@@ -74,7 +74,7 @@ class CompiledPrograms:
             weights: arrays by path, which replace freshly initialized arrays.
         """
         parts, transform = recipe.parts, recipe.initialize
-        init = self._made(
+        init = self._cached(
             f"init {image_shape}",
             (model, recipe.optimizer, parts, transform, topology),
             lambda: make_init(model, recipe.optimizer, image_shape, topology, parts=parts, transform=transform),
@@ -94,7 +94,7 @@ class CompiledPrograms:
 
         pieces = (recipe.objective, recipe.optimizer, recipe.schedule, recipe.parts, topology, options)
         kind = f"{'resident steps' if resident else 'step'}, {gradients}"
-        return self._made(kind, (*_pieces(objective), *pieces), make)
+        return self._cached(kind, (*_pieces(objective), *pieces), make)
 
     def self_test(self, objective: Objective, experiment: Experiment, *, resident: bool) -> SelfTest | None:
         """Return the self-test of the gradient; None with one device, or if the config disables it. See `SelfTest`."""
@@ -108,14 +108,14 @@ class CompiledPrograms:
 
         kind = f"{mode} self-test of {'resident steps' if resident else 'a step'}, {gradients}"
         # The self-test compares gradients, and metrics have none.
-        without, pieces = dataclasses.replace(objective, metrics={}), (*_pieces(objective), recipe.objective, topology)
-        return self._made(
-            kind, pieces, lambda: SelfTest(recipe.minimized(without), gradients, topology, first_batch, mode)
+        plain, pieces = dataclasses.replace(objective, metrics={}), (*_pieces(objective), recipe.objective, topology)
+        return self._cached(
+            kind, pieces, lambda: SelfTest(recipe.minimized(plain), gradients, topology, first_batch, mode)
         )
 
     def follow(self, parts: tuple[Part, ...], topology: Topology) -> Follow:
         """Return the function that passes validations to the parts of the step; see `make_follow`."""
-        return self._made("follow", (parts, topology), lambda: make_follow(parts, topology))
+        return self._cached("follow", (parts, topology), lambda: make_follow(parts, topology))
 
     def evaluate(self, objective: Objective, topology: Topology, *, resident: bool) -> Callable[..., MetricSums]:
         """Return the program of evaluation, on batches or on images that are `resident` on the devices."""
@@ -125,28 +125,32 @@ class CompiledPrograms:
             return make_eval(make_local_eval_step(objective), topology)
 
         kind = f"{'resident eval' if resident else 'eval'} of {objective.views}"
-        return self._made(kind, (*_pieces(objective), topology), make)
+        return self._cached(kind, (*_pieces(objective), topology), make)
 
-    def metrics(self, own: Mapping[str, Any], names: tuple[str, ...]) -> Mapping[str, Any]:
-        """Return a recipe's metrics together with built-in metrics of these names."""
+    def metrics(self, recipe_metrics: Mapping[str, Any], names: tuple[str, ...]) -> Mapping[str, Any]:
+        """Return a recipe's metrics together with the built-in metrics `names`."""
         if not names:
-            return own
-        return self._made(f"metrics {names}", (own,), lambda: {name: METRICS.get(name) for name in names} | dict(own))
+            return recipe_metrics
+        return self._cached(
+            f"metrics {names}",
+            (recipe_metrics,),
+            lambda: {name: METRICS.get(name) for name in names} | dict(recipe_metrics),
+        )
 
     def classify(self, objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], Any]:
         """Return the program of prediction; see `make_classify`."""
         kind = f"classify by {objective.views}"
-        return self._made(kind, (*_pieces(objective), topology), lambda: make_classify(objective, topology))
+        return self._cached(kind, (*_pieces(objective), topology), lambda: make_classify(objective, topology))
 
-    def _made(self, kind: str, pieces: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        kind_here = (kind, settings())
-        for place, (known_kind, known, program) in enumerate(self._kept):
+    def _cached(self, kind: str, pieces: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        kind_and_settings = (kind, settings())
+        for index, (cached_kind, cached_pieces, program) in enumerate(self._programs):
             # Compare identities: two objects of a user may be equal and still compute different values.
-            if known_kind == kind_here and all(map(operator.is_, known, pieces)):
-                self._kept.append(self._kept.pop(place))
+            if cached_kind == kind_and_settings and all(map(operator.is_, cached_pieces, pieces)):
+                self._programs.append(self._programs.pop(index))
                 return program
         program = make()
-        self._kept = [*self._kept[1 - self._most :], (kind_here, pieces, program)]
+        self._programs = [*self._programs[1 - self._max_programs :], (kind_and_settings, pieces, program)]
         return program
 
 
@@ -156,10 +160,10 @@ def seeded_step(objective: Objective, experiment: Experiment, seed: int) -> Trai
     local_step = _local_step(objective, experiment.recipe, topology, experiment.layout.gradients)
 
     @functools.wraps(local_step)
-    def of_seed(state: TrainState, batch: Batch, _: None) -> tuple[TrainState, MetricSums]:
+    def seeded_step_of(state: TrainState, batch: Batch, _: None) -> tuple[TrainState, MetricSums]:
         return local_step(state, batch, jax.random.key(seed))
 
-    return make_train_step(of_seed, topology, compiler_options=options)
+    return make_train_step(seeded_step_of, topology, compiler_options=options)
 
 
 def _local_step(objective: Objective, recipe: Recipe, topology: Topology, gradients: Gradients) -> TrainStep:

@@ -1,4 +1,4 @@
-"""An experiment: a recipe with its data and devices. Contradictions are found before anything is compiled."""
+"""An experiment: a recipe with its data and devices. Contradictions are reported before compilation."""
 
 import dataclasses
 import inspect
@@ -91,14 +91,14 @@ def make_feed(recipe: Recipe, resources: Resources, growth: Growth | None = None
     config, source, topology = recipe.config, resources.train, resources.topology
     check_labelled(source, "training data")
     feed = _feed_of(source, make_order(source, config), config, topology, growth)
-    others, ratio = resources.unlabelled, with_fallback_values(config).objective.unlabelled_ratio
-    reads = recipe.objective is not supervised and getattr(recipe.objective, "reads_unlabelled", True)
-    if others is None or not reads:
+    unlabelled, ratio = resources.unlabelled, with_fallback_values(config).objective.unlabelled_ratio
+    reads_unlabelled = recipe.objective is not supervised and getattr(recipe.objective, "reads_unlabelled", True)
+    if unlabelled is None or not reads_unlabelled:
         return feed
-    check_pixels(others, source, config.data, "unlabelled data")
+    check_pixels(unlabelled, source, config.data, "unlabelled data")
     with about(Key("data.unlabelled"), " with ", Key("objective.unlabelled_ratio", ratio)):
-        order = SampleOrder(len(others), config.train.batch_size * ratio, unlabelled_seed(config.seed))
-        return dataclasses.replace(feed, unlabelled=_feed_of(others, order, config, topology, growth))
+        order = SampleOrder(len(unlabelled), config.train.batch_size * ratio, unlabelled_seed(config.seed))
+        return dataclasses.replace(feed, unlabelled=_feed_of(unlabelled, order, config, topology, growth))
 
 
 def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topology, growth: Growth | None) -> Feed:
@@ -133,62 +133,62 @@ def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> 
 
 def make_preprocess(recipe: Recipe, resources: Resources, layout: Layout) -> Preprocess:
     """Return the preprocessing on the devices. Raises: InputError if augmentation, mean or std do not fit."""
-    config, data, known = recipe.config, recipe.config.data, layout.training_data
-    check_normalization(data, known.image_shape)
+    config, data, training_data = recipe.config, recipe.config.data, layout.training_data
+    check_normalization(data, training_data.image_shape)
     preprocess = Preprocess.of(config, data.augment, recipe.augmentation)
     for shape in layout.shapes:
-        check_augmentation(preprocess, shape, known.dtype)
+        check_augmentation(preprocess, shape, training_data.dtype)
     check_mixing(data.augment, config.train.batch_size, layout.gradients.parts(resources.topology))
     return preprocess
 
 
 def _check_objective(recipe: Recipe, resources: Resources, layout: Layout, preprocess: Preprocess) -> None:
     """Run the objective's own check of the images, the loss and the unlabelled data. Raises: InputError."""
-    known = layout.training_data
+    training_data = layout.training_data
     if (check := getattr(inspect.unwrap(recipe.objective), "check", None)) is not None:
-        image = jax.ShapeDtypeStruct(known.image_shape, known.dtype)
+        image = jax.ShapeDtypeStruct(training_data.image_shape, training_data.dtype)
         objective = Objective(recipe.model, recipe.loss, preprocess, recipe.metrics)
         check(objective, image, unlabelled=resources.unlabelled is not None)
 
 
-def judgement_of(experiment: Experiment, *, measures_more: bool = False) -> EarlyStopping:
-    """Return the rule that compares validations, as `checkpoint.best` and `train.stop_after` define it.
+def early_stopping_of(experiment: Experiment, *, has_further_metrics: bool = False) -> EarlyStopping:
+    """Return the rule that selects the best validation and ends the run, from `checkpoint.best` and `train.stop_after`.
 
     Args:
-        measures_more: whether the user's functions return further metrics, whose names are not known yet.
+        has_further_metrics: whether the user's functions return further metrics, whose names are not known yet.
 
     Raises:
-        InputError: the metric of `checkpoint.best` is not measured. Or nothing is validated, although early stopping or
-            a part of the training step needs validations.
+        InputError: the metric of `checkpoint.best` is not measured, or validation is disabled although early stopping
+            or a part of the training step needs it.
     """
     recipe, config = experiment.recipe, experiment.config
-    judgement = EarlyStopping(config.checkpoint.goal, config.train.stop_after, config.train.stop_min_gain)
-    if needs := _needed(experiment):
+    early_stopping = EarlyStopping(config.checkpoint.goal, config.train.stop_after, config.train.stop_min_gain)
+    if advice := _validation_advice(experiment):
         if config.train.stop_after is not None:
-            raise InputError(Key("train.stop_after", config.train.stop_after), ": nothing is validated", advice=needs)
+            raise InputError(Key("train.stop_after", config.train.stop_after), ": nothing is validated", advice=advice)
         for part in recipe.parts:
             if part.follows:
                 is_schedule = config.optimizer.schedule == part.name
-                what = Key("optimizer.schedule", part.name) if is_schedule else f"the part {part.name!r}"
-                raise InputError(what, " follows validations, and nothing is validated", advice=needs)
-    if not measures_more:
-        judgement.check(_measured(recipe, experiment.layout.training_data))
-    return judgement
+                subject = Key("optimizer.schedule", part.name) if is_schedule else f"the part {part.name!r}"
+                raise InputError(subject, " follows validations, and nothing is validated", advice=advice)
+    if not has_further_metrics:
+        early_stopping.check(_metric_names(recipe, experiment.layout.training_data))
+    return early_stopping
 
 
-def _measured(recipe: Recipe, data: TrainingData) -> Iterator[str]:
-    """Yield the names of a validation's metrics, in the form of `jaxddp.sections.goal.flat`."""
+def _metric_names(recipe: Recipe, data: TrainingData) -> Iterator[str]:
+    """Yield the names of a validation's metrics, as in the result of `jaxddp.sections.goal.flat`."""
     names = ["loss"]
     for name, metric in recipe.metrics.items():
-        of_set = is_set_metric(metric)
-        names += check_set_metric(metric, name, data.labels) if of_set else [name]
+        is_of_set = is_set_metric(metric)
+        names += check_set_metric(metric, name, data.labels) if is_of_set else [name]
     yield from names
     if any(part.beside for part in recipe.parts):
         yield from (f"{VAL_EMA} {name}" for name in names)
 
 
-def _needed(experiment: Experiment) -> Words:
-    """Return what to do to enable validation; empty if it is enabled."""
+def _validation_advice(experiment: Experiment) -> Words:
+    """Return the advice of a message that validation is disabled; empty if it is enabled."""
     if experiment.resources.val is None:
         return "give val too"
     if experiment.layout.plan.evaluate.examples:

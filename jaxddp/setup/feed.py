@@ -1,4 +1,4 @@
-"""Feeds the training step: with batches, or with rows of images that are kept on the devices."""
+"""Feeds the training step with batches, or with the row numbers of images that are kept on the devices."""
 
 import functools
 import itertools
@@ -31,8 +31,8 @@ from jaxddp.training.plan import cut, full_length, max_substituted
 from jaxddp.training.run import Chunk, Growing
 
 LONGEST_CHUNK = 32
-"""The largest number of steps in one dispatch: enough to hide the cost of a dispatch, and few enough that the run
-reacts to SIGTERM soon."""
+"""The largest number of steps in one dispatch: large enough to hide the cost of a dispatch, and small enough for a fast
+reaction to SIGTERM."""
 
 TRAINING, VALIDATION, UNLABELLED = "training", "validation", "unlabelled"
 """The uses of images that are kept on the devices."""
@@ -43,7 +43,7 @@ _PLACED_AHEAD = 2
 
 
 class Resident(NamedTuple):
-    """A source and its images, [N + padding, H, W, C], replicated on every device. Its row r is row r of the source."""
+    """A source and its images, [N + padding, H, W, C], on every device. Row r of `images` is row r of `source`."""
 
     source: Source
     images: jax.Array
@@ -53,13 +53,13 @@ class Resident(NamedTuple):
 class Feed:
     """A training source with its order and its config, for the devices of a run.
 
-    If the image size grows, files are decoded at the size of each step. If the source or the devices keep images of one
-    size, the step resizes them.
+    If the image size grows, files are decoded at the size of each step. If the source or the devices keep all images at
+    one size, the step resizes them.
 
     Attributes:
         substitutes: the images that replace images that cannot be used.
-        growth: how the image size grows; None if it is constant.
-        unlabelled: the feed of a second source, with its own order and substitutes. Each step takes a batch of both.
+        growth: the growth of the image size; None if it is constant.
+        unlabelled: the feed of a second source, with its own order and substitutes. A step takes a batch of each feed.
     """
 
     source: Source
@@ -69,14 +69,14 @@ class Feed:
     substitutes: Substitutes | None = None
     growth: Growth | None = None
     resident: dict[str, Resident] = field(default_factory=dict, repr=False)
-    """The images that are on the devices already, by their use."""
+    """The images that are on the devices, by use."""
     unlabelled: "Feed | None" = None
 
     def __repr__(self) -> str:
         resident = "".join(f", {use} images on the devices" for use in self.resident)
         devices = counted(self.topology.num_devices, "device")
-        others = "" if self.unlabelled is None else f", unlabelled {self.unlabelled!r}"
-        return f"Feed({self.source!r}, {self.order!r}, {devices}{resident}{others})"
+        unlabelled = "" if self.unlabelled is None else f", unlabelled {self.unlabelled!r}"
+        return f"Feed({self.source!r}, {self.order!r}, {devices}{resident}{unlabelled})"
 
     @property
     def shard(self) -> Shard:
@@ -84,14 +84,14 @@ class Feed:
         return Shard(self.topology.process_index, self.topology.process_count)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Nothing before `start` is read."""
+        """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""
         return _placed(self._read(range(start, stop)), self.topology)
 
     def with_seed(self, seed: int) -> "Feed":
         """Return the feed with another seed. Images on the devices stay there."""
         order, substitutes = replace(self.order, seed=seed), self.source.substitutes(self.data)
-        others = self.unlabelled and self.unlabelled.with_seed(unlabelled_seed(seed))
-        return replace(self, order=order, substitutes=substitutes, unlabelled=others)
+        unlabelled = self.unlabelled and self.unlabelled.with_seed(unlabelled_seed(seed))
+        return replace(self, order=order, substitutes=substitutes, unlabelled=unlabelled)
 
     def abstract_batch(self) -> Batch:
         """Return the shapes and shardings of a global batch."""
@@ -107,49 +107,49 @@ class Feed:
         """Iterate over another source on the devices, each example once. The last batch is padded and masked."""
         return eval_batches(source, self.data, batch_size, self.topology)
 
-    def images_of(self, side: int) -> tuple[DataConfig, Side | None]:
+    def loading_and_resizing(self, side: int) -> tuple[DataConfig, Side | None]:
         """Return the config that loads training images of a side, and the size to which the step resizes them."""
         data = self.data if self.data.cache == "device" else replace(self.data, image_size=side)
         return data, None if self.source.image_shape(data)[0] == side else Side(side)
 
-    def with_side(self, fed: tuple[Any, ...], side: int) -> tuple[Any, ...]:
+    def with_side(self, arguments: tuple[Any, ...], side: int) -> tuple[Any, ...]:
         """Return the arguments of a chunk for images of another side. Arrays of images become abstract shapes."""
-        data, resizing = self.images_of(side)
+        data, resizing = self.loading_and_resizing(side)
 
-        def changed(part: Any) -> Any:
-            if not isinstance(part, Batch):
-                return part
-            image = part.image
+        def resized(argument: Any) -> Any:
+            if not isinstance(argument, Batch):
+                return argument
+            image = argument.image
             if image is not None:
                 shape = len(image), *self.source.image_shape(data)
                 image = jax.ShapeDtypeStruct(shape, image.dtype, sharding=image.sharding)
-            others = None if part.unlabelled is None else changed(part.unlabelled)
-            return part._replace(image=image, side=resizing, unlabelled=others)
+            unlabelled = None if argument.unlabelled is None else resized(argument.unlabelled)
+            return argument._replace(image=image, side=resizing, unlabelled=unlabelled)
 
-        return tuple(map(changed, fed))
+        return tuple(map(resized, arguments))
 
     def growing(self, total_steps: int) -> Growing | None:
-        """Return how the images of a run of this length grow; None if their size is constant."""
+        """Return the growth of the images in a run of this length; None if their size is constant."""
         if self.growth is None:
             return None
         largest = self.growth.side(total_steps - 1)
-        return Growing(self.growth.side, lambda fed: self.with_side(fed, largest))
+        return Growing(self.growth.side, lambda arguments: self.with_side(arguments, largest))
 
     @property
     def images(self) -> ResidentImages:
         """The images of the source, or of both sources, on every device; see `Resident`. Raises: see `place`."""
         self.place()
-        own = self.resident[TRAINING].images
-        return own if self.unlabelled is None else (own, self.resident[UNLABELLED].images)
+        training = self.resident[TRAINING].images
+        return training if self.unlabelled is None else (training, self.resident[UNLABELLED].images)
 
     def place(self, val: Source | None = None) -> None:
         """Copy the training images, and the images of a validation set, to every device, unless they are already there.
 
-        Each file is decoded once, by one process, which sends the image to the others over the devices.
+        Each file is decoded once, by one process, which sends the image to the other processes over the devices.
         Raises: InputError if the images do not fit into a device's free memory, or too many of them cannot be used.
         """
-        there = {use: held.source for use, held in self.resident.items()}
-        missing = {use: source for use, source in self._wanted(val).items() if there.get(use) is not source}
+        placed = {use: resident.source for use, resident in self.resident.items()}
+        missing = {use: source for use, source in self._resident_sources(val).items() if placed.get(use) is not source}
         # Free the memory of a previous validation set.
         for use in missing.keys() & self.resident.keys():
             del self.resident[use]
@@ -160,8 +160,8 @@ class Feed:
                 self.resident[use] = Resident(source, self._decoded(use, source))
 
     def resident_bytes(self, val: Source | None) -> dict[str, int]:
-        """Return the bytes of the training images and of a validation set on each device, by their use."""
-        return {use: self._bytes(use, source) for use, source in self._wanted(val).items()}
+        """Return the bytes of the training images and of a validation set on each device, by use."""
+        return {use: self._bytes(use, source) for use, source in self._resident_sources(val).items()}
 
     def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
         """Iterate over the arguments of `make_resident_steps`: images, columns and the run's key, for each chunk."""
@@ -180,34 +180,34 @@ class Feed:
 
     def _read(self, steps: range) -> Iterator[Batch]:
         """Iterate over this process's parts of the batches of some steps."""
-        stretches = iter([(steps, None)] if self.growth is None else self.growth.segments(steps))
-        # The first part starts loading at once. Each later part starts when the part before it is finished.
-        parts = itertools.starmap(self._read_side, stretches)
-        own = itertools.chain(next(parts, ()), itertools.chain.from_iterable(parts))
+        segments = iter([(steps, None)] if self.growth is None else self.growth.segments(steps))
+        # Loading of the first segment starts at once. Each later segment starts when the segment before it is finished.
+        loaded = itertools.starmap(self._read_side, segments)
+        batches = itertools.chain(next(loaded, ()), itertools.chain.from_iterable(loaded))
         if self.unlabelled is None:
-            return own
-        pairs = zip(own, self.unlabelled._read(steps), strict=True)
-        return (batch._replace(unlabelled=others) for batch, others in pairs)
+            return batches
+        pairs = zip(batches, self.unlabelled._read(steps), strict=True)
+        return (batch._replace(unlabelled=other) for batch, other in pairs)
 
     def _read_side(self, steps: range, side: int | None) -> Iterator[Batch]:
-        """Like `_read`, for steps whose images have one side; None if the size is constant."""
-        data, resizing = (self.data, None) if side is None else self.images_of(side)
+        """Iterate like `_read` over steps whose images have the same side; `side` is None if the size is constant."""
+        data, resizing = (self.data, None) if side is None else self.loading_and_resizing(side)
         batches = self.source.train_batches(self.order, data, steps, self.shard, self.substitutes)
         return batches if resizing is None else (batch._replace(side=resizing) for batch in batches)
 
     def _stacked(self, steps: range) -> Batch:
         """Return the columns of several steps without images, stacked; see `stacked_columns`."""
-        own = stacked_columns(self.source.labels, self.order, steps, self.shard)
-        side = None if self.growth is None else self.images_of(self.growth.side(steps[0]))[1]
-        return own._replace(side=side, unlabelled=self.unlabelled and self.unlabelled._stacked(steps))
+        batch = stacked_columns(self.source.labels, self.order, steps, self.shard)
+        side = None if self.growth is None else self.loading_and_resizing(self.growth.side(steps[0]))[1]
+        return batch._replace(side=side, unlabelled=self.unlabelled and self.unlabelled._stacked(steps))
 
     def _data_for(self, use: str) -> DataConfig:
         """Return the config that loads the images for the devices."""
         return self.data.of_evaluation if use == VALIDATION else replace(self.data, crop="whole")
 
-    def _wanted(self, val: Source | None) -> dict[str, Source]:
-        others = {UNLABELLED: self.unlabelled and self.unlabelled.source, VALIDATION: val}
-        return {TRAINING: self.source} | {use: source for use, source in others.items() if source is not None}
+    def _resident_sources(self, val: Source | None) -> dict[str, Source]:
+        optional = {UNLABELLED: self.unlabelled and self.unlabelled.source, VALIDATION: val}
+        return {TRAINING: self.source} | {use: source for use, source in optional.items() if source is not None}
 
     def _load_order(self, source: Source) -> EvalOrder:
         return EvalOrder(len(source), -(-_LOAD_BATCH // self.topology.num_devices) * self.topology.num_devices)
@@ -223,7 +223,7 @@ class Feed:
         if free is not None and sum(needed.values()) > free:
             raise InputError(
                 Key("data.cache", "device", '"device"'),
-                f": {images_text(needed)} on each device needed, {size(free)} free there",
+                f": each device needs memory for {images_text(needed)}, and has {size(free)} free",
                 advice=_SMALLER,
             )
 
@@ -232,7 +232,7 @@ class Feed:
         order, substituted, data = self._load_order(source), 0, self._data_for(use)
         num_rows, shape = order.num_batches * order.batch_size, source.image_shape(data)
 
-        def counted() -> Iterator[np.ndarray]:
+        def load_images() -> Iterator[np.ndarray]:
             nonlocal substituted
             if use == VALIDATION:
                 batches = source.eval_batches(order, data, self.shard)
@@ -244,10 +244,10 @@ class Feed:
                 substituted += 0 if batch.substituted is None else int(batch.substituted.sum())
                 yield batch.image
 
-        images = place_images(counted(), num_rows, shape, self.topology, image_dtype(source, self.data))
-        everywhere = sum(map(int, self.topology.peers.exchange(f"substituted {use} images", str(substituted))))
+        images = place_images(load_images(), num_rows, shape, self.topology, image_dtype(source, self.data))
+        total = sum(map(int, self.topology.peers.exchange(f"substituted {use} images", str(substituted))))
         check_substituted(
-            everywhere, max_substituted(self.data.max_bad_images, len(source)), Key.plain("data.cache", "device")
+            total, max_substituted(self.data.max_bad_images, len(source)), Key.plain("data.cache", "device")
         )
         return images
 
@@ -258,8 +258,8 @@ def eval_batches(source: Source, data: DataConfig, batch_size: int, topology: To
     return _placed(source.eval_batches(order, data.of_evaluation, shard), topology)
 
 
-def no_larger(batch_size: int, source: Source, topology: Topology) -> int:
-    """Limit a batch size of evaluation to the size of a source, rounded up to a multiple of the devices."""
+def limit_batch_size(batch_size: int, source: Source, topology: Topology) -> int:
+    """Limit a batch size of evaluation to the size of a source, rounded up to a multiple of the number of devices."""
     return min(batch_size, -(-len(source) // topology.num_devices) * topology.num_devices)
 
 

@@ -31,10 +31,10 @@ def initial_weights(
     new_layers: Layers = NO_LAYERS,
     class_ids: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Read the arrays of a network from a weights file or a run's work directory, by path.
+    """Return the arrays of a weights file, or of a run in its work directory, that fit a network, by path.
 
-    The head of a run is used only if its classes are `class_ids`. A line is logged if layers keep their initial values
-    (`new_layers`, or a head for other classes), or if the file has arrays that are not used.
+    The head of a run is skipped if the run's classes differ from `class_ids`. A line is logged if
+    layers keep their initial values (`new_layers`, or a head for other classes), or arrays of the file are not used.
 
     Raises:
         InputError: the weights cannot be read, are of another network (the message lists missing arrays and wrong
@@ -42,24 +42,24 @@ def initial_weights(
     """
     if os.path.isdir(path):  # False if the name is too long; `Path.is_dir` raises an error.
         _, arrays = read_run(path, "best", topology)
-        found, namings = {own_name(each): array for each, array in arrays.items()}, (own_name,)
+        stored, namings = {own_name(name): array for name, array in arrays.items()}, (own_name,)
         signature = Signature.read(path)
-        others = signature is not None and bool(class_ids) and signature.class_ids != tuple(class_ids)
+        has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != tuple(class_ids)
     else:
-        found, namings, others = read(path), namings_of(model), False
+        stored, namings, has_other_classes = read(path), namings_of(model), False
     with about(path):
-        matched = match(shapes, found, namings, num_classes, new_layers, new_head=others)
+        matched = match(shapes, stored, namings, num_classes, new_layers, new_head=has_other_classes)
     topology.peers.agree({"the weights to start from": _checksum(matched.arrays)})
-    said = [f"{len(matched.arrays)} of the network's {counted(len(shapes), 'array')}"]
+    counts = [f"{len(matched.arrays)} of the network's {counted(len(shapes), 'array')}"]
     if matched.new:
-        said.append(f"new: {listed(matched.new)}")
+        counts.append(f"new: {listed(matched.new)}")
     if matched.head:
-        classes = counted(num_classes, "other class" if others else "class")
-        said.append(f"a new head for {classes}: {listed(matched.head)}")
+        classes = counted(num_classes, "other class" if has_other_classes else "class")
+        counts.append(f"a new head for {classes}: {listed(matched.head)}")
     if matched.left_over:
-        said.append(f"not used: {listed(matched.left_over)}")
-    if topology.peers.is_first and len(said) > 1:
-        _log.info(f"{path}: {'; '.join(said)}")
+        counts.append(f"not used: {listed(matched.left_over)}")
+    if topology.peers.is_first and len(counts) > 1:
+        _log.info(f"{path}: {'; '.join(counts)}")
     return matched.arrays
 
 

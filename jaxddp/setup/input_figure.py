@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "Figure":
-    """Show the first images of a step's batch, without normalization, with labels and rows. The first step is 1."""
+    """Draw the first images of a step's batch, without normalization, with labels and rows. The first step is 1."""
     # Imported here, because a machine that only trains needs no matplotlib.
     from jaxddp.training.pictures import input_grid
 
@@ -37,16 +37,16 @@ def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
 def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], count: int) -> list[str]:
     """Return a title for each image: its label, or both labels and their weights if images are mixed, and its row."""
     titles = []
-    for place in range(count):
-        own = _named(batch.label[place], names)
+    for index in range(count):
+        title = _label_text(batch.label[index], names)
         if inputs.mixing is not None:
-            weight, other = float(inputs.mixing.weight[place]), _named(inputs.mixing.label[place], names)
-            own = f"{weight:.0%} {own}\n{1 - weight:.0%} {other}"
-        titles.append(f"{own}\nrow {int(batch.row[place])}")
+            weight, other_label = float(inputs.mixing.weight[index]), _label_text(inputs.mixing.label[index], names)
+            title = f"{weight:.0%} {title}\n{1 - weight:.0%} {other_label}"
+        titles.append(f"{title}\nrow {int(batch.row[index])}")
     return titles
 
 
-def _named(label: jax.Array, names: tuple[str, ...]) -> str:
+def _label_text(label: jax.Array, names: tuple[str, ...]) -> str:
     """Return the class name of a label, or the class names of a multi-hot label."""
-    own = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
-    return ", ".join(short(names[each]) for each in own) or "no label"
+    classes = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
+    return ", ".join(short(names[index]) for index in classes) or "no label"

@@ -7,8 +7,8 @@ from typing import Any
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
 from jaxddp.engine.checks.replicas import Replicas
-from jaxddp.recipe.configured_metrics import check_wanted
-from jaxddp.setup.experiment import judgement_of
+from jaxddp.recipe.configured_metrics import check_requested_metrics
+from jaxddp.setup.experiment import early_stopping_of
 from jaxddp.setup.non_finite_examples import describe_non_finite
 from jaxddp.setup.resources import warn_of_unseen_classes
 from jaxddp.setup.run_setup import RunSetup
@@ -25,7 +25,7 @@ def make_run(
     objects: Mapping[str, str] | None = None,
     record: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Make the run of a setup. The run consumes the setup's state. It saves nothing unless it is joined to a
+    """Make the run of a setup. The run consumes the setup's state. It saves nothing by itself; see
     `jaxddp.workdir.session`.
 
     Args:
@@ -40,21 +40,21 @@ def make_run(
         listeners = [*listeners, SlowProcesses(peers)]
     evaluator = _evaluator(setup, listeners, evaluators)
     if resident:
-        # Place the data sets before compilation, so that a set that does not fit or a damaged image is reported early.
+        # Place the data sets before compilation, so that a lack of memory or a damaged image is reported early.
         setup.feed.place(setup.validated)
-    judgement = judgement_of(experiment, measures_more=bool(evaluators))
+    early_stopping = early_stopping_of(experiment, has_further_metrics=bool(evaluators))
     with phase("compile", "preparing the step"):
         program, chunks = setup.program()
         # Errors in the step are raised before any listener is called.
         feed = next(chunks(0)).feed if resident else (setup.feed.abstract_batch(), setup.key)
         program.check(setup.state, *feed)
     # The listeners of process 0 decide how many predictions are made, and all processes compute them.
-    most = peers.from_first("predictions", lambda: str(max(map(_wanted_predictions, listeners), default=0)))
+    max_predictions = peers.from_first("predictions", lambda: str(max(map(_prediction_count, listeners), default=0)))
     parts, growing = setup.recipe.parts, setup.feed.growing(plan.total_steps)
     follow = setup.programs.follow(parts, topology)
     steps = Stepping(program, chunks, setup.division, parts, follow, setup.recipe.learning_rate, growing)
     checks = _checks(setup, resident=resident)
-    validation = Validation(evaluator, setup.predictor(int(most)), judgement)
+    validation = Validation(evaluator, setup.predictor(int(max_predictions)), early_stopping)
     return Run(
         plan,
         topology,
@@ -70,10 +70,10 @@ def make_run(
 
 def _checks(setup: RunSetup, *, resident: bool) -> Checks:
     topology = setup.topology
-    compared = topology.num_devices > 1 and setup.plan.replicas.examples
+    has_replicas = topology.num_devices > 1 and setup.plan.replicas.examples
     return Checks(
         self_test=setup.programs.self_test(setup.objective, setup.experiment, resident=resident),
-        replicas=Replicas(topology) if compared else None,
+        replicas=Replicas(topology) if has_replicas else None,
         suspects=functools.partial(describe_non_finite, objective=setup.objective, feed=setup.feed, key=setup.key),
     )
 
@@ -83,8 +83,8 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     val, config = setup.validated, setup.recipe.config
     if val is None:
         return None
-    check_wanted(listeners, setup.layout.training_data.labels)
-    metrics = setup.programs.metrics(setup.recipe.metrics, _wanted_metrics(listeners, setup.topology.peers))
+    check_requested_metrics(listeners, setup.layout.training_data.labels)
+    metrics = setup.programs.metrics(setup.recipe.metrics, _requested_metrics(listeners, setup.topology.peers))
     evaluator = setup.evaluator(
         val, config.eval.batch_size, metrics, evaluators, resident=config.data.cache == "device"
     )
@@ -93,11 +93,11 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     return evaluator
 
 
-def _wanted_metrics(listeners: Sequence[Any], peers: Peers) -> tuple[str, ...]:
-    """Return the names of the metrics that the listeners of process 0 want."""
-    wanted = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
-    return tuple(filter(None, peers.from_first("metrics of listeners", lambda: ",".join(sorted(wanted))).split(",")))
+def _requested_metrics(listeners: Sequence[Any], peers: Peers) -> tuple[str, ...]:
+    """Return the names of the metrics that the listeners of process 0 request."""
+    requested = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
+    return tuple(filter(None, peers.from_first("metrics of listeners", lambda: ",".join(sorted(requested))).split(",")))
 
 
-def _wanted_predictions(listener: Any) -> int:
+def _prediction_count(listener: Any) -> int:
     return getattr(listener, "wants_predictions", 0)

@@ -1,4 +1,4 @@
-"""Finds the examples of a batch whose image or loss is not finite, when a run ends because of them."""
+"""Finds the examples with a non-finite image or loss in the batch that ended a run."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ _MOST_SHOWN = 8
 def describe_non_finite(state: TrainState, step: int, objective: Objective, feed: Feed, key: jax.Array) -> str:
     """Describe the rows of a step's batch whose loss is not finite.
 
-    If there are none, describe the rows whose image is not finite; if there are none either, describe all rows.
+    If all losses are finite, describe the rows whose image is not finite. If all images are finite too, describe all.
 
     The network is evaluated on the augmented images of the step with running statistics, so that an image does not
     affect the losses of other images. The state may belong to a later step. All processes must call this together.
@@ -29,17 +29,17 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
     images, losses = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
     rows = feed.order.rows(step - 1)
     if not losses.all():
-        return f"The loss is not finite for {_listed(rows[~losses])} of the training data"
+        return f"The loss is not finite for {_rows_text(rows[~losses])} of the training data"
     if not images.all():
-        return f"Images are not finite after augmentation: {_listed(rows[~images])} of the training data"
+        return f"Images are not finite after augmentation: {_rows_text(rows[~images])} of the training data"
     return (
         "Each image of the batch has a finite loss if it is evaluated alone; "
-        f"the batch is {_listed(rows)} of the training data"
+        f"the batch is {_rows_text(rows)} of the training data"
     )
 
 
 def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """Return a function that tells which images and which losses of a global batch are finite, bool[B] each.
+    """Return a function that returns two masks of a global batch, bool[B]: its finite images and its finite losses.
 
     A network can hide the NaN of an image: in XLA's CPU compiler, max(NaN, 0), as in a ReLU, is 0.
     """
@@ -55,7 +55,7 @@ def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax
     return jax.jit(sharded, out_shardings=topology.replicated)
 
 
-def _listed(rows: np.ndarray) -> str:
+def _rows_text(rows: np.ndarray) -> str:
     shown = ", ".join(map(str, rows[:_MOST_SHOWN]))
     more = f" and {len(rows) - _MOST_SHOWN} more" if len(rows) > _MOST_SHOWN else ""
     return f"{plural(len(rows), 'row')} {shown}{more}"

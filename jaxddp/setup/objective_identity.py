@@ -15,27 +15,27 @@ from jaxddp.workdir.digests import described
 
 
 def objective_fingerprints(experiment: Experiment) -> dict[str, str]:
-    """Return the fingerprints of what an objective loads, such as a teacher, by name, from its `fingerprints` method.
+    """Return the fingerprints of objects that an objective loads, such as a teacher, by name.
 
     Raises: InputError if the processes have different fingerprints, or the objective does not fit the run.
     """
-    # The objective of a recipe file is wrapped, so that its errors name the line.
+    # `unwrap` undoes the wrapper that adds the line of the recipe file to errors.
     method = getattr(inspect.unwrap(experiment.recipe.objective), "fingerprints", None)
     if method is None:
         return {}
-    found = method(experiment.config, experiment.resources, experiment.layout)
-    experiment.topology.peers.agree({f"objective's {name}": value for name, value in found.items()})
-    return found
+    fingerprints = method(experiment.config, experiment.resources, experiment.layout)
+    experiment.topology.peers.agree({f"objective's {name}": value for name, value in fingerprints.items()})
+    return fingerprints
 
 
 def objective_identity(recipe: Recipe, objective: Objective, state: TrainState, batch: Batch) -> dict[str, str]:
     """Return the name of an objective and a digest of its jaxpr; empty for the supervised objective."""
     if recipe.objective is supervised:
         return {}
-    made = recipe.minimized(dataclasses.replace(objective, metrics={}))
+    train_objective = recipe.minimized(dataclasses.replace(objective, metrics={}))
 
     def minimized(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Any:
-        return made(params, model_state, batch, train=True, key=key, image_key=key)
+        return train_objective(params, model_state, batch, train=True, key=key, image_key=key)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     name = getattr(recipe.objective, "__qualname__", type(recipe.objective).__name__)

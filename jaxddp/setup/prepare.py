@@ -21,7 +21,7 @@ from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.compiled_programs import CompiledPrograms, settings
-from jaxddp.setup.experiment import Experiment, judgement_of, lay_out
+from jaxddp.setup.experiment import Experiment, early_stopping_of, lay_out
 from jaxddp.setup.initial_weights import initial_weights
 from jaxddp.setup.joining import join_and_resolve
 from jaxddp.setup.resources import Resources, open_resources
@@ -34,9 +34,9 @@ def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Exp
     """Join the job, open the data and make the objects of a recipe file. Nothing is written yet.
 
     Args:
-        rate: a learning rate schedule instead of the config's.
+        rate: a learning rate schedule that replaces the config's.
 
-    Raises: InputError if anything in the recipe is wrong.
+    Raises: InputError if the recipe is invalid.
     """
     topology, config = join_and_resolve(file)
     resources = open_resources(config, topology)
@@ -44,7 +44,7 @@ def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Exp
         layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
         recipe = make_recipe(config, layout, topology, objects_of_hooks(file.hooks), rate)
         experiment = lay_out(recipe, resources, layout, file)
-        judgement_of(experiment)
+        early_stopping_of(experiment)
     return experiment
 
 
@@ -57,16 +57,16 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
     """Initialize the network of an experiment.
 
     Args:
-        fresh: whether the run starts from this state. If its state is restored later, no weights or images are read.
+        fresh: whether the run starts from this state. If a checkpoint replaces it later, no weights or images are read.
         programs: a cache of compiled programs.
 
     Raises: InputError if the weights are of another network, or the processes have different data.
     """
     layout, topology, shape = experiment.layout, experiment.topology, experiment.layout.training_data.image_shape
     order = experiment.feed.order
-    _agree(experiment)
+    _check_agreement(experiment)
     topology.connect()
-    recipe, shapes = completed(experiment.recipe, layout, topology.peers)
+    recipe, shapes = complete_recipe(experiment.recipe, layout, topology.peers)
     weights = _weights(experiment, recipe.model, shapes) if fresh else {}
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
@@ -79,30 +79,31 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
     return RunSetup(dataclasses.replace(experiment, recipe=recipe), model, state, like, weights, programs)
 
 
-def _agree(experiment: Experiment) -> None:
+def _check_agreement(experiment: Experiment) -> None:
     """Check that all processes have the same data in the same order, and compile the same program."""
     resources, layout, order = experiment.resources, experiment.layout, experiment.feed.order
     sources = {"training data": resources.train, "unlabelled data": resources.unlabelled}
-    held = {name: each.fingerprint for name, each in sources.items() if each is not None}
+    fingerprints = {name: source.fingerprint for name, source in sources.items() if source is not None}
     peers = experiment.topology.peers
-    peers.agree(held | {"batch size": str(order.batch_size), "seed": str(order.seed)})
-    # Different programs on two processes would wait for each other.
-    travel = {"gradients come from": str(layout.gradients)}
-    peers.agree(settings() | travel | {"XLA's options": str(sorted(resources.compiler_options.items()))})
+    peers.agree(fingerprints | {"batch size": str(order.batch_size), "seed": str(order.seed)})
+    # Processes with different programs would wait for each other forever.
+    gradients = {"gradients come from": str(layout.gradients)}
+    peers.agree(settings() | gradients | {"XLA's options": str(sorted(resources.compiler_options.items()))})
 
 
 def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, np.ndarray]:
     """Read the initial weights that the config names, by path. Raises: InputError."""
-    start, source, new = experiment.config.model.weights, experiment.resources.train, experiment.config.model.new
+    model_config, source = experiment.config.model, experiment.resources.train
+    start, new_layers = model_config.weights, model_config.fresh_layers
     if start is None:
         return {}
     with doing(f"reading weights from {start}"):
-        ids, place = tuple(source.class_ids), Path(start).expanduser()
-        return initial_weights(place, model, shapes, source.num_classes, experiment.topology, new, ids)
+        class_ids, path = tuple(source.class_ids), Path(start).expanduser()
+        return initial_weights(path, model, shapes, source.num_classes, experiment.topology, new_layers, class_ids)
 
 
-def completed(recipe: Recipe, layout: Layout, peers: Peers) -> tuple[Recipe, Shapes]:
-    """Complete a recipe with the settings of single layers and with averaging; also return the shapes of the arrays.
+def complete_recipe(recipe: Recipe, layout: Layout, peers: Peers) -> tuple[Recipe, Shapes]:
+    """Return the recipe with the settings of single layers and with averaging, and the shapes of the network's arrays.
 
     Raises: see `fine_tuned`.
     """

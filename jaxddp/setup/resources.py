@@ -54,7 +54,7 @@ def open_resources(config: Config, topology: Topology) -> Resources:
 
 
 def open_validation(config: Config, topology: Topology) -> tuple[Source, Source]:
-    """Open the training data, without checking that its images exist, and the validation data. Raises: InputError."""
+    """Open the training and the validation data. Check only the images of the validation data. Raises: InputError."""
     topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
     train, val = open_unchecked(config.data, config.eval.limit)
     with doing("looking for the images"):
@@ -74,16 +74,17 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
             f"validation data: {counted(len(source.class_ids), 'class')}, and {len(trained.class_ids)} in the "
             "training data; select the same classes in both"
         )
-    for label, (there, here) in enumerate(zip(source.class_ids, trained.class_ids, strict=True)):
-        if there != here:
+    for label, (class_id, trained_id) in enumerate(zip(source.class_ids, trained.class_ids, strict=True)):
+        if class_id != trained_id:
             raise InputError(
-                f"validation data: class {label} is {there!r}, and {here!r} in the training data; "
+                f"validation data: class {label} is {class_id!r}, and {trained_id!r} in the training data; "
                 "select the same classes in both"
             )
     if labels_of(source).several != labels_of(trained).several:
-        there, here = ("several labels", "one") if labels_of(source).several else ("one label", "several")
+        labels, trained_labels = ("several labels", "one") if labels_of(source).several else ("one label", "several")
         raise InputError(
-            f"validation data: {there} per image, and {here} in the training data; give both one or both several"
+            f"validation data: {labels} per image, and {trained_labels} in the training data; give one label per "
+            "image in both, or several in both"
         )
     data = data.of_evaluation
     check_pixels(source, trained, data, "validation data")
@@ -92,13 +93,13 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
 
 def warn_of_unseen_classes(source: Source, trained: Source) -> None:
     """Log a warning if a source has classes without any training examples."""
-    there, here = labels_of(source).counts, labels_of(trained).counts
-    unseen = np.flatnonzero((there > 0) & (here == 0))
+    counts, trained_counts = labels_of(source).counts, labels_of(trained).counts
+    unseen = np.flatnonzero((counts > 0) & (trained_counts == 0))
     if len(unseen):
-        names = ", ".join(repr(source.class_names[each]) for each in unseen[:3])
+        names = ", ".join(repr(source.class_names[label]) for label in unseen[:3])
         more = f" and {len(unseen) - 3:,} more" if len(unseen) > 3 else ""
         _log.warning(
-            f"validation data: {there[unseen].sum():,} of {counted(len(source), 'example')} are of classes without "
+            f"validation data: {counts[unseen].sum():,} of {counted(len(source), 'example')} are of classes without "
             f"any training examples: {names}{more}"
         )
 

@@ -30,7 +30,7 @@ from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.classifier import Classifier
 from jaxddp.setup.compiled_programs import CompiledPrograms, seeded_step
 from jaxddp.setup.experiment import Experiment
-from jaxddp.setup.feed import LONGEST_CHUNK, Feed, no_larger
+from jaxddp.setup.feed import LONGEST_CHUNK, Feed, limit_batch_size
 from jaxddp.setup.objective_identity import objective_identity
 from jaxddp.setup.resources import Resources, check_comparable
 from jaxddp.training.plan import Plan
@@ -48,7 +48,7 @@ class RunSetup:
 
     Attributes:
         experiment: the experiment; its recipe includes the settings that depend on the network, such as frozen layers.
-        model: the recipe's model in its fastest form for these devices.
+        model: the recipe's model, adapted to the platform; see `jaxddp.models.adapt.for_platform`.
     """
 
     experiment: Experiment
@@ -57,7 +57,7 @@ class RunSetup:
     like: TrainState = field(repr=False)
     """The shape and dtype of each array of the state."""
     weights: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
-    """The initial weights, by path, which replaced fresh parameters."""
+    """The initial weights, by path, which replaced freshly initialized arrays."""
     programs: CompiledPrograms = field(default_factory=CompiledPrograms, repr=False)
 
     @property
@@ -72,7 +72,7 @@ class RunSetup:
 
     @property
     def layout(self) -> Layout:
-        """How the run is laid out over its data and its devices."""
+        """The layout of the run on its data and devices."""
         return self.experiment.layout
 
     @property
@@ -107,12 +107,12 @@ class RunSetup:
 
     @property
     def division(self) -> Division:
-        """How the global batch is divided among devices and microbatches."""
+        """The division of the global batch among devices and microbatches."""
         return self.layout.division
 
     @property
     def order(self) -> SampleOrder:
-        """Which rows of the training data make up each global batch."""
+        """The order of the training data, which determines the rows of each global batch."""
         return self.feed.order
 
     @cached_property
@@ -144,8 +144,8 @@ class RunSetup:
     def classifier(self) -> Classifier:
         """The network with the loss and the metrics of evaluation."""
         recipe, views = self.recipe, self.recipe.config.eval.views
-        own = self.model, recipe.eval_loss, recipe.metrics, self.preprocess, views
-        return Classifier(*own, self.topology, self.programs)
+        arguments = self.model, recipe.eval_loss, recipe.metrics, self.preprocess, views
+        return Classifier(*arguments, self.topology, self.programs)
 
     def changed(self, *, resources: Resources | None = None, **fields: Any) -> "RunSetup":
         """Return the setup with other `fields` of its recipe, or other resources; see `Experiment.changed`."""
@@ -155,14 +155,14 @@ class RunSetup:
         """Return the setup with another loss for training and evaluation. Raises: see `example_loss`."""
         if loss is self.recipe.loss.function is self.recipe.eval_loss.function:
             return self
-        taken_apart = self.programs.loss(loss, self.layout.training_data.labels)
-        return self.changed(loss=taken_apart, eval_loss=taken_apart)
+        of_examples = self.programs.loss(loss, self.layout.training_data.labels)
+        return self.changed(loss=of_examples, eval_loss=of_examples)
 
     def with_seed(self, seed: int) -> "RunSetup":
         """Return the setup with another seed: another initial state, order of examples, augmentation and dropout.
 
-        A run of the result gives the same bits as a run of a setup that was prepared with this seed. Programs are not
-        compiled again, and images on the devices stay there. The objects of the recipe stay the same: a model or an
+        A run of the new setup gives the same bits as a run of a setup that was prepared with this seed. Programs are
+        not compiled again, and images on the devices stay there. The objects of the recipe stay the same: a model or an
         optimizer that depends on the config's seed does not change.
 
         Raises:
@@ -171,13 +171,13 @@ class RunSetup:
         config = self.recipe.config.replace(seed=seed)
         self.topology.peers.agree({"seed": str(seed)})
         experiment = dataclasses.replace(self.experiment.changed(config=config), feed=self.feed.with_seed(seed))
-        made = dataclasses.replace(self, experiment=experiment)
+        setup = dataclasses.replace(self, experiment=experiment)
         shape = self.layout.training_data.image_shape
-        init = self.programs.init(self.model, made.recipe, shape, self.topology, self.weights)
-        return dataclasses.replace(made, state=init(made.key))
+        init = self.programs.init(self.model, setup.recipe, shape, self.topology, self.weights)
+        return dataclasses.replace(setup, state=init(setup.key))
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Nothing before `start` is read."""
+        """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""
         return self.feed.batches(start, stop)
 
     def step(self) -> TrainStep:
@@ -220,7 +220,7 @@ class RunSetup:
         """
         size = batch_size or self.order.batch_size
         self.topology.check_batch_size(size, "eval.batch_size")
-        size = no_larger(size, source, self.topology)
+        size = limit_batch_size(size, source, self.topology)
         check_labelled(source, "validation data")
         check_comparable(source, self.table, self.data)
         if resident:
@@ -231,18 +231,18 @@ class RunSetup:
         return self.classifier.evaluator(source, batches, metrics, extra, resident=resident)
 
     def predictor(self, count: int) -> ImagePredictor | None:
-        """Return a predictor of `count` validation images, with the proportions of the classes; None for no images."""
+        """Return a predictor of `count` validation images in the proportions of the classes; None for no images."""
         # A picture shows one label and one prediction.
         if self.validated is None or not count or self.layout.training_data.labels.several:
             return None
-        most = self.recipe.config.eval.batch_size
+        max_batch = self.recipe.config.eval.batch_size
         program, rows = self.classifier.classify(), labels_of(self.validated).share(count)
-        return ImagePredictor(program, self.validated, rows, self.data.of_evaluation, self.topology, most)
+        return ImagePredictor(program, self.validated, rows, self.data.of_evaluation, self.topology, max_batch)
 
     def identity(self) -> dict[str, str]:
         """Return digests that identify the recipe's objects; see `jaxddp.workdir.digests`."""
-        found = identity(self.recipe, self.state, self.table.num_classes, self.layout.training_data.image_shape)
-        return found | objective_identity(self.recipe, self.objective, self.state, self.feed.abstract_batch())
+        digests = identity(self.recipe, self.state, self.table.num_classes, self.layout.training_data.image_shape)
+        return digests | objective_identity(self.recipe, self.objective, self.state, self.feed.abstract_batch())
 
     def __repr__(self) -> str:
         count = counted(sum(leaf.size for leaf in jax.tree.leaves(self.like.params)), "parameter")

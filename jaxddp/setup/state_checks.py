@@ -24,7 +24,7 @@ def check_state(state: Any, setup: RunSetup) -> None:
         InputError: the object is no state, or an array differs. The message names the object or the first such array.
     """
     check_setup(setup)
-    _check_arrays(state, setup, lambda each: {"params": each.params, "model_state": each.model_state})
+    _check_arrays(state, setup, lambda state: {"params": state.params, "model_state": state.model_state})
 
 
 def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
@@ -36,7 +36,7 @@ def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
     Raises:
         InputError: the state does not fit, or the run would end before its first step.
     """
-    _check_arrays(setup.state, setup, lambda each: each)
+    _check_arrays(setup.state, setup, lambda state: state)
     done, plan = int(setup.state.step), setup.plan
     if not resumes and done >= plan.total_steps:
         length = setup.recipe.config.train.duration
@@ -48,16 +48,18 @@ def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
         )
 
 
-def _check_arrays(state: Any, setup: RunSetup, part: Callable[[TrainState], Any]) -> None:
+def _check_arrays(state: Any, setup: RunSetup, arrays_of: Callable[[TrainState], Any]) -> None:
     if not isinstance(state, TrainState):
         advice = "give a TrainState, which is the first value that train returns"
         raise refused("state", state, advice)
-    if differs := first_difference(part(state), part(setup.like)):
-        name, found, here = differs
-        raise InputError(f"state: {name} is {found}, and {here} in this setup; give a state of its model and optimizer")
-    step, own = state.step, set(setup.topology.mesh.devices.flat)
-    if isinstance(step, jax.Array) and step.committed and step.sharding.device_set != own:
+    if difference := first_difference(arrays_of(state), arrays_of(setup.like)):
+        name, given, expected = difference
         raise InputError(
-            f"state: it is on {len(step.sharding.device_set)} devices, which are not the {len(own)} of this setup; "
+            f"state: {name} is {given}, and {expected} in this setup; give a state of its model and optimizer"
+        )
+    step, devices = state.step, set(setup.topology.mesh.devices.flat)
+    if isinstance(step, jax.Array) and step.committed and step.sharding.device_set != devices:
+        raise InputError(
+            f"state: it is on {len(step.sharding.device_set)} devices, which are not the {len(devices)} of this setup; "
             "give setup.topology.replicate(jax.device_get(state))"
         )

@@ -17,10 +17,10 @@ from jaxddp.training.events import StepRecord
 from jaxddp.training.loop import fit
 from jaxddp.training.run import Keeping
 
-_WORSE = 4
+_DIVERGENCE = 4
 """The loss has diverged if it exceeds this multiple of its minimum so far."""
-_SMOOTHED, _WINDOW = 1 / 20, 1 / 10
-"""The shares of the test over which the loss is smoothed, and over which its decrease is measured."""
+_SMOOTHING, _WINDOW = 1 / 20, 1 / 10
+"""The fractions of the test over which the loss is smoothed, and over which its decrease is measured."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class RateRange:
             raise InputError(f"--lowest {self.lowest:g} and --highest {self.highest:g}: give a lower and a higher rate")
 
     def schedule(self, step: jax.typing.ArrayLike) -> jax.Array:
-        """Returns the rate of a step, counted from 0."""
+        """Return the rate of a step, counted from 0."""
         rise = math.log(self.highest / self.lowest) / (self.steps - 1)
         return self.lowest * jnp.exp(rise * step)
 
-    def part(self, share: float) -> int:
-        """Returns the number of steps in a share of the test, at least 1."""
+    def num_steps(self, share: float) -> int:
+        """Return the number of steps in a share of the test, at least 1."""
         return max(1, round(share * self.steps))
 
 
@@ -73,14 +73,14 @@ class RateTest:
     @property
     def smoothed(self) -> np.ndarray:
         """float64[steps]: the exponential moving average of the losses, with bias correction."""
-        means, mean, keep = [], 0.0, 1 - 1 / self.rates.part(_SMOOTHED)
+        means, mean, keep = [], 0.0, 1 - 1 / self.rates.num_steps(_SMOOTHING)
         for step, loss in enumerate(self.losses, 1):
             mean = keep * mean + (1 - keep) * loss
             means.append(mean / (1 - keep**step))
         return np.array(means)
 
     @property
-    def tried(self) -> np.ndarray:
+    def step_rates(self) -> np.ndarray:
         """float64[steps]: the rates of the steps."""
         return np.asarray(self.rates.schedule(jnp.arange(len(self.losses))), np.float64)
 
@@ -88,37 +88,38 @@ class RateTest:
     def diverged_at(self) -> int | None:
         """The first step, from 0, whose smoothed loss exceeds four times its minimum so far; None if there is none.
 
-        Steps that were already dispatched may follow it, and may have a smaller loss.
+        Later steps, which were already dispatched, may have a smaller loss.
         """
         smoothed = self.smoothed
-        worse = np.flatnonzero(smoothed > _WORSE * np.minimum.accumulate(smoothed))
-        return int(worse[0]) if worse.size else None
+        diverged = np.flatnonzero(smoothed > _DIVERGENCE * np.minimum.accumulate(smoothed))
+        return int(diverged[0]) if diverged.size else None
 
     def suggestion(self) -> Suggestion:
-        """Returns the rate at which the loss decreases fastest, but at most a tenth of the rate at which it diverges.
+        """Return the rate at which the loss decreases fastest, but at most a tenth of the rate at which it diverges.
 
         A window of a tenth of the test moves over the running minimum of the smoothed loss. The result is the first
         rate of the window in which this minimum decreases most. A decrease that only undoes an earlier increase of the
         loss does not change the minimum, so it has no effect.
         """
-        least, tried, window = np.minimum.accumulate(self.smoothed), self.tried, self.rates.part(_WINDOW)
+        rates, window = self.step_rates, self.rates.num_steps(_WINDOW)
+        minimum = np.minimum.accumulate(self.smoothed)
         diverged = None
         if not self.finite:
             diverged = float(self.rates.schedule(len(self.losses)))
         elif self.diverged_at is not None:
-            diverged = float(tried[self.diverged_at])
-        falls = least[:-window] - least[window:]
-        if not falls.size or falls.max() <= 0:
+            diverged = float(rates[self.diverged_at])
+        decreases = minimum[:-window] - minimum[window:]
+        if not decreases.size or decreases.max() <= 0:
             return Suggestion(None, None, diverged)
-        steepest = float(tried[falls.argmax()])
+        steepest = float(rates[decreases.argmax()])
         return Suggestion(min(steepest, math.inf if diverged is None else diverged / 10), steepest, diverged)
 
 
 def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
     """Train a setup until its loss diverges; consumes its state and writes no files.
 
-    The config of the setup must be from `of_a_test`, and its optimizer must use the schedule of `rates`. All processes
-    of a job must call it with the same rates; only the result of the first process has the losses.
+    The config of the setup must be a result of `config_of_test`, and its optimizer must use the schedule of `rates`.
+    All processes of a job must call this function with the same rates; only the result of process 0 has the losses.
 
     Raises: InputError if the rates differ between processes; see also `fit`.
     """
@@ -127,7 +128,7 @@ def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
     test = RateTest(rates)
 
     def stops(step: int) -> bool:
-        # Only the listener of the first process is called, and all must stop at the same step.
+        # Only the first process calls the listener, and all processes must stop at the same step.
         return peers.from_first("whether the loss diverges", lambda: str(test.diverged_at is not None)) == str(True)
 
     run = make_run(setup, listeners=[test])
@@ -141,10 +142,10 @@ def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
     return test
 
 
-def of_a_test(config: Config, rates: RateRange) -> Config:
-    """Returns the config for a range test."""
+def config_of_test(config: Config, rates: RateRange) -> Config:
+    """Return the config for a range test."""
     return config.replace(
-        # All images have one size. There is no validation, so no schedule and no early stopping that depend on it.
+        # All images have one size. Validation is disabled, so the schedule and early stopping must not depend on it.
         data={"grow_from": None},
         optimizer={"schedule": "constant"},
         # The first loss that is not finite ends the test.

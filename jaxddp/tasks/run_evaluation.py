@@ -1,6 +1,6 @@
 """Evaluates a checkpoint of a run on the validation split, for `jaxddp eval` and `jaxddp.evaluate_run`.
 
-It does not create objects that only training needs: no optimizer, no schedule, no training batch.
+It creates no optimizer, no schedule and no training batch.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ from jaxddp.sections.goal import flat
 from jaxddp.setup.classifier import Classifier
 from jaxddp.setup.compiled_programs import settings
 from jaxddp.setup.experiment import check_normalization
-from jaxddp.setup.feed import eval_batches, no_larger
+from jaxddp.setup.feed import eval_batches, limit_batch_size
 from jaxddp.setup.joining import join_and_resolve
 from jaxddp.setup.resources import open_validation
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
@@ -38,13 +38,13 @@ from jaxddp.workdir.signature import Signature
 
 @phase("start")
 def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[str, float]:
-    """Returns the validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
+    """Return the validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
 
     The metrics of averaged parameters follow, as "val_ema loss" and so on.
 
     Raises:
         InputError: the checkpoint or the data do not exist, the recipe names no network, or the network, the classes or
-            the images are not those of the run.
+            the images differ from the run's.
     """
     file.check_copy()
     if not file.has_network:
@@ -54,24 +54,24 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
         )
     topology, config = join_and_resolve(file)
     check_measured(directory, config)
-    # Before the data are opened, which takes longer, check that the checkpoint exists and is undamaged.
+    # Opening the data takes longer, so check first that the checkpoint exists and is undamaged.
     with Checkpoints(directory / CHECKPOINTS, topology.peers, read_only=True) as checkpoints:
         agreed_step(checkpoints, which)
     train, val = open_validation(config, topology)
     _check_classes(directory, train)
-    data, give = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
-    model = model_of(config, data.num_classes, give)
+    data, user_object = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
+    model = model_of(config, data.num_classes, user_object)
     check_eval_size(config.data, model, data)
-    evaluator = _evaluator(config, give, model, data, val, topology)
+    evaluator = _evaluator(config, user_object, model, data, val, topology)
     topology.peers.agree(settings())
     topology.connect()
     # Choose the checkpoint again: a training run may have saved another one since.
     saved = restored(directory, which, topology)
     # A part without arrays in the checkpoint has no parameters to evaluate.
     steps = steps_of(config, Plan.of(config, data.num_examples))
-    parts = [part for part in parts_of(config, steps, give) if part.name in saved.parts]
-    shape, place = data.image_shape, directory / CHECKPOINTS
-    states = {split: fitted(model, state, shape, place) for split, state in measured_states(saved, parts).items()}
+    parts = [part for part in parts_of(config, steps, user_object) if part.name in saved.parts]
+    shape, folder = data.image_shape, directory / CHECKPOINTS
+    states = {split: fitted(model, state, shape, folder) for split, state in measured_states(saved, parts).items()}
     return {"step": int(saved.step), **flat({split: evaluator(state) for split, state in states.items()})}
 
 
@@ -82,10 +82,10 @@ def _check_classes(directory: Path, source: Source) -> None:
 
 
 def _evaluator(
-    config: Config, give: ObjectSource, model: Model, data: TrainingData, val: Source, topology: Topology
+    config: Config, user_object: ObjectSource, model: Model, data: TrainingData, val: Source, topology: Topology
 ) -> Evaluator:
     check_normalization(config.data, data.image_shape)
-    (_, loss), metrics = losses_of(config, data, give), metrics_of(config, data, give)
+    (_, loss), metrics = losses_of(config, data, user_object), metrics_of(config, data, user_object)
     arguments = for_platform(model, topology.platform), loss, metrics, Preprocess.of(config), config.eval.views
-    size = no_larger(config.eval.batch_size, val, topology)
+    size = limit_batch_size(config.eval.batch_size, val, topology)
     return Classifier(*arguments, topology).evaluator(val, lambda: zip(eval_batches(val, config.data, size, topology)))

@@ -1,4 +1,4 @@
-"""Trains a run: `jaxddp train` calls it with a recipe file, and `jaxddp.train` with a setup."""
+"""Trains a run, for `jaxddp train` with a recipe file and for `jaxddp.train` with a setup."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxddp.core.phases import phase
 from jaxddp.engine.state import TrainState
 from jaxddp.job.work_status import at_work
-from jaxddp.recipe.configured_metrics import check_wanted
+from jaxddp.recipe.configured_metrics import check_requested_metrics
 from jaxddp.recipe.object_checks import check_listeners
 from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
@@ -38,21 +38,21 @@ class TrainingTask:
 
     Attributes:
         claimed: the content of config.json.
-        begin: returns the setup. Its state is initialized if `fresh`; otherwise a checkpoint replaces the state. The
-            run consumes the state.
-        listeners: returns the listeners of the recipe file for a work directory.
-        again: whether `train` restores a run that has ended and returns its state; otherwise it returns None.
+        begin: a function that returns the setup. If `fresh`, it initializes the state; otherwise a checkpoint replaces
+            the state. The run consumes the state.
+        listeners: a function that returns the listeners of the recipe file for a work directory.
+        restores_ended: whether `train` restores a run that has ended and returns its state; otherwise it returns None.
     """
 
     experiment: Experiment
     claimed: Claim
     begin: Callable[..., RunSetup]
     listeners: Callable[[Path], Sequence[Any]] = lambda directory: ()
-    again: bool = True
+    restores_ended: bool = True
 
 
-def of_file(experiment: Experiment) -> TrainingTask:
-    """Returns the task of a recipe file; its state is initialized after the work directory was checked."""
+def task_of_file(experiment: Experiment) -> TrainingTask:
+    """Return the task of a recipe file; its state is initialized after the check of the work directory."""
     file, peers = experiment.file, experiment.topology.peers
 
     def listeners(directory: Path) -> Sequence[Any]:
@@ -67,16 +67,16 @@ def of_file(experiment: Experiment) -> TrainingTask:
         return setup
 
     claimed = Claim(experiment.config.to_dict(), _fingerprints(experiment), file)
-    return TrainingTask(experiment, claimed, begin, listeners, again=False)
+    return TrainingTask(experiment, claimed, begin, listeners, restores_ended=False)
 
 
 def train_setup(
     setup: RunSetup, directory: Path | None, listeners: Sequence[Any] = (), evaluators: Sequence[Measure] = ()
 ) -> TrainState:
-    """Train a setup, which is not changed; see `train`."""
-    # The objects are compared with those of the run to resume and of the other processes.
-    compared = directory is not None or not setup.topology.peers.is_alone
-    claimed = _claim_of(setup, setup.identity() if compared else {})
+    """Train a setup without changing it; see `train`."""
+    # The digests of objects are compared with a resumed run, and between processes.
+    needs_identity = directory is not None or not setup.topology.peers.is_alone
+    claimed = _claim_of(setup, setup.identity() if needs_identity else {})
 
     def begin(*, fresh: bool) -> RunSetup:
         check_start(setup, resumes=not fresh)
@@ -85,7 +85,7 @@ def train_setup(
 
     training = TrainingTask(setup.experiment, claimed, begin)
     state = train(training, directory, listeners=listeners, evaluators=evaluators)
-    assert state is not None  # With `again`, a run that has ended is restored.
+    assert state is not None  # With `restores_ended`, a run that has ended is restored.
     return state
 
 
@@ -101,10 +101,11 @@ def train(
 ) -> TrainState | None:
     """Train, and return the last state.
 
-    If `training.again` is False, and the run has already ended with the same settings, print this and return None.
+    If the run has already ended with the same settings and `training.restores_ended` is False, print a line and return
+    None.
 
-    With a directory, resumes or starts the run in it, and saves, validates and logs as configured; after SIGTERM, the
-    run saves and stops. Without a directory nothing is saved.
+    With a directory, start or resume the run in it, and save, validate and log as configured. After SIGTERM, the run
+    saves and stops. Without a directory nothing is saved.
 
     Raises:
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.
@@ -115,14 +116,14 @@ def train(
     # The user's code may change the current directory.
     directory, peers = directory.absolute(), experiment.topology.peers
     loggers = make_loggers(config, directory)
-    check_wanted(loggers, experiment.layout.training_data.labels)
+    check_requested_metrics(loggers, experiment.layout.training_data.labels)
     with session(directory, peers, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as opened:
         # Older releases wrote no config.json for runs from Python.
         has_config = experiment.file is not None or (directory / CONFIG_FILE).exists()
         resuming = has_config and opened.resume_step is not None
         record, is_same = claim(directory, claimed, peers, resuming=resuming, run_id=opened.run_id)
         opened.belongs_to(record)
-        if not training.again:
+        if not training.restores_ended:
             total_steps = experiment.layout.plan.total_steps
             if ended := how_it_ended(directory, opened.resume_step, total_steps, peers, is_same=is_same):
                 if peers.is_first:
@@ -137,12 +138,12 @@ def train(
 
 
 def _claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
-    """Returns the claim of a run from Python; `objects` are the digests of its model, loss, optimizer and so on."""
-    settings, numbers = setup.recipe.config.to_dict(), ("batch_size", "duration", "gradient_precision")
+    """Return the claim of a run from Python; `objects` are the digests of its model, loss, optimizer and so on."""
+    settings, train_keys = setup.recipe.config.to_dict(), ("batch_size", "duration", "gradient_precision")
     config = {
         "seed": settings["seed"],
         "data": settings["data"],
-        "train": {key: settings["train"][key] for key in numbers},
+        "train": {key: settings["train"][key] for key in train_keys},
     }
     # None stands for float32, as in older releases, which wrote no precision.
     precision = settings["train"]["precision"]
@@ -155,7 +156,7 @@ def _claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
 
 
 def _fingerprints(experiment: Experiment) -> dict[str, str]:
-    """Returns the fingerprints of the data and of the objective. All processes must call it together."""
+    """Return the fingerprints of the data and of the objective. All processes must call this function together."""
     resources = experiment.resources
     splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
     fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}

@@ -56,7 +56,7 @@ def match(
     naming = max(namings, key=lambda naming: sum(naming(path) in state_dict for path in shapes))
     names = {path: naming(path) for path in shapes}
     arrays = {path: from_published(path, name, state_dict[name]) for path, name in names.items() if name in state_dict}
-    new = tuple(path for path in shapes if new_layers.holds(path, path.partition("/")[2]))
+    new = tuple(path for path in shapes if new_layers.selects(path, path.partition("/")[2]))
     unfit = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
     unfit = [path for path in unfit if path not in new]
     head = _head(shapes, [path for path in shapes if path not in new] if new_head else unfit, num_classes)

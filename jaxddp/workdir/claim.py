@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import DECIDING, NAMES, compared, keys_of_choices
+from jaxddp.choices import DECIDING_KEYS, NAMES, effective_settings, keys_of_choices
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key, Option
@@ -113,7 +113,7 @@ def check_measured(directory: Path, config: Config) -> None:
     saved = _read(path) if path.exists() else {}
     if "model" not in saved:
         return
-    of_run, of_config = _settings(flatten(saved)), compared(flatten(config.to_dict()))
+    of_run, of_config = _settings(flatten(saved)), effective_settings(flatten(config.to_dict()))
     for key in MEASURED:
         if of_run[key] != of_config[key]:
             raise InputError(
@@ -124,7 +124,7 @@ def check_measured(directory: Path, config: Config) -> None:
 
 def _settings(saved: dict[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
     """Returns the settings of a config.json by dotted keys. Keys that the file does not have get their defaults."""
-    return saved_places(compared(flatten(Config().to_dict()) | saved, hooks))
+    return saved_places(effective_settings(flatten(Config().to_dict()) | saved, hooks))
 
 
 def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: Collection[str], peers: Peers) -> None:
-    saved_keys, now = flatten(saved), compared(flatten(record), hooks)
+    saved_keys, now = flatten(saved), effective_settings(flatten(record), hooks)
     before = _settings(saved_keys, hooks)
     written, release = before.get("objects.jax"), now.get("objects.jax")
     if release is not None and written != release:
@@ -175,7 +175,7 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
         if before.get(key) != now.get(key)
     }
     # Some keys determine the values of other keys. The error names such a key rather than a key that changes with it.
-    for key in sorted(changed, key=lambda key: (key not in NAMES, key not in DECIDING)):
+    for key in sorted(changed, key=lambda key: (key not in NAMES, key not in DECIDING_KEYS)):
         if key not in FREE:
             own = f"; jaxddp train {path.parent} goes on with its own settings" if "model" in saved else ""
             raise InputError(f"{path}: ", Key(key), f" {changed[key]}", advice=(_KEEPS, own))

@@ -29,7 +29,7 @@ from jaxddp.setup.prepare import open_experiment, prepare
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.tasks.run_evaluation import evaluate
-from jaxddp.tasks.run_training import of_file
+from jaxddp.tasks.run_training import task_of_file
 from jaxddp.tasks.run_training import train as run_training
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.loop import fit
@@ -141,7 +141,7 @@ def experiment_of(config: Config) -> Experiment:
 
 def train_config(config: Config, directory: Path, **more: Any) -> Any:
     """Train like `jaxddp train`."""
-    return run_training(of_file(experiment_of(config)), directory, **more)
+    return run_training(task_of_file(experiment_of(config)), directory, **more)
 
 
 def evaluate_config(config: Config, directory: Path, which: str = "latest") -> dict[str, float]:

@@ -18,7 +18,7 @@ from jaxddp.models.adapt import adapt
 from jaxddp.setup.compiled_programs import CompiledPrograms
 from jaxddp.setup.run_setup import RunSetup
 
-PROGRAMS = CompiledPrograms(most=400)
+PROGRAMS = CompiledPrograms(max_programs=400)
 _known: dict[Hashable, Any] = {}
 
 sgd = functools.cache(optax.sgd)

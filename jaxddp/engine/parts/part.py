@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxddp.engine.state import TrainState, kept_types
 from jaxddp.mesh import Topology
-from jaxddp.sections.goal import VAL, VAL_EMA, named
+from jaxddp.sections.goal import VAL, VAL_EMA, name_with_split
 
 Follow = Callable[[TrainState, Mapping[str, float | None]], TrainState]
 """A function (state, metrics of its validation) that returns the state for the next step, the same on every process.
@@ -117,7 +117,9 @@ def make_follow(parts: Sequence[Part], topology: Topology) -> Follow:
     def follow(state: TrainState, metrics: Mapping[str, float | None]) -> TrainState:
         if not following:
             return state
-        values = {named(name): np.float32(np.nan if value is None else value) for name, value in metrics.items()}
+        values = {
+            name_with_split(name): np.float32(np.nan if value is None else value) for name, value in metrics.items()
+        }
         arrays = {part.name: state.parts[part.name] for part in following}
         after = state.replace(parts={**state.parts, **updated(arrays, topology.replicate(values))})
         return kept_types(state, after, "the parts that follow a validation")

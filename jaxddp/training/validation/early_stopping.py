@@ -37,8 +37,8 @@ class EarlyStopping:
         value = metrics[self.goal.metric]
         if value is None or not math.isfinite(value):
             return replace(self, without_gain=self.without_gain + 1)
-        mean = self.mean.and_then(value, self.goal.smoothing)
-        if self.best is None or self.goal.better(mean.value, self.best, self.min_gain):
+        mean = self.mean.with_value(value, self.goal.smoothing)
+        if self.best is None or self.goal.is_better(mean.value, self.best, self.min_gain):
             return replace(self, best=mean.value, step=step, without_gain=0, mean=mean)
         return replace(self, without_gain=self.without_gain + 1, mean=mean)
 
