@@ -58,7 +58,7 @@ class Member:
         self._listener: socket.socket | None = None
         self._rest = b""
 
-    def place(self) -> tuple[str, list[str]]:
+    def location(self) -> tuple[str, list[str]]:
         """Returns the address of its machine, and its GPUs."""
         return ray.util.get_node_ip_address(), [str(gpu) for gpu in ray.get_gpu_ids()]
 
@@ -70,11 +70,11 @@ class Member:
     def start(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         """Starts the process. The kernel kills it when this actor ends."""
         inherited = [self._listener.fileno()] if self._listener else []
-        own = {INHERITED_SOCKET: str(inherited[0])} if inherited else {}
-        as_child = [sys.executable, "-I", "-S", starter.__file__, str(os.getpid()), ""]
+        variables = {INHERITED_SOCKET: str(inherited[0])} if inherited else {}
+        starter_command = [sys.executable, "-I", "-S", starter.__file__, str(os.getpid()), ""]
         self._process = subprocess.Popen(
-            [*as_child, sys.executable, "-m", "jaxddp", *words],
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **environ, **own},
+            [*starter_command, sys.executable, "-m", "jaxddp", *words],
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -126,8 +126,10 @@ class Job:
             "JAX_NUM_PROCESSES": str(len(self._members)),
             RUN_ID: secrets.token_hex(8),
         }
-        each = [shared | {"JAX_PROCESS_ID": str(rank)} for rank in range(len(self._members))]
-        ray.get([member.start.remote(words, own) for member, own in zip(self._members, each, strict=True)])
+        environs = [shared | {"JAX_PROCESS_ID": str(rank)} for rank in range(len(self._members))]
+        ray.get(
+            [member.start.remote(words, variables) for member, variables in zip(self._members, environs, strict=True)]
+        )
 
     def watch(self, received: list[signal.Signals]) -> End:
         """Prints the output of all processes until all have ended. A signal handler appends to `received`."""
@@ -192,40 +194,40 @@ def deadlines(kill: float, terminate: float = 0) -> list[tuple[float, signal.Sig
 def reserve(options: argparse.Namespace, received: list[signal.Signals]) -> PlacementGroup:
     """Reserves resources for all processes, on few machines. Raises InputError if there are none in time."""
     bundle = {"CPU": float(options.cpus), "GPU": float(options.gpus)}
-    room, give_up = placement_group([bundle] * options.processes, strategy="PACK"), time.monotonic() + options.wait
-    while not room.wait(0.5):
-        if received or time.monotonic() > give_up:
-            remove_placement_group(room)
+    group, deadline = placement_group([bundle] * options.processes, strategy="PACK"), time.monotonic() + options.wait
+    while not group.wait(0.5):
+        if received or time.monotonic() > deadline:
+            remove_placement_group(group)
             has = {name: ray.cluster_resources().get(name, 0.0) for name in bundle}
             raise InputError(
                 f"Ray has no room for {options.processes} processes with {bundle} each, of {has} in all, in "
                 f"{options.wait:g} s; start fewer, or give --wait more seconds"
             )
-    return room
+    return group
 
 
-def place(room: PlacementGroup, options: argparse.Namespace) -> list[Any]:
+def create_actors(group: PlacementGroup, options: argparse.Namespace) -> list[Any]:
     """Creates an actor for each process. Processes of one machine have consecutive ids."""
     actor: Any = ray.remote(Member)
     resources = {"num_cpus": options.cpus, "num_gpus": options.gpus}
-    bundles = [PlacementGroupSchedulingStrategy(room, index) for index in range(options.processes)]
+    bundles = [PlacementGroupSchedulingStrategy(group, index) for index in range(options.processes)]
     created = [actor.options(**resources, scheduling_strategy=bundle).remote() for bundle in bundles]
-    places = ray.get([member.place.remote() for member in created])
-    return [created[index] for index in sorted(range(len(created)), key=places.__getitem__)]
+    locations = ray.get([member.location.remote() for member in created])
+    return [created[index] for index in sorted(range(len(created)), key=locations.__getitem__)]
 
 
 def attempt(options: argparse.Namespace, environ: Mapping[str, str], received: list[signal.Signals]) -> End:
     """Runs the job once. No process is left afterwards."""
-    room = reserve(options, received)
+    group = reserve(options, received)
     try:
-        job = Job(place(room, options))
+        job = Job(create_actors(group, options))
         job.start(options.command, environ)
         return job.watch(received)
     except RayActorError as error:
         return End(1, f"an actor was lost at the start ({first_line(error)})")
     finally:
         # Removing the placement group ends its actors and their processes.
-        remove_placement_group(room)
+        remove_placement_group(group)
 
 
 def run(options: argparse.Namespace, received: list[signal.Signals]) -> int:

@@ -45,10 +45,10 @@ class Training:
 
     def __call__(self) -> int:
         # SLURM sends the signal to every process of the task, and it would kill the child.
-        before = signal.signal(STOP_SIGNAL, signal.SIG_IGN)
-        as_child = [sys.executable, "-I", "-S", starter.__file__, str(os.getpid()), ""]
-        self._process = subprocess.Popen([*as_child, sys.executable, "-m", "jaxddp", *self.words])
-        signal.signal(STOP_SIGNAL, before)
+        previous_handler = signal.signal(STOP_SIGNAL, signal.SIG_IGN)
+        starter_command = [sys.executable, "-I", "-S", starter.__file__, str(os.getpid()), ""]
+        self._process = subprocess.Popen([*starter_command, sys.executable, "-m", "jaxddp", *self.words])
+        signal.signal(STOP_SIGNAL, previous_handler)
         # Not `wait`, because `checkpoint` would block on its lock.
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         return self._conclude(self._process.wait())
@@ -56,8 +56,8 @@ class Training:
     def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
         """Lets all processes save. Returns the job to queue again, or None if they did not save."""
         self._process.send_signal(signal.SIGTERM)
-        give_up = time.monotonic() + SAVE_SECONDS
-        while time.monotonic() < give_up:
+        deadline = time.monotonic() + SAVE_SECONDS
+        while time.monotonic() < deadline:
             end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if end is not None:
                 # A run that has just finished ends at once when it starts again.
@@ -76,7 +76,7 @@ class Training:
         raise RuntimeError(f"process {submitit.JobEnvironment().global_rank}: {how}")
 
 
-def end(job: submitit.Job[int]) -> int:
+def wait_for(job: submitit.Job[int]) -> int:
     """Waits for all tasks. Prints a line for each failure, and returns 1 if there is one."""
     failures = {task: job.task(task).exception() for task in range(job.num_tasks)}
     for task, error in failures.items():
@@ -98,14 +98,14 @@ def executor(options: argparse.Namespace) -> submitit.Executor:
         local.update_parameters(tasks_per_node=options.tasks, timeout_min=options.minutes, **shared)
         return local
     slurm = submitit.SlurmExecutor(options.folder, options.timeouts)
-    given = {"partition": options.partition, "cpus_per_task": options.cpus, **shared}
+    parameters = {"partition": options.partition, "cpus_per_task": options.cpus, **shared}
     slurm.update_parameters(
         job_name="jaxddp",
         ntasks_per_node=options.tasks,
         time=options.minutes,
         # srun does not inherit this option from the batch job.
         srun_args=[f"--cpus-per-task={options.cpus}"] if options.cpus else [],
-        **{name: value for name, value in given.items() if value},
+        **{name: value for name, value in parameters.items() if value},
     )
     return slurm
 
@@ -136,7 +136,7 @@ def main() -> int:
     os.environ.setdefault(KEY, secrets.token_hex(32))
     job = executor(options).submit(Training(options.command))
     report(f"job {job.job_id}; its output is in {job.paths.folder}")
-    return end(job) if options.wait or options.cluster == "local" else 0
+    return wait_for(job) if options.wait or options.cluster == "local" else 0
 
 
 if __name__ == "__main__":

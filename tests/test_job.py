@@ -442,7 +442,7 @@ def test_a_process_that_never_joins_is_named():
 
 
 def test_absent_processes_of_the_largest_job_are_named_quickly():
-    absent = Roster(MOST_PROCESSES, "h").absent(60, "h")
+    absent = Roster(MOST_PROCESSES, "h").absence_error(60, "h")
     assert str(absent).startswith("processes 1, 2, 3, 4, 5, 6, 7, 8 and 16,777,207 more of 16777216 did not join in")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.launches import TELL, Ran, free_port, plain_environment, program
 
 from jaxddp.cluster.launcher import launch
-from jaxddp.cluster.machine import local_cores, local_gpus, shares
+from jaxddp.cluster.machine import divide, local_cores, local_gpus
 from jaxddp.cluster.options import Launch, split
 from jaxddp.core.errors import InputError
 
@@ -59,7 +59,7 @@ class TestCores:
 
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 12))
 def test_shares_of_cores_are_even_and_leave_no_core_unused(items, count):
-    parts = shares(items, count)
+    parts = divide(items, count)
     assert [item for part in parts for item in part] == items
     assert len(parts) == count and max(map(len, parts)) - min(map(len, parts)) <= 1
 

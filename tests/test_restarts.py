@@ -9,13 +9,13 @@ import pytest
 from support.launches import FAILING, GENERATION, SAVING, Machine, Ran, machines, plain_environment, program
 
 import jaxddp.job.work_status as work_status
-from jaxddp.cluster.elastic_sizes import sizes_that_share
+from jaxddp.cluster.elastic_sizes import valid_machine_counts
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.restarts import Again, Budget, End, decide
+from jaxddp.cluster.restarts import Budget, End, Restart, decide
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.job.work_status import STATUS_PIPE, WorkStatus, at_work
+from jaxddp.job.work_status import STATUS_PIPE, WorkStatus, report_work
 
 SAVED = End(75, "asked to stop")
 KILLED = End(137, "process 1: killed by SIGKILL")
@@ -76,7 +76,7 @@ def test_decisions(case):
     if isinstance(expected, int):
         assert found == expected
     else:
-        assert isinstance(found, Again) and found.line.startswith(expected)
+        assert isinstance(found, Restart) and found.line.startswith(expected)
         # Only failures are counted.
         assert (found.budget.used, found.delay) == ((1, 1.0) if failure is KILLED else (0, 0.0))
     if failure is KILLED:
@@ -150,12 +150,12 @@ def test_a_process_reports_its_work_to_the_launcher(monkeypatch):
     # The pipe is cached for the process. Other tests must not write into this one.
     work_status._pipe.cache_clear()
     try:
-        with at_work(), at_work():
+        with report_work(), report_work():
             status.read()
             assert status.is_working and STATUS_PIPE not in os.environ
         status.read()
         assert not status.is_working and not status.has_quit
-        with pytest.raises(SystemExit), at_work():
+        with pytest.raises(SystemExit), report_work():
             sys.exit(3)
         status.read()
         assert not status.is_working and status.has_quit
@@ -191,7 +191,7 @@ def test_launchers_meet_only_if_necessary(tmp_path):
 def shared(nodes: str, processes: int = 1, gpus: int = 0, **changes: dict) -> list[int]:
     config = Config().replace(**({"train": {"batch_size": 24}, "eval": {"batch_size": 48}} | changes))
     options = Launch(nodes=nodes, nr=0, coordinator="127.0.0.1:1")
-    return sizes_that_share(config, options, processes, gpus)
+    return valid_machine_counts(config, options, processes, gpus)
 
 
 def test_numbers_of_machines_that_can_share_a_batch(capfd, monkeypatch):

@@ -12,7 +12,7 @@ from jaxddp.data.batch_plan.division import Division
 _SIMULATED = Range(1, 100_000)
 
 
-def sizes_that_share(config: Config | None, options: Launch, processes: int, gpus: int) -> list[int]:
+def valid_machine_counts(config: Config | None, options: Launch, processes: int, gpus: int) -> list[int]:
     """Return the numbers of machines, from least to most, that can share the batches of a config.
 
     The launcher prints a line about the excluded numbers. Without a config, all numbers are returned.
@@ -28,8 +28,8 @@ def sizes_that_share(config: Config | None, options: Launch, processes: int, gpu
     sizes = list(range(least, most + 1))
     if config is None or not options.machines.elastic:
         return sizes
-    each = devices_of_process(config, gpus)
-    problems = {size: unshared(config, size * processes, each) for size in sizes}
+    devices = devices_per_process(config, gpus)
+    problems = {size: sharing_problem(config, size * processes, devices) for size in sizes}
     allowed = [size for size in sizes if problems[size] is None]
     if not allowed:
         raise InputError(f"--nodes {options.nodes}: {problems[least]}; no number of machines can share it")
@@ -39,14 +39,14 @@ def sizes_that_share(config: Config | None, options: Launch, processes: int, gpu
     return allowed
 
 
-def devices_of_process(config: Config, gpus: int) -> int:
+def devices_per_process(config: Config, gpus: int) -> int:
     """Return how many devices a process will have in JAX."""
     if config.parallel.cpu_devices is not None:
         return config.parallel.cpu_devices
     return gpus or whole(os.environ.get("JAX_NUM_CPU_DEVICES", ""), _SIMULATED) or 1
 
 
-def unshared(config: Config, processes: int, devices: int) -> str | None:
+def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
     """Return why so many processes with so many devices each cannot share a config's batches; None if they can."""
     total = processes * devices
     used = config.parallel.devices or total

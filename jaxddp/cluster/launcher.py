@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import count, zip_longest
 from pathlib import Path
 
-from jaxddp.cluster.elastic_sizes import sizes_that_share
+from jaxddp.cluster.elastic_sizes import valid_machine_counts
 from jaxddp.cluster.event_queue import catch_signals
-from jaxddp.cluster.machine import local_cores, local_gpus, shares
+from jaxddp.cluster.machine import divide, local_cores, local_gpus
 from jaxddp.cluster.meeting.driver import Generation, driver
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.process_output import say
@@ -76,8 +76,8 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
     """
     program = _program(command)
     options.check()
-    gpus, cores = _shares(options)
-    sizes = sizes_that_share(config, options, len(gpus), len(gpus[0]))
+    gpus, cores = _resources(options)
+    sizes = valid_machine_counts(config, options, len(gpus), len(gpus[0]))
     logs = options.logs or _default_logs(command)
     if (total := options.machines.most * len(gpus)) > MOST_PROCESSES:
         each = f"--nodes {options.nodes} with {counted(len(gpus), 'process')} each"
@@ -89,7 +89,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
             while (generation := meeting.next_generation()) is not None:
                 with closing(WorkerGroup(options.grace, options.save_grace)) as group:
                     _start(group, generation, settings)
-                    meeting.ended(group.watch(events, meeting))
+                    meeting.record_end(group.watch(events, meeting))
         except JaxddpError as raised:
             error = raised
             raise
@@ -142,13 +142,13 @@ def _start(group: WorkerGroup, generation: Generation, settings: _Settings) -> N
             GENERATION: str(assignment.generation),
         }
         for rank, gpus, cores in zip(count(assignment.first_rank), settings.gpus, settings.cores, strict=False):
-            inherited = [listener.fileno()] if listener and rank == 0 else []
-            environ = shared | _own_environment(settings.options, rank, gpus, inherited)
+            fds = [listener.fileno()] if listener and rank == 0 else []
+            environ = shared | _process_environment(settings.options, rank, gpus, fds)
             log = settings.logs / f"process-{rank}.log"
-            group.workers.append(Worker.start(rank, settings.program, environ, log, cores=cores, pass_fds=inherited))
+            group.workers.append(Worker.start(rank, settings.program, environ, log, cores=cores, pass_fds=fds))
 
 
-def _shares(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
+def _resources(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
     """Return the GPUs of each process, in CUDA's notation, and its cores. An empty sequence of cores means all."""
     visible = local_gpus()
     gpus = visible if options.gpus is None else visible[: options.gpus]
@@ -166,29 +166,29 @@ def _shares(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
             f"--processes {processes}: {counted(len(gpus), 'GPU')} cannot be shared evenly; --gpus K takes some of "
             "them, 0 none"
         )
-    return shares(gpus, processes), _cores(options, processes, pinned=not gpus)
+    return divide(gpus, processes), _cores(options, processes, pinned=not gpus)
 
 
 def _cores(options: Launch, processes: int, *, pinned: bool) -> list[Sequence[int]]:
-    mine = local_cores()
+    cores = local_cores()
     if options.cores:
-        if options.cores * processes > len(mine):
+        if options.cores * processes > len(cores):
             needed = f"{counted(processes, 'process')} would need {options.cores * processes}"
-            raise InputError(f"--cores {options.cores}: {needed}, and this one may use {len(mine)}")
-        mine = mine[: options.cores * processes]
-    elif processes > len(mine):
-        say(f"jaxddp launch: oversubscribed: {counted(processes, 'process')} on {counted(len(mine), 'core')}")
+            raise InputError(f"--cores {options.cores}: {needed}, and this one may use {len(cores)}")
+        cores = cores[: options.cores * processes]
+    elif processes > len(cores):
+        say(f"jaxddp launch: oversubscribed: {counted(processes, 'process')} on {counted(len(cores), 'core')}")
         pinned = False
     if options.cores == 0 or not (options.cores or pinned) or not hasattr(os, "sched_setaffinity"):
         return [()] * processes
-    return shares(mine, processes)
+    return divide(cores, processes)
 
 
 def _job_environment(options: Launch) -> dict[str, str]:
     """Return the environment that all processes of this machine share in all generations."""
     # These variables apply to a single process. The launcher may have inherited them from another launcher.
-    ours = {INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"}
-    environ = {name: value for name, value in os.environ.items() if name not in ours}
+    per_process_variables = {INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"}
+    environ = {name: value for name, value in os.environ.items() if name not in per_process_variables}
     # Huge pages for malloc make a training step on a CPU 9 to 20% faster (measured).
     environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     # With buffering, a killed process would lose its last lines.
@@ -199,11 +199,11 @@ def _job_environment(options: Launch) -> dict[str, str]:
     return environ
 
 
-def _own_environment(options: Launch, rank: int, gpus: Sequence[str], inherited: Sequence[int]) -> dict[str, str]:
+def _process_environment(options: Launch, rank: int, gpus: Sequence[str], fds: Sequence[int]) -> dict[str, str]:
     """Return the environment variables that differ between processes."""
     environ = {"JAX_PROCESS_ID": str(rank)}
-    if inherited:
-        environ[INHERITED_SOCKET] = str(inherited[0])
+    if fds:
+        environ[INHERITED_SOCKET] = str(fds[0])
     if gpus:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     elif options.gpus == 0:

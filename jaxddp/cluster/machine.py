@@ -39,7 +39,7 @@ def local_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def shares(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
+def divide(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
     """Divide items into contiguous parts, whose sizes differ by at most one."""
     bounds = [part * len(items) // count for part in range(count + 1)]
     return [items[start:stop] for start, stop in pairwise(bounds)]

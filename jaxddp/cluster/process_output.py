@@ -17,7 +17,7 @@ from jaxddp.core.errors import InputError
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16
 _LAST_LINES = 10
-_OF_JAX, _STATUS = "JAX distributed service detected fatal errors", "absl::Status: "
+_JAX_FATAL, _STATUS = "JAX distributed service detected fatal errors", "absl::Status: "
 """The parts of the line that JAX logs before a C++ stack."""
 
 
@@ -61,14 +61,14 @@ class Output:
     """The standard output and error of one process, copied from a pipe to the screen and to the file at `path`.
 
     Attributes:
-        ended: whether no process holds the other end of the pipe any more.
+        has_ended: whether no process holds the other end of the pipe any more.
         last_lines: the last ten lines, with their prefix.
         jax_error: the reason that JAX's coordination service logs before it aborts the process; empty if it does not.
     """
 
     def __init__(self, rank: int, pipe: IO[bytes], path: Path):
         os.set_blocking(pipe.fileno(), False)
-        self.path, self.ended = path, False
+        self.path, self.has_ended = path, False
         self._rank, self._pipe, self._log = rank, pipe, _open_log(path)
         self._lines, self.last_lines = Lines(), deque[str](maxlen=_LAST_LINES)
         self.jax_error = ""
@@ -77,31 +77,31 @@ class Output:
         return self._pipe.fileno()
 
     def read(self) -> bool:
-        """Copy up to 64 KiB of available output. Return False if there is none yet, or if the output has `ended`."""
+        """Copy up to 64 KiB of available output. Return False if there is none yet, or if the output has ended."""
         try:
             data = os.read(self._pipe.fileno(), _CHUNK)
         except BlockingIOError:
             return False
-        self.ended = not data
-        self._keep(data)
+        self.has_ended = not data
+        self._write_log(data)
         self._show(self._lines.feed(data))
         return bool(data)
 
     def drain(self, seconds: float) -> None:
         """Copy the rest of the output after the process ended. A child may still write, so the time is bounded."""
-        give_up = time.monotonic() + seconds
-        while self.read() and time.monotonic() < give_up:
+        deadline = time.monotonic() + seconds
+        while self.read() and time.monotonic() < deadline:
             pass
 
     def close(self) -> None:
         """Show the rest of the last line, and close the pipe and the file."""
-        self.ended = True
+        self.has_ended = True
         self._show(self._lines.finish())
         self._pipe.close()
         with contextlib.suppress(OSError):
             self._log.close()
 
-    def _keep(self, data: bytes) -> None:
+    def _write_log(self, data: bytes) -> None:
         try:
             self._log.write(data)
         except OSError as error:
@@ -112,7 +112,7 @@ class Output:
         prefixed = [f"[{self._rank}] {line}" for line in lines]
         self.last_lines.extend(prefixed)
         for line in lines:
-            if _OF_JAX in line:
+            if _JAX_FATAL in line:
                 self.jax_error = line.partition(_STATUS)[2].strip()
         if prefixed:
             say("\n".join(prefixed), sys.stdout)

@@ -10,7 +10,7 @@ LONGEST_DELAY = 60.0
 LONG_RUN = 600.0
 """If a start lasts this long, in seconds, the delays begin again from the shortest."""
 PREEMPTED, BAD_INPUT = Preempted.exit_code, InputError.exit_code
-ASKED_TOO_SOON = 128 + signal.SIGTERM
+STOPPED_BEFORE_TRAINING = 128 + signal.SIGTERM
 """The exit code of a process that was asked to save before it had begun to train."""
 
 
@@ -60,7 +60,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Again:
+class Restart:
     """The job starts again after `delay` seconds, with the budget that is left; `line` tells the user why."""
 
     budget: Budget
@@ -76,7 +76,7 @@ def decide(
     *,
     elastic: bool = False,
     growing: bool = False,
-) -> int | Again:
+) -> int | Restart:
     """Return what follows a start that ended: the exit code of the job, or another start.
 
     Args:
@@ -94,11 +94,11 @@ def decide(
         return code
     if leaving:
         names = " and ".join(f"machine {machine}" for machine in sorted(leaving))
-        return Again(replace(budget, in_a_row=0), 0.0, f"{names} left; the others go on")
-    if growing and (failure is None or failure.code == ASKED_TOO_SOON):
+        return Restart(replace(budget, in_a_row=0), 0.0, f"{names} left; the others go on")
+    if growing and (failure is None or failure.code == STOPPED_BEFORE_TRAINING):
         saved = "" if failure else "saved; "
-        return Again(replace(budget, in_a_row=0), 0.0, f"{saved}all start again with the machines that came")
+        return Restart(replace(budget, in_a_row=0), 0.0, f"{saved}all start again with the machines that came")
     after = budget.after_failure(seconds)
     if failure is None or after is None:
         return code
-    return Again(after, after.delay, f"{failure.cause}; restart {after.used} of {after.most} in {after.delay:g} s")
+    return Restart(after, after.delay, f"{failure.cause}; restart {after.used} of {after.most} in {after.delay:g} s")

@@ -14,12 +14,12 @@ from jaxddp.cluster.process_output import Output
 from jaxddp.job.work_status import STATUS_PIPE, WorkStatus
 
 _STARTER = Path(__file__).with_name("starter.py")
-_TWICE = "tried to connect with a different incarnation"
-_INTRUDER = (
+_DUPLICATE_ID = "tried to connect with a different incarnation"
+_DUPLICATE_CAUSE = (
     "a process with that id was started twice, or a process outside the job reached JAX's own port, which a private "
     'network prevents: docs/scaling.md, "Trust"'
 )
-_OTHER_ENDED = "another process ended; see its log"
+_OTHER_CAUSE = "another process ended; see its log"
 
 
 @dataclass(eq=False)
@@ -64,14 +64,14 @@ class Worker:
         """
         # With -I and -S, the user's PYTHON* variables and site packages do not affect the starter, only the command.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
-        with WorkStatus.open() as (status, into):
+        with WorkStatus.open() as (status, pipe):
             process = subprocess.Popen(
                 [*starter, *command],
-                env={**environ, STATUS_PIPE: str(into)},
+                env={**environ, STATUS_PIPE: str(pipe)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=[*pass_fds, into],
+                pass_fds=[*pass_fds, pipe],
                 start_new_session=True,
                 bufsize=0,
             )
@@ -116,17 +116,17 @@ class Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
-    def end(self, give_up: float) -> None:
+    def end(self, deadline: float) -> None:
         """Kill the rest of the group, and reap the process if it ends before this time of the monotonic clock."""
         if self.process.returncode is None:
             self.send(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(max(0.0, give_up - time.monotonic()))
+                self.process.wait(max(0.0, deadline - time.monotonic()))
 
     def _cause(self) -> str:
         """Return why JAX's coordination service aborted the process, if it did: its message, and the likely cause."""
         message = self.output.jax_error if self.code == -signal.SIGABRT else ""
-        cause = _INTRUDER if _TWICE in message else _OTHER_ENDED
+        cause = _DUPLICATE_CAUSE if _DUPLICATE_ID in message else _OTHER_CAUSE
         return f" (JAX's service: {message} Perhaps {cause})" if message else ""
 
 

@@ -26,7 +26,7 @@ class Screen(Protocol):
 
 
 @contextmanager
-def shown_on(screen: Screen) -> Iterator[None]:
+def show_on(screen: Screen) -> Iterator[None]:
     """During the block, show long activities on a screen. Afterwards the screen is clear and no thread is left."""
     activity = _Activity(screen)
     activity.start()
@@ -40,28 +40,28 @@ def shown_on(screen: Screen) -> Iterator[None]:
 class _Activity(threading.Thread):
     def __init__(self, screen: Screen):
         super().__init__(name="jaxddp-activity", daemon=True)
-        self._screen, self._changed = screen, threading.Condition()
-        self._name, self._began, self._ended = "", 0.0, False
+        self._screen, self._condition = screen, threading.Condition()
+        self._name, self._began, self._is_over = "", 0.0, False
 
     def begin(self, name: str) -> None:
         """Set the current activity; "" means that there is none."""
-        with self._changed:
+        with self._condition:
             self._screen.clear()
             self._name, self._began = name, time.monotonic()
-            self._changed.notify()
+            self._condition.notify()
 
     def end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
+        with self._condition:
+            self._is_over = True
+            self._condition.notify()
         self.join()
 
     def run(self) -> None:
-        with self._changed:
-            while not self._ended:
+        with self._condition:
+            while not self._is_over:
                 seconds = time.monotonic() - self._began
                 if self._name and seconds >= PATIENCE_SECONDS:
                     self._screen.show(self._name, seconds)
-                    self._changed.wait(_UPDATE_SECONDS)
+                    self._condition.wait(_UPDATE_SECONDS)
                 else:
-                    self._changed.wait(PATIENCE_SECONDS - seconds if self._name else None)
+                    self._condition.wait(PATIENCE_SECONDS - seconds if self._name else None)

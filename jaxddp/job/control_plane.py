@@ -35,13 +35,13 @@ class ControlPlane:
         jax_address: the coordinator's address for `jax.distributed.initialize`.
     """
 
-    def __init__(self, job: Job, side: Leader | Follower, network: NetworkThread, timeouts: Timeouts):
-        assert side.watchdog is not None
-        self.job, self.watchdog, self.timeouts, self.jax_address = job, side.watchdog, timeouts, side.jax_address
+    def __init__(self, job: Job, role: Leader | Follower, network: NetworkThread, timeouts: Timeouts):
+        assert role.watchdog is not None
+        self.job, self.watchdog, self.timeouts, self.jax_address = job, role.watchdog, timeouts, role.jax_address
         if job.process_id:
             # The reference keeps the proxy running as long as this object exists.
-            self._proxy, self.jax_address = _start_proxy(side.jax_address)
-        self._side, self._network = side, network
+            self._proxy, self.jax_address = _start_proxy(role.jax_address)
+        self._role, self._network = role, network
         self._numbers = itertools.count()
 
     @classmethod
@@ -70,14 +70,14 @@ class ControlPlane:
         """
         network = NetworkThread("jaxddp-job")
 
-        async def joined() -> Leader | Follower:
-            side = Follower(job, facts) if job.process_id else Leader(job, facts)
+        async def meet() -> Leader | Follower:
+            role = Follower(job, facts) if job.process_id else Leader(job, facts)
             with about(f"coordinator {job.coordinator}"):
-                await side.meet(timeout, timeouts, end)
-            return side
+                await role.meet(timeout, timeouts, end)
+            return role
 
         try:
-            return cls(job, network.result(joined()), network, timeouts)
+            return cls(job, network.result(meet()), network, timeouts)
         except BaseException:
             network.close()
             raise
@@ -94,28 +94,28 @@ class ControlPlane:
                 text in time.
         """
         value = Value(next(self._numbers), name, text)
-        if isinstance(self._side, Follower):
-            self._network.call(self._side.send, value)
+        if isinstance(self._role, Follower):
+            self._network.call(self._role.send, value)
             # Process 0 can name the process that it waits for. So this process waits longer than process 0.
-            return _text(self._network.result(self._side.answer(value.number, name, timeout + _FLUSH_SECONDS)))
-        return _text(self._decide(self._side, value, decide, timeout))
+            return _text(self._network.result(self._role.answer(value.number, name, timeout + _FLUSH_SECONDS)))
+        return _text(self._decide(self._role, value, decide, timeout))
 
     def broadcast(self, name: str, make: Callable[[], str], timeout: float) -> str:
         """Return the result of `make`, which process 0 calls without waiting for others. Raises: see `decide`."""
         number = next(self._numbers)
-        if isinstance(self._side, Follower):
-            return _text(self._network.result(self._side.answer(number, name, timeout)))
-        answer = _answer(number, name, make)
-        self._network.call(self._side.send, answer)
-        return _text(answer)
+        if isinstance(self._role, Follower):
+            return _text(self._network.result(self._role.answer(number, name, timeout)))
+        reply = _reply(number, name, make)
+        self._network.call(self._role.send, reply)
+        return _text(reply)
 
     def heartbeats(self) -> dict[int, Alive]:
         """Return the last heartbeats by process id. Only process 0 receives the heartbeats of all processes."""
 
-        async def last() -> dict[int, Alive]:
+        async def read() -> dict[int, Alive]:
             return self.watchdog.heartbeats()
 
-        return self._network.result(last())
+        return self._network.result(read())
 
     def fail(self, reason: str, code: int) -> None:
         """Tell the others that this process fails, and why."""
@@ -123,7 +123,7 @@ class ControlPlane:
 
     def finish(self) -> bool:
         """Tell the others that this process is done. Return whether all finish within `timeouts.shutdown` seconds."""
-        return self._run(self._side.finish(), self.timeouts.shutdown)
+        return self._run(self._role.finish(), self.timeouts.shutdown)
 
     def leave(self) -> None:
         """Close the connections cleanly, so that the other processes do not report a loss.
@@ -138,24 +138,24 @@ class ControlPlane:
         async def send() -> None:
             # From here on the end of another process does not count as a loss, because this process ends, too.
             self.watchdog.close()
-            for connection in self._side.send(message):
+            for connection in self._role.send(message):
                 with contextlib.suppress(OSError):
                     await connection.writer.drain()
 
         self._run(send(), _FLUSH_SECONDS)
 
-    def _decide(self, side: Leader, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Reply:
-        def decided() -> str:
-            return decide(self._network.result(side.gather(value.number, value.name, value.text, timeout)))
+    def _decide(self, role: Leader, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Reply:
+        def make() -> str:
+            return decide(self._network.result(role.gather(value.number, value.name, value.text, timeout)))
 
-        answer = _answer(value.number, value.name, decided)
-        self._network.call(side.send, answer)
-        return answer
+        reply = _reply(value.number, value.name, make)
+        self._network.call(role.send, reply)
+        return reply
 
     def _run(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> bool:
         """Run a coroutine, and return whether it ended in time."""
 
-        async def limited() -> bool:
+        async def run_in_time() -> bool:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await coroutine
@@ -163,7 +163,7 @@ class ControlPlane:
             return False
 
         with contextlib.suppress(TimeoutError):
-            return self._network.result(limited(), timeout + _FLUSH_SECONDS)
+            return self._network.result(run_in_time(), timeout + _FLUSH_SECONDS)
         return False
 
 
@@ -188,14 +188,14 @@ def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
     return proxy, f"{LOOPBACK}:{int(line)}" if line.strip().isdigit() else coordinator
 
 
-def _answer(number: int, name: str, make: Callable[[], str]) -> Reply:
+def _reply(number: int, name: str, make: Callable[[], str]) -> Reply:
     try:
         return Reply(number, name, make())
     except (InputError, Unreachable) as error:
         return Reply(number, name, "", error.to_json(), error.exit_code)
 
 
-def _text(answer: Reply) -> str:
-    if answer.error:
-        raise error_from(answer.code, answer.error)
-    return answer.text
+def _text(reply: Reply) -> str:
+    if reply.error:
+        raise error_from(reply.code, reply.error)
+    return reply.text

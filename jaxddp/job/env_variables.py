@@ -12,7 +12,7 @@ from jaxddp.wire.codec import MOST_PROCESSES
 Environ = Mapping[str, str]
 COUNT, INDEX = Range(1, MOST_PROCESSES), Range(0, MOST_PROCESSES - 1)
 """The bounds of a number of processes, and of the id of a process."""
-HANDLES = Range(0, 2**20)
+FILE_DESCRIPTORS = Range(0, 2**20)
 """The bounds of a file descriptor that one process passes on to another."""
 _LONGEST_TEXT = 1000
 
@@ -31,13 +31,13 @@ def lookup(environ: Environ, variable: str | None) -> EnvValue | None:
     return EnvValue(value, variable) if value and variable else None
 
 
-def number(found: EnvValue, bounds: Range) -> int:
+def number(setting: EnvValue, bounds: Range) -> int:
     """Return a value as a whole number. Raises InputError if it is not a whole number or is out of bounds."""
-    value = whole(found.value, bounds)
+    value = whole(setting.value, bounds)
     if value is None:
         # Digits of other scripts may look the same.
-        digits = "" if found.value.isascii() else ", in the digits 0 to 9"
-        raise InputError(f"{found.variable}={show(found.value)}: expected a whole number from {bounds}{digits}")
+        digits = "" if setting.value.isascii() else ", in the digits 0 to 9"
+        raise InputError(f"{setting.variable}={show(setting.value)}: expected a whole number from {bounds}{digits}")
     return value
 
 

@@ -37,10 +37,10 @@ class Follower:
         Raises:
             InputError, Unreachable: see `jaxddp.job.control_plane.ControlPlane.join`.
         """
-        give_up = time.monotonic() + timeout
-        connection, challenge = await self._connect(give_up, timeout)
+        deadline = time.monotonic() + timeout
+        connection, challenge = await self._connect(deadline, timeout)
         try:
-            self.jax_address = await self._join(connection, challenge, give_up, timeout)
+            self.jax_address = await self._join(connection, challenge, deadline, timeout)
         except BaseException:
             await connection.close()
             raise
@@ -80,26 +80,26 @@ class Follower:
         self._connection.send(message)
         return [self._connection]
 
-    async def _connect(self, give_up: float, timeout: float) -> tuple[Connection, Challenge]:
+    async def _connect(self, deadline: float, timeout: float) -> tuple[Connection, Challenge]:
         async def greet(connection: Connection) -> tuple[Connection, Challenge]:
             try:
-                async with asyncio.timeout(max(give_up - time.monotonic(), 0)):
+                async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                     return connection, await self._client.challenge(connection)
             except TimeoutError:
                 raise _unanswered(timeout) from None
 
         try:
-            return await self._client.connect(self._job.host, self._job.port, give_up, greet)
+            return await self._client.connect(self._job.host, self._job.port, deadline, greet)
         except NotReached as error:
             raise Unreachable(
                 f"process {self._job.process_id} could not reach it in {timeout:g} s ({error}); is the address right, "
                 "process 0 started, and the port open?"
             ) from None
 
-    async def _join(self, connection: Connection, challenge: Challenge, give_up: float, timeout: float) -> str:
+    async def _join(self, connection: Connection, challenge: Challenge, deadline: float, timeout: float) -> str:
         """Join the job, and return the address of JAX's coordinator. Raises the same errors as `meet`."""
         try:
-            async with asyncio.timeout(max(give_up - time.monotonic(), 0) + _ANSWER_SECONDS):
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0) + _ANSWER_SECONDS):
                 return await self._client.join(connection, challenge)
         except TimeoutError:
             raise _unanswered(timeout) from None
@@ -116,7 +116,7 @@ class Follower:
             self.watchdog.receive(0, message)
             if isinstance(message, Reply) and not (answer := self._answer(message.number)).done():
                 answer.set_result(message)
-        self.watchdog.disconnected(0)
+        self.watchdog.record_disconnection(0)
 
 
 def _unanswered(timeout: float) -> Unreachable:

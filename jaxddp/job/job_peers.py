@@ -59,23 +59,23 @@ class DevicePeers(Peers):
         return jax.process_count()
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
-        texts, answer, error, code = _gathered(text), "", None, 0
+        texts, answer, error, code = _gather(text), "", None, 0
         if self.is_first:
             try:
                 answer = decide(texts)
             except (InputError, Unreachable) as caught:
                 error, code = caught.to_json(), caught.exit_code
-        answer, error, code = json.loads(_gathered(json.dumps([answer, error, code]))[0])
+        answer, error, code = json.loads(_gather(json.dumps([answer, error, code]))[0])
         if error is not None:
             raise error_from(code, error)
         return answer
 
 
-def _gathered(text: str) -> list[str]:
+def _gather(text: str) -> list[str]:
     """Return the texts of all processes, in their order."""
-    own = np.frombuffer(text.encode(), np.uint8)
-    lengths = np.asarray(multihost_utils.process_allgather(np.array([len(own)])))[:, 0]
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.asarray(multihost_utils.process_allgather(np.array([len(encoded)])))[:, 0]
     padded = np.zeros(max(int(lengths.max()), 1), np.uint8)
-    padded[: len(own)] = own
+    padded[: len(encoded)] = encoded
     rows = np.asarray(multihost_utils.process_allgather(padded))
     return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]

@@ -107,10 +107,10 @@ def abandon(reason: str, code: int) -> None:
     """
     if _plane is None or code == Preempted.exit_code:
         return
-    loss, own = _plane.watchdog.loss(), f"ended: {reason}"
-    if loss is not None and loss.reason != own:
+    loss, own_reason = _plane.watchdog.loss(), f"ended: {reason}"
+    if loss is not None and loss.reason != own_reason:
         end_now(str(loss), loss.code)
-    _plane.fail(own, code)
+    _plane.fail(own_reason, code)
     end_now(reason, code)
 
 

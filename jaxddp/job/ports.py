@@ -11,7 +11,7 @@ import socket
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.wording import show
-from jaxddp.job.env_variables import HANDLES, EnvValue, number
+from jaxddp.job.env_variables import FILE_DESCRIPTORS, EnvValue, number
 from jaxddp.wire.admission import BACKLOG
 
 LOOPBACK = "127.0.0.1"
@@ -34,26 +34,28 @@ def listen(host: str, port: int) -> socket.socket:
         InputError: the port is taken or not permitted, or the host is unknown or another machine.
     """
     try:
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(where[:2], family=family, backlog=BACKLOG)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"there is no host {host!r}; give its name or address") from error
     except OSError as error:
         raise InputError(_advice(error, port)) from error
 
 
-def inherited(found: EnvValue) -> socket.socket:
+def inherited_socket(setting: EnvValue) -> socket.socket:
     """Return the listening socket with the file descriptor that a launcher has passed on.
 
     Raises:
         InputError: the file descriptor is not that of a socket.
     """
-    handle = number(found, HANDLES)
+    descriptor = number(setting, FILE_DESCRIPTORS)
     try:
-        return socket.socket(fileno=handle)
+        return socket.socket(fileno=descriptor)
     except OSError as error:
         advice = "a launcher sets it for the process that it starts; unset it"
-        raise InputError(f"{found.variable}={show(found.value)}: is no socket ({error.strerror}); {advice}") from None
+        raise InputError(
+            f"{setting.variable}={show(setting.value)}: is no socket ({error.strerror}); {advice}"
+        ) from None
 
 
 def address_of(socket_: socket.socket) -> str:

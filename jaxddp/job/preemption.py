@@ -26,20 +26,20 @@ def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
     """
     if jax.process_count() > 1:
         # This function is in an experimental module, and a later JAX may not have it.
-        reached = getattr(multihost_utils, "reached_preemption_sync_point", None)
-        if reached is None:
-            private_names.say_lost("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
+        reached_sync_point = getattr(multihost_utils, "reached_preemption_sync_point", None)
+        if reached_sync_point is None:
+            private_names.warn_missing("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
             yield lambda step: False
             return
-        yield lambda step: reached(next(_calls))
+        yield lambda step: reached_sync_point(next(_calls))
         return
     # Python handles signals only in the main thread. A program that trains in another thread handles them itself.
     if threading.current_thread() is not threading.main_thread():
         yield lambda step: False
         return
-    asked = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    stop_requested = threading.Event()
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     try:
-        yield lambda step: asked.is_set()
+        yield lambda step: stop_requested.is_set()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)

@@ -49,7 +49,7 @@ class Roster:
             )
         return None
 
-    def absent(self, timeout: float, listening: str, num_strangers: int = 0) -> Unreachable:
+    def absence_error(self, timeout: float, listening: str, num_strangers: int = 0) -> Unreachable:
         """Return the error that names the processes that did not join in time.
 
         Args:

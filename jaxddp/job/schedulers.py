@@ -23,7 +23,7 @@ def variable(name: str) -> Lookup:
     return lambda environ: lookup(environ, name)
 
 
-def nothing(environ: Environ) -> EnvValue | None:
+def no_value(environ: Environ) -> EnvValue | None:
     """Return None. This is the lookup of a value that a scheduler does not set."""
     return None
 
@@ -36,16 +36,16 @@ class Scheduler:
     """
 
     process: Lookup
-    count: Lookup = nothing
-    address: Lookup = nothing
+    count: Lookup = no_value
+    address: Lookup = no_value
     """Finds the `host:port` of the coordinator."""
     run_id: Callable[[Environ], str] = lambda environ: ""
     """Finds a text that is equal in all processes of a job, and differs between jobs; empty if there is none."""
-    local: str | None = None
+    local_rank: str | None = None
     """The variable with this process's number on its host, if each process has its own accelerator."""
-    locals: str | None = None
+    local_size: str | None = None
     """The variable with the number of processes on the host. If it is like SLURM's `2(x3),1`, use the first number."""
-    sign: str | None = None
+    marker: str | None = None
     """If this variable is not set, the scheduler is ignored. Other programs may use the names of its variables."""
 
 
@@ -54,7 +54,7 @@ def port_of(job: str) -> int:
     return 10000 + int(hashlib.sha256(job.encode()).hexdigest(), 16) % 20000
 
 
-def own_address() -> str:
+def reachable_address() -> str:
     """Return the IPv4 address by which other machines reach this one. Raises InputError if it has none."""
     try:
         named = socket.gethostbyname(socket.gethostname())
@@ -156,7 +156,7 @@ def _batch_address(environ: Environ) -> EnvValue | None:
         node, first = (lookup(environ, f"AWS_BATCH_JOB_{which}_INDEX") for which in ("NODE", "MAIN_NODE"))
         if node is None or first is None or node.value != first.value:
             return None
-        main = EnvValue(own_address(), first.variable)
+        main = EnvValue(reachable_address(), first.variable)
     return EnvValue(f"{main.value}:{port_of(_batch_job(environ))}", main.variable)
 
 
@@ -168,25 +168,25 @@ def _skypilot_address(environ: Environ) -> EnvValue | None:
     return EnvValue(f"{nodes.value.split()[0]}:{port_of(environ.get('SKYPILOT_TASK_ID', ''))}", nodes.variable)
 
 
-def _beside(host: str, port: str) -> Lookup:
+def _host_and_port(host: str, port: str) -> Lookup:
     """Return a lookup of an address whose host and port are in two variables."""
 
     def address(environ: Environ) -> EnvValue | None:
-        found = lookup(environ, host), lookup(environ, port)
-        return EnvValue(f"{found[0].value}:{found[1].value}", f"{host}, {port}") if found[0] and found[1] else None
+        values = lookup(environ, host), lookup(environ, port)
+        return EnvValue(f"{values[0].value}:{values[1].value}", f"{host}, {port}") if values[0] and values[1] else None
 
     return address
 
 
-def _given_address(environ: Environ) -> EnvValue | None:
+def _jax_address(environ: Environ) -> EnvValue | None:
     """Return the address in JAX's own variable. xpk sets the port in another variable."""
     address = lookup(environ, "JAX_COORDINATOR_ADDRESS")
     if address is None or ":" in address.value:
         return address
-    return _beside("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT")(environ) or address
+    return _host_and_port("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT")(environ) or address
 
 
-EXPLICIT = Scheduler(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), _given_address)
+EXPLICIT = Scheduler(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), _jax_address)
 """The variables that `jaxddp launch`, Kubeflow's JAX runtime or a user sets. They are looked up first."""
 
 # The first entry that finds an id for this process is the scheduler that started it. A launcher passes on the variables
@@ -200,51 +200,51 @@ SCHEDULERS = (
         variable("WORLD_SIZE"),
         _torchrun_address,
         lambda environ: environ.get("TORCHELASTIC_RUN_ID", ""),
-        local="LOCAL_RANK",
-        locals="LOCAL_WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        local_size="LOCAL_WORLD_SIZE",
     ),
     Scheduler(
         variable("OMPI_COMM_WORLD_RANK"),
         variable("OMPI_COMM_WORLD_SIZE"),
         _open_mpi_address,
         lambda environ: _open_mpi_job(environ).partition(";")[0],
-        local="OMPI_COMM_WORLD_LOCAL_RANK",
-        locals="OMPI_COMM_WORLD_LOCAL_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     Scheduler(
         variable("SUBMITIT_LOCAL_GLOBALID"),
         variable("SUBMITIT_LOCAL_NTASKS"),
         _submitit_address,
         lambda environ: environ.get("SUBMITIT_LOCAL_JOB_ID", ""),
-        local="SUBMITIT_LOCAL_LOCALID",
-        locals="SUBMITIT_LOCAL_NTASKS",
+        local_rank="SUBMITIT_LOCAL_LOCALID",
+        local_size="SUBMITIT_LOCAL_NTASKS",
     ),
     Scheduler(
         _slurm_process,
         variable("SLURM_STEP_NUM_TASKS"),
         _slurm_address,
         _slurm_step,
-        local="SLURM_LOCALID",
-        locals="SLURM_STEP_TASKS_PER_NODE",
+        local_rank="SLURM_LOCALID",
+        local_size="SLURM_STEP_TASKS_PER_NODE",
     ),
     Scheduler(
         variable("PMI_RANK"),
         variable("PMI_SIZE"),
         _pmi_address,
-        local="MPI_LOCALRANKID",
-        locals="MPI_LOCALNRANKS",
+        local_rank="MPI_LOCALRANKID",
+        local_size="MPI_LOCALNRANKS",
     ),
     # The following start one process on each node, with all of its GPUs. Kubeflow's torch runtime and its older JAXJob
     # are the first two.
-    Scheduler(variable("PET_NODE_RANK"), variable("PET_NNODES"), _beside("PET_MASTER_ADDR", "PET_MASTER_PORT")),
+    Scheduler(variable("PET_NODE_RANK"), variable("PET_NNODES"), _host_and_port("PET_MASTER_ADDR", "PET_MASTER_PORT")),
     Scheduler(
         variable("PROCESS_ID"),
         variable("NUM_PROCESSES"),
-        _beside("COORDINATOR_ADDRESS", "COORDINATOR_PORT"),
-        sign="COORDINATOR_ADDRESS",
+        _host_and_port("COORDINATOR_ADDRESS", "COORDINATOR_PORT"),
+        marker="COORDINATOR_ADDRESS",
     ),
     # xpk sets the address in JAX's variables.
-    Scheduler(variable("NODE_RANK"), variable("NNODES"), sign="JOBSET_NAME"),
+    Scheduler(variable("NODE_RANK"), variable("NNODES"), marker="JOBSET_NAME"),
     Scheduler(
         variable("SKYPILOT_NODE_RANK"),
         variable("SKYPILOT_NUM_NODES"),

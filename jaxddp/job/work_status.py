@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from jaxddp.job.env_variables import HANDLES, lookup, number
+from jaxddp.job.env_variables import FILE_DESCRIPTORS, lookup, number
 
 STATUS_PIPE = "JAXDDP_STATUS_FD"
 """The environment variable that holds the number of the pipe's end to write to."""
@@ -19,7 +19,7 @@ _BEGIN, _END, _QUIT = b"+", b"-", b"!"
 
 
 @contextlib.contextmanager
-def at_work() -> Iterator[None]:
+def report_work() -> Iterator[None]:
     """Tell the launcher that this process works in the block. Blocks can be nested."""
     _write(_BEGIN)
     try:
@@ -45,7 +45,7 @@ def _pipe() -> int | None:
     os.environ.pop(STATUS_PIPE, None)
     if found is None:
         return None
-    pipe = number(found, HANDLES)
+    pipe = number(found, FILE_DESCRIPTORS)
     with contextlib.suppress(OSError):
         if stat.S_ISFIFO(os.fstat(pipe).st_mode):
             os.set_blocking(pipe, False)

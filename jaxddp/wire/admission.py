@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxddp.core.wording import plural, show
 from jaxddp.wire.codec import Codec, Malformed
-from jaxddp.wire.connection import STRANGERS_LONGEST, Connection
+from jaxddp.wire.connection import LONGEST_OF_STRANGER, Connection
 from jaxddp.wire.handshake import KEY, Hello, Identity, Refusal, is_proven, new_challenge
 
 BACKLOG = 4096
@@ -21,7 +21,7 @@ async def start_server(
 ) -> asyncio.Server:
     """Call `serve` for each connection, and close the connection afterwards."""
 
-    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(reader, writer, codec)
         try:
             await serve(connection)
@@ -32,7 +32,7 @@ async def start_server(
         finally:
             await connection.close()
 
-    return await asyncio.start_server(served, sock=listener, backlog=BACKLOG)
+    return await asyncio.start_server(serve_and_close, sock=listener, backlog=BACKLOG)
 
 
 class Admission:
@@ -78,7 +78,7 @@ class Admission:
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
                 connection.send(challenge)
-                hello = await connection.receive(STRANGERS_LONGEST)
+                hello = await connection.receive(LONGEST_OF_STRANGER)
         except (Malformed, TimeoutError):
             return None
         finally:

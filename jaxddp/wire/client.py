@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from jaxddp.core.errors import InputError, error_of
 from jaxddp.wire.admission import other_key
 from jaxddp.wire.codec import Codec, Malformed
-from jaxddp.wire.connection import STRANGERS_LONGEST, Connection
-from jaxddp.wire.handshake import PROTOCOL, Challenge, Identity, Refusal, Welcome, hello, is_from_server
+from jaxddp.wire.connection import LONGEST_OF_STRANGER, Connection
+from jaxddp.wire.handshake import PROTOCOL, Challenge, Identity, Refusal, Welcome, is_from_server, make_hello
 
 T = TypeVar("T")
 
@@ -32,22 +32,22 @@ class Client:
 
     def __init__(self, identity: Identity, facts: Mapping[str, str], codec: Codec, *, noun: str, server: str):
         self._identity, self._facts, self._codec, self._noun = identity, facts, codec, noun
-        self._not_ours = f"what answers there is not {server}"
+        self._wrong_server = f"what answers there is not {server}"
 
-    async def connect(self, host: str, port: int, give_up: float, greet: Callable[[Connection], Awaitable[T]]) -> T:
+    async def connect(self, host: str, port: int, deadline: float, greet: Callable[[Connection], Awaitable[T]]) -> T:
         """Connect to a server, and return what `greet` returns for the connection.
 
         If connecting or `greet` raises an OSError, this method tries again. Any error of `greet` closes the connection.
 
         Args:
-            give_up: a time of the monotonic clock.
+            deadline: a time of the monotonic clock.
 
         Raises:
-            NotReached: no server was reached before `give_up`.
+            NotReached: no server was reached before `deadline`.
             InputError: the host's name is invalid.
         """
-        last = "no answer"
-        while (remaining := give_up - time.monotonic()) > 0:
+        reason = "no answer"
+        while (remaining := deadline - time.monotonic()) > 0:
             try:
                 async with asyncio.timeout(min(remaining, _CONNECT_SECONDS)):
                     connection = Connection(*await _open(host, port), self._codec)
@@ -57,11 +57,11 @@ class Client:
                     await connection.close()
                     raise
             except socket.gaierror as error:
-                last = f"its name cannot be resolved: {error.strerror}"
+                reason = f"its name cannot be resolved: {error.strerror}"
             except OSError as error:
-                last = error.strerror or str(error) or last
+                reason = error.strerror or str(error) or reason
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
-        raise NotReached(last)
+        raise NotReached(reason)
 
     async def challenge(self, connection: Connection) -> Challenge:
         """Return the server's first message.
@@ -72,7 +72,7 @@ class Client:
         """
         challenge = await self._receive(connection)
         if not isinstance(challenge, Challenge) or challenge.protocol != PROTOCOL:
-            raise InputError(self._not_ours)
+            raise InputError(self._wrong_server)
         return challenge
 
     async def join(self, connection: Connection, challenge: Challenge) -> str:
@@ -83,22 +83,22 @@ class Client:
             InputError, Unreachable: the server refused this client, for the reason in the message.
             InputError: the server does not know the key.
         """
-        sent = hello(self._identity, challenge, self._facts)
-        connection.send(sent)
+        own_hello = make_hello(self._identity, challenge, self._facts)
+        connection.send(own_hello)
         answer = await self._receive(connection)
         if isinstance(answer, Refusal):
             raise error_of(answer.code, answer.reason)
         if not isinstance(answer, Welcome):
-            raise InputError(self._not_ours)
-        if not is_from_server(answer, sent, self._identity.key):
+            raise InputError(self._wrong_server)
+        if not is_from_server(answer, own_hello, self._identity.key):
             raise InputError(other_key(self._noun))
         return answer.jax_address
 
     async def _receive(self, connection: Connection) -> Any:
         try:
-            message = await connection.receive(STRANGERS_LONGEST)
+            message = await connection.receive(LONGEST_OF_STRANGER)
         except Malformed:
-            raise InputError(self._not_ours) from None
+            raise InputError(self._wrong_server) from None
         if message is None:
             raise ConnectionResetError("it closed the connection")
         return message

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxddp.wire.codec import LENGTH, Codec, Malformed, encode
 
-STRANGERS_LONGEST, LONGEST = 1 << 16, 1 << 28
+LONGEST_OF_STRANGER, LONGEST = 1 << 16, 1 << 28
 """The most bytes of a message, before and after a process has proved that it belongs to the job."""
 
 

@@ -82,7 +82,7 @@ def new_challenge() -> Challenge:
     return Challenge(_nonce())
 
 
-def hello(identity: Identity, challenge: Challenge, facts: Mapping[str, str]) -> Hello:
+def make_hello(identity: Identity, challenge: Challenge, facts: Mapping[str, str]) -> Hello:
     """Return the client's answer to a challenge."""
     nonce = _nonce()
     proof = _proof(identity.key, challenge, nonce, identity.process, identity.count, identity.run_id)
@@ -90,28 +90,28 @@ def hello(identity: Identity, challenge: Challenge, facts: Mapping[str, str]) ->
     return Hello(identity.process, identity.count, identity.run_id, host, dict(facts), nonce, proof)
 
 
-def is_proven(answer: Hello, challenge: Challenge, key: str) -> bool:
+def is_proven(hello: Hello, challenge: Challenge, key: str) -> bool:
     """Return whether a hello proves that its sender knows the key."""
-    proof = _proof(key, challenge, answer.nonce, answer.process, answer.count, answer.run_id)
-    return _equal(answer.proof, proof)
+    proof = _proof(key, challenge, hello.nonce, hello.process, hello.count, hello.run_id)
+    return _equal(hello.proof, proof)
 
 
-def welcome(answer: Hello, key: str, jax_address: str = "") -> Welcome:
+def make_welcome(hello: Hello, key: str, jax_address: str = "") -> Welcome:
     """Return the welcome for the sender of a hello."""
-    return Welcome(jax_address, _server_proof(key, answer, jax_address))
+    return Welcome(jax_address, _server_proof(key, hello, jax_address))
 
 
-def is_from_server(message: Welcome, sent: Hello, key: str) -> bool:
+def is_from_server(message: Welcome, hello: Hello, key: str) -> bool:
     """Return whether a welcome proves that the server knows the key."""
-    return _equal(message.proof, _server_proof(key, sent, message.jax_address))
+    return _equal(message.proof, _server_proof(key, hello, message.jax_address))
 
 
 def _proof(key: str, challenge: Challenge, nonce: str, process: int, count: int, run_id: str) -> str:
     return _hmac(key, "process", challenge.nonce, nonce, process, count, run_id)
 
 
-def _server_proof(key: str, answer: Hello, jax_address: str) -> str:
-    return _hmac(key, "coordinator", answer.nonce, jax_address)
+def _server_proof(key: str, hello: Hello, jax_address: str) -> str:
+    return _hmac(key, "coordinator", hello.nonce, jax_address)
 
 
 def _hmac(key: str, *parts: str | int) -> str:

@@ -32,8 +32,8 @@ def data(config: Config) -> Finding:
     train_table, unlabelled = labelled_and_unlabelled(train_table, config.data)
     more = "" if unlabelled is None else f", {len(unlabelled):,} without labels"
     counts = f"{counted(len(train_table), 'row')} to train, {len(val_table):,} to validate{more}"
-    found = f"{counts}, {counted(train_table.num_classes, 'class')}; every image is there"
-    return Finding(found, (train_table, val_table))
+    detail = f"{counts}, {counted(train_table.num_classes, 'class')}; every image is there"
+    return Finding(detail, (train_table, val_table))
 
 
 def images(config: Config, tables: tuple[Source, Source], process: int) -> Finding:
@@ -42,8 +42,10 @@ def images(config: Config, tables: tuple[Source, Source], process: int) -> Findi
     size = min(_SAMPLE_BATCH, len(train_source))
     steps = -(-min(SAMPLE_IMAGES, len(train_source)) // size)
     order = SampleOrder(len(train_source), size, config.seed)
-    own = range(process * steps, (process + 1) * steps)
-    batches = train_source.train_batches(order, config.data, own, substitutes=train_source.substitutes(config.data))
+    step_numbers = range(process * steps, (process + 1) * steps)
+    batches = train_source.train_batches(
+        order, config.data, step_numbers, substitutes=train_source.substitutes(config.data)
+    )
     # The clock starts after the first batch, when reading and decoding have started.
     decoded, begin = len(next(batches).row), time.perf_counter()
     timed = sum(len(batch.row) for batch in batches)
@@ -76,7 +78,7 @@ def step(setup: RunSetup) -> Finding:
     kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}
     needs = Needs.of(cost, setup.state.params, setup.topology, kept)
     fit = Fit.of(division, [MemoryReport.of(needs, setup.topology, setup.state)])
-    fit.check(lambda then: needs_of_batch(then, division, program.function, setup.state, feed, setup.topology))
+    fit.check(lambda changed: needs_of_batch(changed, division, program.function, setup.state, feed, setup.topology))
     return Finding(f"{work}; {fit}")
 
 

@@ -75,38 +75,38 @@ class Driver:
             Unreachable: the other machines do not come in time.
             InputError: the options of the machines do not match, or an address is invalid.
         """
-        self._take(TimePassed())
+        self._handle(TimePassed())
         while self._generation is None and not self._state.is_over:
             event = self._events.next(self._state.wake)
             if event is None:
                 event = TimePassed()
-            self._take(Signalled(event) if isinstance(event, signal.Signals) else event)
+            self._handle(Signalled(event) if isinstance(event, signal.Signals) else event)
         generation, self._generation = self._generation, None
         return generation
 
-    def take(self, event: Event, group: WorkerGroup) -> None:
+    def handle_event(self, event: Event, group: WorkerGroup) -> None:
         """Handle an event while the processes of this machine run."""
-        self._take(event, group)
+        self._handle(event, group)
 
     def poll(self, group: WorkerGroup) -> None:
         """Handle `TimePassed` if the time `State.wake` has come, while the processes of this machine run."""
         if self._state.wake is not None and time.monotonic() >= self._state.wake:
-            self._take(TimePassed(), group)
+            self._handle(TimePassed(), group)
 
-    def failed(self, end: End) -> None:
+    def record_failure(self, end: End) -> None:
         """Record the first failure of a process on this machine. Its other processes are about to end."""
-        self._take(LocalFailed(end))
+        self._handle(LocalFailed(end))
 
-    def ended(self, end: End) -> None:
+    def record_end(self, end: End) -> None:
         """Record that the processes of this machine have ended."""
-        self._take(LocalEnded(end))
+        self._handle(LocalEnded(end))
 
     def close(self, error: JaxddpError | None = None) -> None:
         """Disconnect from the other launchers. `error` is the error that ends this launcher, if any."""
         if self._network is not None:
             self._network.close(*self._state.last_messages(error))
 
-    def _take(self, event: Event, group: WorkerGroup | None = None) -> None:
+    def _handle(self, event: Event, group: WorkerGroup | None = None) -> None:
         self._state, effects = self._state.after(event, time.monotonic())
         for effect in effects:
             self._perform(effect, group)

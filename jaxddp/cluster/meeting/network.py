@@ -16,7 +16,7 @@ from jaxddp.job.watchdog import Loss, Timeouts, Watchdog
 from jaxddp.wire.admission import Admission, start_server
 from jaxddp.wire.client import Client, NotReached
 from jaxddp.wire.connection import Connection
-from jaxddp.wire.handshake import Hello, Refusal, welcome
+from jaxddp.wire.handshake import Hello, Refusal, make_welcome
 from jaxddp.wire.network_thread import NetworkThread
 
 SILENCE_SECONDS = 10.0
@@ -98,7 +98,7 @@ class LauncherServer(Network):
             return
         machine = hello.process
         self._clients[machine] = client = _LauncherConnection(connection, hello.host, asyncio.Event())
-        connection.send(welcome(hello, self._job.key))
+        connection.send(make_welcome(hello, self._job.key))
         self._report(Arrived(machine, hello.host))
         reason = "was lost"
         try:
@@ -215,7 +215,7 @@ async def _listen(connection: Connection, own: int, machine: int, host: str, rep
             if isinstance(message, LauncherMessage):
                 report(Received(machine, message))
     finally:
-        watchdog.disconnected(machine)
+        watchdog.record_disconnection(machine)
         watchdog.close()
         beating.cancel()
     return losses[0].reason
