@@ -479,5 +479,5 @@ def test_a_port_that_is_taken_or_not_permitted_is_an_error():
         with pytest.raises(Unreachable, match="no answer in 0.5 s"):
             ControlPlane.join(Job(address, 2, 1), {}, timeout=0.5)
         assert time.monotonic() - begin < 30
-    with pytest.raises(InputError, match="192.0.2.1:4321: not an address of this machine; process 0 .* runs on"):
+    with pytest.raises(InputError, match="192.0.2.1:4321: not an address of this machine; start process 0 .* on the"):
         ControlPlane.join(Job("192.0.2.1:4321", 2, 0), {}, timeout=5)

@@ -62,9 +62,9 @@ VERDICTS = {
     "done before it could grow": ({0: DONE, 1: DONE}, None, {"elastic": True, "growing": True}, 0),
     "killed": ({0: End(1, "x"), 1: KILLED}, KILLED, {}, "process 1: killed by SIGKILL; restart 1 of 1 in 1 s"),
     "killed as it grew": ({0: SAVED, 1: KILLED}, KILLED, {"elastic": True, "growing": True}, "process 1: killed by S"),
-    "grew before it began": ({0: EARLY}, EARLY, {"elastic": True, "growing": True}, "all start again with the mach"),
-    "a machine left": ({0: SAVED, 1: ASKED}, None, {"elastic": True}, "machine 1 left; the others go on"),
-    "a machine grew": ({0: SAVED}, None, {"elastic": True, "growing": True}, "saved; all start again with the"),
+    "grew before it began": ({0: EARLY}, EARLY, {"elastic": True, "growing": True}, "all processes restart with the"),
+    "a machine left": ({0: SAVED, 1: ASKED}, None, {"elastic": True}, "machine 1 left; the other machines continue"),
+    "a machine grew": ({0: SAVED}, None, {"elastic": True, "growing": True}, "saved; all processes restart wi"),
 }
 # fmt: on
 
@@ -198,7 +198,8 @@ def test_numbers_of_machines_that_can_share_a_batch(capfd, monkeypatch):
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     assert shared("1:4") == [1, 2, 3, 4] and capfd.readouterr().err == ""
     assert shared("1:5") == [1, 2, 3, 4]
-    line = "never on 5 machines: train.batch_size=24 cannot be divided among 5 devices; surplus machines wait as spares"
+    problem = "train.batch_size=24 cannot be divided among 5 devices"
+    line = f"the job cannot run on 5 machines: {problem}; surplus machines wait as spares"
     assert capfd.readouterr().err == f"jaxddp launch: {line}\n"
     assert shared("1:8", processes=2) == [1, 2, 3, 4, 6]
     assert shared("1:3", processes=2, gpus=2) == [1, 2, 3]

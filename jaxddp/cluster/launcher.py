@@ -1,6 +1,6 @@
-"""Starts the processes of a job on this machine, and waits until they have ended.
+"""Starts the processes of a job on this machine, and waits until they end.
 
-This process starts no JAX backend, which would take memory on every GPU.
+The launcher starts no JAX backend, because a backend allocates memory on every GPU.
 """
 
 import os
@@ -29,9 +29,9 @@ from jaxddp.job.leader import INHERITED_SOCKET
 from jaxddp.wire.codec import MOST_PROCESSES
 
 GENERATION = "JAXDDP_GENERATION"
-"""The environment variable that holds the number of a generation, which is one start of the whole job, from 0."""
+"""The environment variable with the number, from 0, of the generation, which is one start of the whole job."""
 _COMMANDS = ("train", "eval", "find-lr", "predict", "doctor", "data")
-"""If a command begins with one of these words, the launcher runs it with `python -m jaxddp`."""
+"""A command that begins with one of these words is run by `python -m jaxddp`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Settings:
 
     Attributes:
         gpus: the GPUs of each process, in the notation of CUDA_VISIBLE_DEVICES.
-        cores: the cores of each process; an empty sequence means all.
+        cores: the cores of each process; an empty sequence means all cores.
     """
 
     options: Launch
@@ -52,27 +52,27 @@ class _Settings:
 
 
 def launch(options: Launch, command: Sequence[str], config: Config | None = None) -> int:
-    """Run a command in every process of this machine, and wait until all have ended. Call it from the main thread.
+    """Run a command in every process of this machine, and wait until all end. Call it in the main thread.
 
     Each process is a direct child in its own session. Its environment has JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
-    JAX_PROCESS_ID, JAXDDP_RUN_ID and JAXDDP_GENERATION. It also has JAXDDP_JOB_KEY if the job has one machine, and
-    CUDA_VISIBLE_DEVICES if GPUs are divided. Process 0 of the job also inherits a socket that listens at the
+    JAX_PROCESS_ID, JAXDDP_RUN_ID and JAXDDP_GENERATION. If the job has one machine, it also has JAXDDP_JOB_KEY;
+    if GPUs are divided, also CUDA_VISIBLE_DEVICES. Process 0 of the job also inherits a socket that listens at the
     coordinator's address; JAXDDP_COORDINATOR_FD holds its file descriptor. JAXDDP_STATUS_FD holds the file descriptor
-    of a pipe; see `jaxddp.job.work_status`. The output of process R is shown line by line after `[R] `, and written to
-    `process-R.log`.
+    of a pipe; see `jaxddp.job.work_status`. The output of process R is written to `process-R.log`, and shown line by
+    line with the prefix `[R] `.
 
     Args:
         command: the arguments of `jaxddp` (`train digits`), or any program; `python` is this interpreter.
-        config: the config that the command trains or evaluates, if any; it determines how many machines can share a
-            batch.
+        config: the config that the command trains or evaluates, if any. It determines among how many machines a batch
+            can be divided.
 
     Returns:
         The exit code of the job; see `jaxddp.cluster.worker_group.WorkerGroup.watch`. After restarts, this is the exit
         code of the last start.
 
     Raises:
-        InputError: the options contradict each other or do not fit this machine, or the command does not exist.
-        Unreachable: the other machines do not come in time.
+        InputError: the options contradict each other or exceed this machine's resources, or the command does not exist.
+        Unreachable: the other machines do not connect in time.
     """
     program = _program(command)
     options.check()
@@ -129,7 +129,7 @@ def _default_logs(command: Sequence[str]) -> Path:
 def _start(group: WorkerGroup, generation: Generation, settings: _Settings) -> None:
     """Start the processes of this machine."""
     assignment, each = generation.assignment, len(settings.gpus)
-    # Process 0 inherits the socket. This process closes it, so that nobody can connect after process 0 ended.
+    # Process 0 inherits the socket. This process closes its copy, so that connections fail after process 0 ended.
     with generation.listener or nullcontext() as listener:
         total, machines = counted(assignment.processes, "process"), assignment.processes // each
         over = f" on {machines} machines" if machines > 1 else ""
@@ -149,22 +149,21 @@ def _start(group: WorkerGroup, generation: Generation, settings: _Settings) -> N
 
 
 def _resources(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
-    """Return the GPUs of each process, in CUDA's notation, and its cores. An empty sequence of cores means all."""
+    """Return the GPUs and the cores of each process. An empty sequence of cores means all cores."""
     visible = local_gpus()
     gpus = visible if options.gpus is None else visible[: options.gpus]
     if options.gpus is not None and options.gpus > len(visible):
         raise InputError(
-            f"--gpus {options.gpus}: this machine has {len(visible)} visible; --processes P works without GPUs"
+            f"--gpus {options.gpus}: this machine has {counted(len(visible), 'visible GPU')}; without GPUs, "
+            "use --processes P"
         )
     processes = len(gpus) if options.processes is None else options.processes
     if processes == 0:
-        raise InputError(
-            "launch: there is no GPU to start a process for; set the number of processes with --processes P"
-        )
+        raise InputError("launch: no GPUs are used; set the number of processes with --processes P")
     if len(gpus) % processes:
         raise InputError(
-            f"--processes {processes}: {counted(len(gpus), 'GPU')} cannot be shared evenly; --gpus K takes some of "
-            "them, 0 none"
+            f"--processes {processes}: {counted(len(gpus), 'GPU')} cannot be divided evenly among "
+            f"{counted(processes, 'process')}; use fewer GPUs with --gpus, or only the CPU with --gpus 0"
         )
     return divide(gpus, processes), _cores(options, processes, pinned=not gpus)
 
@@ -173,8 +172,8 @@ def _cores(options: Launch, processes: int, *, pinned: bool) -> list[Sequence[in
     cores = local_cores()
     if options.cores:
         if options.cores * processes > len(cores):
-            needed = f"{counted(processes, 'process')} would need {options.cores * processes}"
-            raise InputError(f"--cores {options.cores}: {needed}, and this one may use {len(cores)}")
+            needed = f"{counted(processes, 'process')} would need {counted(options.cores * processes, 'core')}"
+            raise InputError(f"--cores {options.cores}: {needed}, but the launcher may use only {len(cores)}")
         cores = cores[: options.cores * processes]
     elif processes > len(cores):
         say(f"jaxddp launch: oversubscribed: {counted(processes, 'process')} on {counted(len(cores), 'core')}")
@@ -185,16 +184,16 @@ def _cores(options: Launch, processes: int, *, pinned: bool) -> list[Sequence[in
 
 
 def _job_environment(options: Launch) -> dict[str, str]:
-    """Return the environment that all processes of this machine share in all generations."""
-    # These variables apply to a single process. The launcher may have inherited them from another launcher.
+    """Return the environment variables that are equal for all processes of this machine in all generations."""
+    # Each of these variables is for one process. This launcher may have inherited them from another launcher.
     per_process_variables = {INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"}
     environ = {name: value for name, value in os.environ.items() if name not in per_process_variables}
-    # Huge pages for malloc make a training step on a CPU 9 to 20% faster (measured).
+    # Huge pages for malloc made a training step on a CPU 9 to 20% faster in measurements.
     environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     # With buffering, a killed process would lose its last lines.
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if options.machines.most == 1:
-        # On several machines, each launcher needs the same key, which the user sets.
+        # On several machines, all launchers need the same key, so the user sets it.
         environ.setdefault(KEY, secrets.token_hex(32))
     return environ
 

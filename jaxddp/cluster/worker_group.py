@@ -1,4 +1,4 @@
-"""Watches a group of processes until all have succeeded, or the first failure has ended the others, in bounded time."""
+"""Watches a group of processes until all end. After the first failure, it ends the others in bounded time."""
 
 import math
 import selectors
@@ -14,25 +14,26 @@ from jaxddp.cluster.worker import Worker
 
 _POLL_SECONDS = 0.02
 _SELF_END_SECONDS = 2.0
-"""After a failure, the other processes have this time to end by themselves: their own errors are more informative."""
+"""The time after a failure in which the other processes may end by themselves, because their own errors are more
+informative than a signal."""
 _DRAIN_SECONDS = 1.0
 _DEATH_SECONDS = 30.0
-"""How long SIGKILL may take. A process that waits in the kernel for a broken disk or GPU may never end."""
+"""The time that SIGKILL may take. A process that waits in the kernel for a broken disk or GPU may never end."""
 
 
 class Observer(Protocol):
-    """Gets the events that happen while a group is watched."""
+    """Receives the events that occur while a group is watched."""
 
     def handle_event(self, event: Any, group: "WorkerGroup") -> None:
-        """Take an event that is not a signal."""
+        """Handle an event that is not a signal."""
         ...
 
     def poll(self, group: "WorkerGroup") -> None:
-        """Called several times a second."""
+        """Handle due events. This is called several times a second."""
         ...
 
     def record_failure(self, end: End) -> None:
-        """A process has failed, as the first one. The others still run."""
+        """Record the first failure of a process. The other processes may still run."""
         ...
 
 
@@ -49,7 +50,7 @@ class WorkerGroup:
     _received_signal: signal.Signals | None = None
     _plan: list[tuple[float, signal.Signals]] = field(default_factory=list)
     _unkillable_after: float = math.inf
-    """The time after which a process that still runs counts as unkillable; set when SIGKILL is sent."""
+    """The time, set when SIGKILL is sent, after which a process that still runs counts as unkillable."""
 
     def watch(self, events: EventQueue, observer: Observer) -> End:
         """Wait until all processes have ended. Print a line about each process that ends with a nonzero exit code.
@@ -58,10 +59,10 @@ class WorkerGroup:
             events: the events of this process, such as the signals that it receives.
 
         Returns:
-            How the group ended. Its code is 0 if all processes ended with 0; the exit code of the first failure, or 128
-            plus its signal; 75 if processes were preempted and saved, and the others succeeded; 128 plus the received
-            signal if this signal ended them; 2 if a process reported a mistake of the user after the signal; 1 if a
-            process cannot be killed.
+            How the group ended. The code is 0 if all processes ended with 0. After a failure, it is the exit code of
+            the first failure, or 128 plus its signal. The code is 75 if processes saved and stopped on request, and the
+            others succeeded. After a signal to the launcher, it is 128 plus the signal if the signal ended processes,
+            and 2 if a process reported a mistake of the user. It is 1 if a process cannot be killed.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(events, selectors.EVENT_READ)
@@ -91,22 +92,22 @@ class WorkerGroup:
             self._schedule(0, self.save_grace)
 
     def stop_with_others(self, *, saved: bool) -> None:
-        """End the processes, because those of another machine ended. If those `saved`, give these time to save, too."""
+        """End the processes, because the processes of another machine ended. If `saved`, let them save first."""
         if not self._plan:
             self._schedule(self.save_grace if saved else _SELF_END_SECONDS, self.grace)
 
     def report(self) -> None:
-        """Print which process failed first, and its last lines."""
+        """Print the first failure and the last lines of that process."""
         if self._first_failed is not None:
             output = self._first_failed.output
             say("\n".join([f"{self._first_failed}; its last lines, all of them in {output.path}:", *output.last_lines]))
 
     def close(self) -> None:
-        """End the processes that still run, and show the last output."""
+        """End the processes that still run, and print the last output."""
         deadline = min(time.monotonic() + _DEATH_SECONDS, self._unkillable_after)
         for worker in self.workers:
             worker.end(deadline)
-        # Only a process that left its group can still hold the pipe.
+        # Only a process that left its group can still hold the pipe open.
         deadline = time.monotonic() + _DRAIN_SECONDS
         for worker in self.workers:
             while not worker.output.has_ended and time.monotonic() < deadline:
@@ -120,7 +121,7 @@ class WorkerGroup:
 
     def _record_ends(self, observer: Observer) -> None:
         ended = [worker for worker in self._running() if worker.poll() is not None]
-        # If several processes ended at the same time, a process that a signal killed is the most likely cause.
+        # If several processes ended at the same time, a process killed by a signal is the most likely cause.
         for worker in sorted(ended, key=lambda worker: ((worker.code or 0) >= 0, worker.rank)):
             worker.output.drain(_DRAIN_SECONDS)
             if worker.code != 0:
@@ -132,14 +133,14 @@ class WorkerGroup:
             return
         if self._received_signal:
             if worker.code == BAD_INPUT:
-                # For example, the disk is full when all save. Another start would fail in the same way.
+                # For example, the disk is full when all processes save. A restart would fail in the same way.
                 self._first_failed = worker
         elif worker.code != PREEMPTED:
             self._first_failed = worker
             self._schedule(_SELF_END_SECONDS, self.grace)
             observer.record_failure(self._end_of(worker))
         elif not self._plan:
-            # This process has saved and ended. The others were asked to stop, too, and may still be saving.
+            # This process has saved and ended. The other processes were also asked to stop, and may still save.
             self._schedule(self.save_grace, self.grace)
 
     def _stop_on_signal(self, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""Shows on a screen what this process is doing, if that takes longer than a second."""
+"""Shows the current activity of this process on a screen, if the activity takes longer than a second."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from typing import Protocol
 import jaxddp.core.phases as phases
 
 PATIENCE_SECONDS = 1.0
-"""An activity that takes less time is not shown."""
+"""The activity is shown after this time."""
 _UPDATE_SECONDS = 1.0
 
 
@@ -21,13 +21,13 @@ class Screen(Protocol):
         ...
 
     def clear(self) -> None:
-        """Remove the activity, because it is over or another one begins."""
+        """Remove the activity, because it ends or the next activity begins."""
         ...
 
 
 @contextmanager
 def show_on(screen: Screen) -> Iterator[None]:
-    """During the block, show long activities on a screen. Afterwards the screen is clear and no thread is left."""
+    """Show long activities on a screen during the block. At its end, clear the screen and end the thread."""
     activity = _Activity(screen)
     activity.start()
     try:

@@ -2,12 +2,12 @@
 
 JAX ends a process by SIGABRT as soon as the connection to its coordinator breaks. It does so in C++, before Python can
 report that process 0 was lost. So JAX's client connects to this proxy, which keeps the connection to the client open
-when process 0 is gone. The proxy prints the loopback port where it listens, and forwards the bytes both ways. It ends
-when its standard input is closed, which happens when the process that started it ends. It ignores the signals that a
-terminal or a scheduler sends to all processes. It imports nothing of the package, and starts in 20 ms.
+when process 0 is gone. The proxy prints the loopback port on which it listens, and forwards bytes in both directions.
+It ends when its standard input is closed: its parent process has ended. It ignores the signals that a terminal or a
+scheduler sends to all processes. It does not import the package, so it starts in 20 ms.
 
-A thread could not do this. JAX may hold Python's global lock while it waits for its coordinator, for example when all
-processes stop at the same step after a SIGTERM.
+The proxy cannot be a thread. JAX may hold the GIL while it waits for its coordinator, for example when all processes
+stop at the same step after a SIGTERM.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def main(host: str, port: int) -> None:
 
 
 def accept(server: socket.socket, address: tuple[str, int], selector: selectors.BaseSelector) -> None:
-    """Accept JAX's client, and connect it to its coordinator, which may start a little later."""
+    """Accept JAX's client, and connect it to JAX's coordinator, which may start a little later."""
     client, _ = server.accept()
     coordinator = connect(address)
     if coordinator is None:
@@ -61,7 +61,7 @@ def accept(server: socket.socket, address: tuple[str, int], selector: selectors.
 
 
 def connect(address: tuple[str, int]) -> socket.socket | None:
-    """Return a connection to JAX's coordinator; None if there is none in time."""
+    """Return a connection to JAX's coordinator; None if the coordinator does not accept one in time."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):

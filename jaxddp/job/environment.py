@@ -1,6 +1,6 @@
-"""Reads this process's place in its job from the environment variables that its launcher or scheduler sets.
+"""Reads the job of this process from the environment variables that its launcher or scheduler sets.
 
-`schedulers.py` has the variables of each launcher and scheduler. This module does not start a JAX backend.
+`schedulers.py` defines the variables of each launcher and scheduler. This module does not start a JAX backend.
 """
 
 import os
@@ -20,18 +20,18 @@ RUN_ID = "JAXDDP_RUN_ID"
 
 @dataclass(frozen=True)
 class Job:
-    """This process's place in its job."""
+    """The job of this process, and the id of this process in the job."""
 
     coordinator: str
-    """The `host:port` where process 0 listens for the others."""
+    """The `host:port` where process 0 listens for the other processes."""
     num_processes: int
     process_id: int
     local_device_ids: tuple[int, ...] | None = None
-    """The accelerators of this host that this process uses; None for all that are visible."""
+    """The accelerators of this host that this process uses; None for all visible accelerators."""
     run_id: str = ""
-    """Distinguishes this job from another at the same address; empty if the scheduler sets none."""
+    """Distinguishes this job from other jobs at the same address; empty if the scheduler sets no id."""
     sources: tuple[str, ...] = ()
-    """The environment variables that these values come from."""
+    """The environment variables from which the other attributes were read."""
     key: str = field(default="", repr=False)
     """The secret that the processes share. If it is empty, any process that reaches the coordinator can join."""
 
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def identity(self) -> Identity:
-        """The values that the handshake proves."""
+        """The values that this process proves in the handshake."""
         return Identity(self.process_id, self.num_processes, self.run_id, self.key)
 
     def __str__(self) -> str:
@@ -58,13 +58,13 @@ class Job:
 def find_job(environ: Environ = os.environ) -> Job | None:
     """Return the job that the environment (by default that of this process) describes; None for a single process.
 
-    The coordinator's address, the number of processes and the id of this process are looked up separately: in JAX's
-    variables, then in those of the scheduler that started this process, then in those of all other schedulers. With
-    `JAX_NUM_PROCESSES=1`, this is a single process, even if a scheduler started several.
+    The coordinator's address, the number of processes and the id of this process are looked up separately: first in
+    JAX's variables, then in the variables of the scheduler that started this process, then in those of all other
+    schedulers. With `JAX_NUM_PROCESSES=1`, this is a single process, even if a scheduler started several processes.
 
     Raises:
-        InputError: the variables describe several processes, but not the coordinator's address or the id of this
-            process; or a value is invalid. The error names the variables.
+        InputError: the variables describe several processes, but the coordinator's address or the id of this process is
+            missing; or a value is invalid. The error names the variables.
     """
     schedulers = [
         scheduler for scheduler in SCHEDULERS if scheduler.marker is None or lookup(environ, scheduler.marker)
@@ -101,19 +101,19 @@ def find_job(environ: Environ = os.environ) -> Job | None:
 
 
 def _user_sets_single_process(environ: Environ) -> bool:
-    """Return whether a user makes this a single process, although a scheduler has given it an id."""
+    """Return whether the user has set a number of processes in JAX's variables, but no process id."""
     return EXPLICIT.count(environ) is not None and EXPLICIT.process(environ) is None
 
 
 def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValue | None:
-    """Return the accelerators that this process uses: JAX_LOCAL_DEVICE_IDS, or the one with its number on the host."""
+    """Return the accelerators of this process: JAX_LOCAL_DEVICE_IDS, or the accelerator with its local rank."""
     if devices := lookup(environ, "JAX_LOCAL_DEVICE_IDS"):
         return devices
     for scheduler in schedulers:
         local_rank = lookup(environ, scheduler.local_rank)
         if local_rank is None:
             continue
-        # A scheduler that makes one device visible to each process has already assigned it.
+        # If one device is visible, the scheduler has already assigned it to this process.
         single = len(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) == 1 and environ.get("CUDA_VISIBLE_DEVICES")
         host_count = lookup(environ, scheduler.local_size)
         return None if single or host_count is None or _first_count(host_count) == 1 else local_rank

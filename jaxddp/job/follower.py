@@ -1,4 +1,4 @@
-"""The side of every process but process 0: it joins the job, and is connected only to process 0."""
+"""The followers of a job: all processes except process 0. A follower is connected only to process 0."""
 
 import asyncio
 import time
@@ -13,15 +13,16 @@ from jaxddp.wire.connection import Connection
 from jaxddp.wire.handshake import Challenge
 
 _ANSWER_SECONDS = 5.0
-"""How much longer a follower waits than process 0, which has the same timeout and can name the absent process."""
+"""Additional seconds that a follower waits after its timeout. Process 0 has the same timeout, and its error names the
+absent process."""
 
 
 class Follower:
-    """A process that joins. All methods belong to the thread of the event loop.
+    """A follower in its own process. Only the thread of the event loop calls the methods.
 
     Attributes:
-        jax_address: the address of JAX's coordinator; set once all have joined.
-        watchdog: watches process 0; set once all have joined.
+        jax_address: the address of JAX's coordinator; set when all processes have joined.
+        watchdog: watches process 0; set when all processes have joined.
     """
 
     def __init__(self, job: Job, facts: Mapping[str, str]):
@@ -50,11 +51,11 @@ class Follower:
         self._beating = asyncio.ensure_future(self.watchdog.beat())
 
     async def answer(self, number: int, name: str, timeout: float) -> Reply:
-        """Return process 0's answer in the exchange with this number.
+        """Return the reply of process 0 in the exchange with this number.
 
         Raises:
-            Unreachable: there is no answer in time.
-            InputError: process 0 makes an exchange with another name.
+            Unreachable: process 0 sends no reply in time.
+            InputError: the exchange has another name in process 0.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -70,7 +71,7 @@ class Follower:
         return answer
 
     async def finish(self) -> None:
-        """Tell process 0 that this process is done, and wait until all processes are done."""
+        """Notify process 0 that this process is done, and wait until all processes are done."""
         assert self.watchdog is not None
         self._connection.send(Done())
         await self.watchdog.all_done.wait()
@@ -107,7 +108,7 @@ class Follower:
             raise Unreachable("process 0 ended before all processes had joined") from None
 
     def _answer(self, number: int) -> asyncio.Future[Reply]:
-        # The answer may arrive before this process asks for it.
+        # The reply may arrive before this process waits for it.
         return self._answers.setdefault(number, asyncio.get_running_loop().create_future())
 
     async def _listen(self) -> None:

@@ -1,4 +1,4 @@
-"""Process 0's side of a job: it admits the other processes, watches them, and gathers their values."""
+"""The leader of a job, which is process 0. It admits and watches the other processes, and gathers their values."""
 
 import asyncio
 import os
@@ -18,15 +18,15 @@ from jaxddp.wire.connection import Connection
 from jaxddp.wire.handshake import Hello, Refusal, make_welcome
 
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
-"""The environment variable that passes on a launcher's listening socket, so that no other program takes the port."""
+"""The environment variable with the file descriptor of the socket that the launcher already listens on."""
 
 
 class Leader:
-    """Process 0, connected to all others. All methods belong to the thread of the event loop.
+    """Process 0, connected to all others. Only the thread of the event loop calls the methods.
 
     Attributes:
-        jax_address: the address of JAX's coordinator, on the interface of this server; set once all have joined.
-        watchdog: watches the others; set once all have joined.
+        jax_address: the address of JAX's coordinator, on the interface of this server; set when all have joined.
+        watchdog: watches the other processes; set when all have joined.
     """
 
     def __init__(self, job: Job, facts: Mapping[str, str]):
@@ -36,7 +36,7 @@ class Leader:
             facts,
             "process",
             other_run="it serves another job; give each job its own port",
-            advice="install the same on every host",
+            advice="install the same version on every host",
             expected=job.num_processes,
         )
         self._followers = dict[int, tuple[Connection, Hello]]()
@@ -48,7 +48,7 @@ class Leader:
         self.watchdog: Watchdog | None = None
 
     async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Loss], None]) -> None:
-        """Admit all processes, or send each one the reason why the job cannot start.
+        """Admit all processes, or send each process the reason why the job cannot start.
 
         Raises:
             InputError, Unreachable: see `jaxddp.job.control_plane.ControlPlane.join`.
@@ -106,7 +106,7 @@ class Leader:
         return [own_text, *(values[process].text for process in sorted(others))]
 
     async def finish(self) -> None:
-        """Wait until all others are done, and tell them that this process is done, too."""
+        """Wait until all others are done, and notify them that this process is done."""
         assert self.watchdog is not None
         await self.watchdog.all_done.wait()
         self.send(Done())
@@ -121,7 +121,7 @@ class Leader:
         return [connection for connection, _ in self._followers.values()]
 
     async def _serve(self, connection: Connection) -> None:
-        """Serve one connection, of a process or of a stranger."""
+        """Serve one connection of a process, or refuse a client of another job."""
         hello = await self._admission.authenticate(connection)
         if hello is None:
             return
@@ -132,7 +132,7 @@ class Leader:
             await self._listen(hello.process, connection)
 
     def _admit(self, hello: Hello, connection: Connection) -> Refusal | None:
-        """Return why a process cannot join; None if it has joined. After the first conflict, no process can join."""
+        """Admit a process and return None, or return the refusal. After a conflict, every process is refused."""
         if self._is_decided.is_set():
             if self.watchdog is not None and self.watchdog.is_over:
                 reason = f"process {hello.process} joined again while the job is ending; start it again"
@@ -160,14 +160,14 @@ class Leader:
             if self.watchdog is not None:
                 self.watchdog.receive(process, message)
         if not self._is_decided.is_set():
-            # The process may be started again until all have joined.
+            # Until all have joined, the process may be started again.
             del self._followers[process], self._roster.hosts[process]
         elif self.watchdog is not None:
             self.watchdog.record_disconnection(process)
 
 
 def _raise_file_limit(processes: int) -> None:
-    """Allow enough open files: each process has one connection to this server and one to JAX's coordinator."""
+    """Raise the limit of open files: each process has a connection to this server and one to JAX's coordinator."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     required = 2 * processes + 1024
     if soft != resource.RLIM_INFINITY and soft < required:

@@ -30,7 +30,7 @@ def no_value(environ: Environ) -> EnvValue | None:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """The lookups by which a process finds its place in a job of this scheduler.
+    """The lookups of a process's job and id in the environment variables of a scheduler.
 
     The lookups are functions, because most schedulers have no variable for some of the values.
     """
@@ -38,31 +38,31 @@ class Scheduler:
     process: Lookup
     count: Lookup = no_value
     address: Lookup = no_value
-    """Finds the `host:port` of the coordinator."""
+    """Returns the `host:port` of the coordinator."""
     run_id: Callable[[Environ], str] = lambda environ: ""
-    """Finds a text that is equal in all processes of a job, and differs between jobs; empty if there is none."""
+    """Returns a text that is equal in all processes of a job, and differs between jobs; empty if there is none."""
     local_rank: str | None = None
-    """The variable with this process's number on its host, if each process has its own accelerator."""
+    """The variable with the local rank of this process, if each process has its own accelerator."""
     local_size: str | None = None
-    """The variable with the number of processes on the host. If it is like SLURM's `2(x3),1`, use the first number."""
+    """The variable with the number of processes on the host. In SLURM's `2(x3),1`, the first number is used."""
     marker: str | None = None
-    """If this variable is not set, the scheduler is ignored. Other programs may use the names of its variables."""
+    """If this variable is not set, the scheduler is ignored, because other programs may set its other variables."""
 
 
 def port_of(job: str) -> int:
-    """Return a port below the range of ephemeral ports. It is the same in all processes of a job."""
+    """Return a port below the ephemeral ports, which is the same in all processes of a job."""
     return 10000 + int(hashlib.sha256(job.encode()).hexdigest(), 16) % 20000
 
 
 def reachable_address() -> str:
-    """Return the IPv4 address by which other machines reach this one. Raises InputError if it has none."""
+    """Return the IPv4 address at which other machines reach this machine. Raises InputError if there is none."""
     try:
         named = socket.gethostbyname(socket.gethostname())
     except OSError:
         named = LOOPBACK
     if not is_loopback(named):
         return named
-    # Debian maps the name to a loopback address. Connecting a datagram socket selects the interface, and sends nothing.
+    # Debian maps the host name to a loopback address. Connecting a UDP socket selects an interface, and sends nothing.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as chooser:
         try:
             chooser.connect(("192.0.2.1", 1))
@@ -77,19 +77,19 @@ def _torchrun_address(environ: Environ) -> EnvValue | None:
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if not (host and port):
         return None
-    # torchrun's agent listens at that port itself, for torch's own rendezvous.
+    # torchrun's agent listens at this port for torch's rendezvous.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port = port_of(f"{host}:{port}")
     return EnvValue(f"{host}:{port}", "MASTER_ADDR, MASTER_PORT")
 
 
 def _open_mpi_job(environ: Environ) -> str:
-    """Return mpirun's name for the job: the URI of version 4, or the namespace of version 5."""
+    """Return mpirun's id of the job: the URI in version 4, or the namespace in version 5."""
     return environ.get("OMPI_MCA_orte_hnp_uri") or environ.get("PMIX_NAMESPACE", "")
 
 
 def _open_mpi_address(environ: Environ) -> EnvValue | None:
-    """Return the loopback if all ranks are on one machine, otherwise the machine of mpirun, which runs rank 0."""
+    """Return the loopback address if all ranks are on one machine, else the host of mpirun, which runs rank 0."""
     size, job = environ.get("OMPI_COMM_WORLD_SIZE"), _open_mpi_job(environ)
     if size and environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size:
         return EnvValue(f"{LOOPBACK}:{port_of(job)}", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -102,13 +102,13 @@ def _slurm_step(environ: Environ) -> str:
 
 
 def _slurm_process(environ: Environ) -> EnvValue | None:
-    """Return the task's id in a step of srun. A batch script has id 0, too, but is a single process."""
+    """Return the task's id in a step of srun; None for a batch script, which also has id 0 but is a single process."""
     task = lookup(environ, "SLURM_PROCID")
     return task if task and (task.value != "0" or lookup(environ, "SLURM_STEP_ID")) else None
 
 
 def _slurm_address(environ: Environ) -> EnvValue | None:
-    """Return the first node of the step, which runs process 0, and a port that differs between the steps of a job."""
+    """Return the host of the step's first node, which runs process 0, with a port that differs between steps."""
     first = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", environ.get("SLURM_STEP_NODELIST", ""))
     if first is None:
         return None
@@ -117,11 +117,11 @@ def _slurm_address(environ: Environ) -> EnvValue | None:
 
 
 def _pmi_address(environ: Environ) -> EnvValue | None:
-    """Return the loopback if all ranks are on one machine. PMI names no host."""
+    """Return the loopback address if all ranks are on one machine, else None, because PMI sets no host."""
     size = environ.get("PMI_SIZE")
     if not size or environ.get("MPI_LOCALNRANKS") != size:
         return None
-    # The ranks of one machine have the same parent process.
+    # The ranks on one machine have the same parent process.
     return EnvValue(f"{LOOPBACK}:{port_of(str(os.getppid()))}", "MPI_LOCALNRANKS")
 
 
@@ -132,13 +132,13 @@ def _submitit_address(environ: Environ) -> EnvValue | None:
 
 
 def _batch_job(environ: Environ) -> str:
-    """Return the job and attempt of AWS Batch. The variable holds `JOB#NODE`."""
+    """Return the job id and attempt of AWS Batch. The variable of the job id holds `JOB#NODE`."""
     job = environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
     return f"{job}.{environ.get('AWS_BATCH_JOB_ATTEMPT', '')}" if job else ""
 
 
 def _batch_process(environ: Environ) -> EnvValue | None:
-    """Return the node's index. The main node, whose end ends the job, swaps its index with node 0 to be process 0."""
+    """Return the node's index. The main node, with which the job ends, swaps its index with node 0 to be process 0."""
     node = lookup(environ, "AWS_BATCH_JOB_NODE_INDEX")
     main = lookup(environ, "AWS_BATCH_JOB_MAIN_NODE_INDEX")
     if node is None or main is None:
@@ -150,7 +150,7 @@ def _batch_process(environ: Environ) -> EnvValue | None:
 
 
 def _batch_address(environ: Environ) -> EnvValue | None:
-    """Return the main node's private address. AWS Batch does not set it on the main node itself."""
+    """Return the main node's private address. On the main node, AWS Batch does not set the variable."""
     main = lookup(environ, "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
     if main is None:
         node, first = (lookup(environ, f"AWS_BATCH_JOB_{which}_INDEX") for which in ("NODE", "MAIN_NODE"))
@@ -161,7 +161,7 @@ def _batch_address(environ: Environ) -> EnvValue | None:
 
 
 def _skypilot_address(environ: Environ) -> EnvValue | None:
-    """Return the address of the head node, which has rank 0: the first line of a list of all nodes."""
+    """Return the address of the head node, which has rank 0 and is first in the list of nodes."""
     nodes = lookup(environ, "SKYPILOT_NODE_IPS")
     if nodes is None:
         return None
@@ -169,7 +169,7 @@ def _skypilot_address(environ: Environ) -> EnvValue | None:
 
 
 def _host_and_port(host: str, port: str) -> Lookup:
-    """Return a lookup of an address whose host and port are in two variables."""
+    """Return a lookup of an address from a variable with the host and a variable with the port."""
 
     def address(environ: Environ) -> EnvValue | None:
         values = lookup(environ, host), lookup(environ, port)
@@ -179,7 +179,7 @@ def _host_and_port(host: str, port: str) -> Lookup:
 
 
 def _jax_address(environ: Environ) -> EnvValue | None:
-    """Return the address in JAX's own variable. xpk sets the port in another variable."""
+    """Return the address in JAX's variable. xpk sets the port in a second variable."""
     address = lookup(environ, "JAX_COORDINATOR_ADDRESS")
     if address is None or ":" in address.value:
         return address
@@ -187,12 +187,11 @@ def _jax_address(environ: Environ) -> EnvValue | None:
 
 
 EXPLICIT = Scheduler(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), _jax_address)
-"""The variables that `jaxddp launch`, Kubeflow's JAX runtime or a user sets. They are looked up first."""
+"""The variables that `jaxddp launch`, Kubeflow's JAX runtime or a user sets. They take precedence."""
 
-# The first entry that finds an id for this process is the scheduler that started it. A launcher passes on the variables
-# of the job in which it runs itself, so an inner launcher comes before the outer one. torchrun and MPI come before
-# SLURM, because mpirun starts its helpers with srun, so that the ranks have SLURM's variables too. The schedulers that
-# start one process on each node come last.
+# The first entry with an id for this process is the scheduler that started it. A launcher inside a job passes on the
+# variables of the job, so torchrun and MPI come before SLURM. For example, mpirun starts its daemons with srun, so its
+# ranks also have SLURM's variables. The schedulers that start one process on each node come last.
 SCHEDULERS = (
     EXPLICIT,
     Scheduler(
@@ -234,8 +233,8 @@ SCHEDULERS = (
         local_rank="MPI_LOCALRANKID",
         local_size="MPI_LOCALNRANKS",
     ),
-    # The following start one process on each node, with all of its GPUs. Kubeflow's torch runtime and its older JAXJob
-    # are the first two.
+    # The schedulers below start one process on each node, with all GPUs of the node. The first two are Kubeflow's torch
+    # runtime and Kubeflow's older JAXJob.
     Scheduler(variable("PET_NODE_RANK"), variable("PET_NNODES"), _host_and_port("PET_MASTER_ADDR", "PET_MASTER_PORT")),
     Scheduler(
         variable("PROCESS_ID"),
@@ -252,6 +251,6 @@ SCHEDULERS = (
         lambda environ: environ.get("SKYPILOT_TASK_ID", ""),
     ),
     Scheduler(_batch_process, variable("AWS_BATCH_JOB_NUM_NODES"), _batch_address, _batch_job),
-    # An Indexed Job of Kubernetes does not set the number of processes.
+    # A Kubernetes Indexed Job sets only the process id.
     Scheduler(variable("JOB_COMPLETION_INDEX")),
 )

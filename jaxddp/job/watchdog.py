@@ -1,10 +1,10 @@
-"""The watchdog ends a job when a process is lost or stuck, so that no process waits for it forever.
+"""The watchdog ends a job when a process is lost or stuck. Otherwise the other processes would wait forever.
 
-Process 0 is connected to all others. A killed process closes its connection, a stopped process or machine sends no more
-heartbeats, and a process that fails sends the reason before it ends. Process 0 passes these losses on. JAX detects
-some losses, through a failing collective or its own heartbeat, but it does not name the process, and does not always
-raise a Python exception. A process that is alive but makes no progress reports that in its heartbeats, and process 0
-finds the one that the others wait for. A process that is not in a job has a separate watchdog (`watch_alone`).
+Process 0 is connected to all others. The connection of a killed process closes. A stopped process or machine sends no
+more heartbeats. A process that fails sends the reason before it ends. Process 0 sends each loss to all others. JAX
+detects some losses, through a failing collective or its own heartbeat. But JAX does not name the process, and does not
+always raise a Python exception. The heartbeats include the progress of each process, from which process 0 determines
+the stuck process. A process outside a job has a separate watchdog (`watch_alone`).
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from jaxddp.wire.connection import Connection
 _ADVICE = "if it takes that long, raise parallel.stall_timeout"
 _BEAT_SECONDS = 1.0
 
-# If a collective fails because of a loss, its process waits up to so many seconds for the reason of the loss. A process
-# that still computes after a loss gets the same time to fail by itself.
+# A process whose collective fails waits up to this time for the reason of the loss. A process that still computes after
+# a loss has the same time to fail by itself.
 GRACE_SECONDS = 2.0
 
 
 class Timeouts(NamedTuple):
-    """How long a process waits for the others, in seconds.
+    """The time limits for other processes, in seconds.
 
     Attributes:
         silence: the time without a heartbeat after which a process counts as lost.
-        stall: the time without progress after which a process counts as stuck. Some phases have a multiple of it; see
-            `jaxddp.core.phases`.
-        shutdown: the time to wait at the end until all processes are done.
+        stall: the time without progress after which a process counts as stuck. The limit of some phases is a multiple
+            of `stall`; see `jaxddp.core.phases`.
+        shutdown: the time that a process waits at its end until all processes are done.
     """
 
     silence: float = 10.0
@@ -45,7 +45,7 @@ class Timeouts(NamedTuple):
 
     @property
     def longest(self) -> float:
-        """How long to wait until another process has done its part. The watchdog ends a stuck process sooner."""
+        """The longest wait for a message of another process. The watchdog ends a job with a stuck process sooner."""
         return phases.longest(self.stall) + 2 * self.silence
 
 
@@ -54,7 +54,7 @@ class Loss:
     """A process that ended before the job did, or made no progress.
 
     Attributes:
-        code: the exit code that all others adopt.
+        code: the exit code of all other processes.
         stacks: see `jaxddp.job.process_messages.Lost`.
     """
 
@@ -71,11 +71,11 @@ class Watchdog:
     """Records the state of each connected process, and ends this process after the first loss.
 
     Args:
-        process_id: this process's id. Process 0 judges which process is stuck.
+        process_id: the id of this process. Only process 0 detects stuck processes.
         connections: the connections, by process id.
         hosts: the name of each process's host.
         timeouts: how long this process waits for the others.
-        end: called with the loss, in the thread of the event loop, after a message about it was sent to the others.
+        end: called with the loss, in the thread of the event loop, after the loss was sent to the others.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Watchdog:
 
     @property
     def is_over(self) -> bool:
-        """Whether this process is about to end, after a loss or by itself."""
+        """Whether this process is ending, because of a loss or because `close` was called."""
         return self._closed or self._loss is not None
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Watchdog:
         self._closed = True
 
     def receive(self, process: int, message: Any) -> None:
-        """Record a message of a process. Every message is a sign of life."""
+        """Record a message of a process. Every message counts as a heartbeat."""
         self._last_received[process] = time.monotonic()
         if isinstance(message, Alive):
             self._alive[process] = message
@@ -129,7 +129,7 @@ class Watchdog:
             self.report(Loss(process, f"was lost{self._host_suffix(process)}: its connection broke", 1))
 
     def report(self, loss: Loss) -> None:
-        """Tell the other processes about a loss, and end this process. Later losses are ignored."""
+        """Send a loss to the other processes, and end this process. Later losses are ignored."""
         if self.is_over:
             return
         self._loss = loss
@@ -140,11 +140,11 @@ class Watchdog:
         self._end(loss)
 
     def heartbeats(self) -> dict[int, Alive]:
-        """Return the last heartbeat of each connected process, and the state of this one."""
+        """Return the last heartbeat of each connected process, and a new heartbeat of this process."""
         return self._alive | {self._process_id: _heartbeat()}
 
     async def beat(self) -> None:
-        """Send heartbeats, and check those of the others, until this is cancelled."""
+        """Send heartbeats, and check the heartbeats of the others, until this coroutine is cancelled."""
         interval = min(_BEAT_SECONDS, self._timeouts.silence / 4, self._timeouts.stall / 4)
         while not self._closed:
             begin = time.monotonic()
@@ -152,7 +152,7 @@ class Watchdog:
             for connection in self._connections.values():
                 connection.send(heartbeat)
             await asyncio.sleep(interval)
-            # A process that was stopped, or did not get to run, could neither hear the others nor make progress.
+            # While this process was stopped or waited for a core, it could neither receive messages nor make progress.
             delay = time.monotonic() - begin - interval
             phases.excuse(delay)
             self._report_silent(delay)
@@ -160,7 +160,7 @@ class Watchdog:
                 self._report_stuck()
 
     def _send_loss(self, loss: Loss) -> None:
-        """In process 0, tell all others about a loss, even a stuck one. In other processes, tell process 0."""
+        """Send a loss to process 0, or from process 0 to all others, even to a stuck process."""
         for connection in self._connections.values():
             connection.send(Lost(loss.process, loss.reason, loss.code, loss.stacks))
 
@@ -178,7 +178,7 @@ class Watchdog:
         process = phases.stuck(processes, self._timeouts.stall)
         if process is not None:
             stuck = processes[process]
-            # If several processes are not waiting for others, any of these may be the cause.
+            # If several processes are not waiting for others, each of them may be the cause.
             is_alone = not stuck.waits and all(one.waits for other, one in processes.items() if other != process)
             stacks, logs = ("own", "its log has") if is_alone else ("all", "the log of each process has")
             reason = f"{stuck}{self._host_suffix(process)}; {logs} the stacks of its threads; {_ADVICE}"
@@ -195,7 +195,7 @@ def _heartbeat() -> Alive:
 
 
 def end_process(loss: Loss) -> None:
-    """End this process soon. Until then the main thread may fail because of the loss, and report it."""
+    """End this process after `GRACE_SECONDS`, in which the main thread may fail because of the loss, and report it."""
     # A normal exit would wait at JAX's shutdown barrier.
     asyncio.get_running_loop().call_later(GRACE_SECONDS, end_now, str(loss), loss.code)
 
@@ -205,9 +205,9 @@ _alone: "_WatchdogThread | None" = None
 
 
 def watch_alone(stall: float) -> None:
-    """Watch a process that is in no job: end it when it makes no progress for `stall` seconds.
+    """Watch a process outside a job: end this process when it makes no progress for `stall` seconds.
 
-    If this is called several times, the last value of `stall` applies.
+    After several calls, the last value of `stall` applies.
     """
     global _alone
     with _lock:

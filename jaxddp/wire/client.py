@@ -1,4 +1,4 @@
-"""The client's side of the handshake: it connects to the server, which may start later, and joins the job."""
+"""The client's side of the handshake. It connects to the server, which may start later, and joins the job."""
 
 import asyncio
 import socket
@@ -18,29 +18,30 @@ _RETRY_SECONDS, _CONNECT_SECONDS = 0.2, 5.0
 
 
 class NotReached(Exception):
-    """The server was not reached in time. The text is the reason of the last attempt."""
+    """The server was not reached in time. The text is the error of the last attempt."""
 
 
 class Client:
     """Joins a job.
 
     Args:
-        facts: values by name, which must be equal on both sides.
-        noun: what joins: "process" or "machine".
-        server: the program that should listen at the server's address, with advice if another program does.
+        facts: values by name, which must be equal in the client and the server.
+        noun: the noun for a client in messages: "process" or "machine".
+        server: the server's description in the error about another program at its address, followed by advice.
     """
 
     def __init__(self, identity: Identity, facts: Mapping[str, str], codec: Codec, *, noun: str, server: str):
         self._identity, self._facts, self._codec, self._noun = identity, facts, codec, noun
-        self._wrong_server = f"what answers there is not {server}"
+        self._wrong_server = f"the program at this address is not {server}"
 
     async def connect(self, host: str, port: int, deadline: float, greet: Callable[[Connection], Awaitable[T]]) -> T:
-        """Connect to a server, and return what `greet` returns for the connection.
+        """Connect to a server, and return the result of `greet` for the connection.
 
-        If connecting or `greet` raises an OSError, this method tries again. Any error of `greet` closes the connection.
+        After an OSError of the connection or of `greet`, this method tries again. Any error of `greet` closes the
+        connection.
 
         Args:
-            deadline: a time of the monotonic clock.
+            deadline: when to stop trying, a time of the monotonic clock.
 
         Raises:
             NotReached: no server was reached before `deadline`.
@@ -68,7 +69,7 @@ class Client:
 
         Raises:
             ConnectionResetError: the server closed the connection.
-            InputError: the server does not speak this protocol.
+            InputError: the server uses another protocol.
         """
         challenge = await self._receive(connection)
         if not isinstance(challenge, Challenge) or challenge.protocol != PROTOCOL:
@@ -81,7 +82,7 @@ class Client:
         Raises:
             ConnectionResetError: the server closed the connection.
             InputError, Unreachable: the server refused this client, for the reason in the message.
-            InputError: the server does not know the key.
+            InputError: the server has another key.
         """
         own_hello = make_hello(self._identity, challenge, self._facts)
         connection.send(own_hello)

@@ -2,8 +2,8 @@
 
 The checks are independent: a failed check becomes a row of the report, and the other checks still run. In a job, every
 process makes every check. At the end the processes exchange their rows, so each process reports the failures of all
-processes. A collective check starts only if all processes are ready for it. Otherwise the processes that start the
-check would wait for those that do not.
+processes. A collective check starts only if all processes are ready. Otherwise some processes would wait for the
+others.
 """
 
 import json
@@ -42,7 +42,7 @@ class Checklist:
     rows: list[CheckRow] = field(default_factory=list)
 
     def add(self, check: str, run: Callable[..., Finding], *arguments: Any) -> Any | None:
-        """Run a check, add its row, and return its value; None if it failed."""
+        """Run a check, add its row, and return the value of its finding; None if the check failed."""
         try:
             with doing(f"checking {check}"):
                 finding = run(*arguments)
@@ -58,11 +58,11 @@ class Checklist:
 def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     """Check this machine, and return the rows of the report.
 
-    In a job, all processes must call this function, and all get the same rows.
+    In a job, all processes must call this function. It returns the same rows in all processes.
 
     Args:
-        file: a recipe, whose data, step and checkpoints are checked, too.
-        workdir: a work directory to check, too.
+        file: a recipe, whose data, training step and checkpoint size are also checked.
+        workdir: a work directory, which is also checked.
     """
     report = Checklist()
     parallel = file.config.parallel if file else ParallelConfig()
@@ -74,7 +74,7 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     if topology is not None:
         report.add("all-reduce", machine_checks.all_reduce, topology)
     is_alone = topology is None or topology.process_count == 1
-    # Processes with different arguments would wait for each other in the checks that follow.
+    # In the checks below, processes with different arguments would wait for each other.
     if is_alone or report.add("settings", machine_checks.settings, file, workdir, job_peers):
         process = job.process_id if job else 0
         setup = _rehearse(report, file, topology, process) if file else None
@@ -88,7 +88,7 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
 
 
 def _rehearse(report: Checklist, file: RecipeFile, topology: Topology | None, process: int) -> Any | None:
-    """Return the setup of the recipe's run; None if it could not be made."""
+    """Check the recipe, and return the setup of its run; None if a check failed."""
     tables = report.add("data", rehearsal.data, file.config)
     if tables is not None:
         report.add("images", rehearsal.images, file.config, tables, process)
@@ -121,7 +121,7 @@ def _all_are_ready(topology: Topology | None, ready: bool) -> bool:
 
 
 def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
-    """Return the rows of process 0, each followed by what the same check reported in other processes."""
+    """Return the rows of process 0. The other processes' warnings and failures follow the rows of the same check."""
     merged = []
     for name in dict.fromkeys(row.check for rows in reports for row in rows):
         first_rows, *other_rows = ([row for row in rows if row.check == name] for rows in reports)
@@ -138,9 +138,9 @@ def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
 
 
 def prints_rows() -> bool:
-    """Return whether this process prints the rows. Process 0 prints them, and so does a process without devices."""
+    """Return whether this process prints the rows: it is process 0, or it has no devices."""
     try:
         return peers().is_first
     except Exception:
-        # If JAX finds no devices, it raises a RuntimeError first, and an AssertionError after that.
+        # If JAX finds no devices, its first error is a RuntimeError, and its later ones are AssertionErrors.
         return True

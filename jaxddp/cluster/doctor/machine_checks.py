@@ -55,10 +55,10 @@ def environment() -> Finding:
 
 
 def coordinator(job: Job | None, parallel: ParallelConfig, is_described: bool) -> Finding:
-    """Simulate the devices that the config specifies, and join the job. The value is the peers of this process.
+    """Simulate the config's number of CPU devices, if any, and join the job. The value is the peers of this process.
 
     Args:
-        is_described: whether the environment describes the job.
+        is_described: whether the check of the environment variables succeeded.
     """
     begin = time.monotonic()
     peers = join_job(job, parallel)
@@ -71,7 +71,7 @@ def coordinator(job: Job | None, parallel: ParallelConfig, is_described: bool) -
 
 
 def devices(parallel: ParallelConfig, peers: Peers) -> Finding:
-    """Find the devices of all processes. The value is their topology."""
+    """Find the devices of all processes. The value is the topology."""
     topology = Topology.create(parallel.devices, peers)
     memory = device_memory(topology)
     each = f", {size(memory)} of memory each" if memory else ""
@@ -104,7 +104,7 @@ def versions() -> Finding:
 
 
 def all_reduce(topology: Topology) -> Finding:
-    """Sum over all devices, check the sums, and measure the ring bandwidth, in bytes per second over one link."""
+    """Sum over all devices, check the sums, and measure the bandwidth of a link of the ring."""
     speeds, sums = [], []
     for name, num_bytes in _SIZES.items():
         if topology.platform == "cpu" and num_bytes > _LARGEST_ON_CPU:
@@ -121,7 +121,7 @@ def all_reduce(topology: Topology) -> Finding:
 
 
 def settings(file: RecipeFile | None, directory: Path | None, peers: Peers) -> Finding:
-    """Check that all processes have the same arguments, because the later collective checks depend on them."""
+    """Check that all processes have the same arguments, which the later collective checks require."""
     values = {} if file is None else {key: str(value) for key, value in flatten(file.config.to_dict()).items()}
     values |= {"the recipe file's digest": str(file.digest()) if file else ""}
     arguments = {"CONFIG": file, "--workdir": directory}
@@ -147,7 +147,7 @@ def work_directory(directory: Path, needed: int | None) -> Finding:
 
 
 def slow_processes(directory: Path) -> Finding:
-    """Report which process made the others wait, from the last measurement of the run in a directory."""
+    """Report the slow processes in the last measurement of the run in a directory. The others wait for them."""
     path = directory / FILE
     with files.reading(path, "another run there writes it anew"):
         measured = StepSeconds.loads(path, files.read(path))

@@ -1,4 +1,4 @@
-"""The state of a launcher on any machine but machine 0. It does what the launcher of machine 0 decides."""
+"""The state of a launcher on any machine except machine 0. It carries out the decisions of machine 0's launcher."""
 
 from dataclasses import dataclass, replace
 
@@ -35,22 +35,22 @@ from jaxddp.cluster.restarts import End
 from jaxddp.core.errors import JaxddpError, Unreachable
 
 _ADMISSION_SECONDS = 60.0
-"""How many seconds machine 0 may take to admit this machine after the two are connected."""
+"""The seconds in which machine 0 must admit this machine after a connection is established."""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """Implements the protocol `jaxddp.cluster.meeting.transitions.State`.
+    """The state of a launcher that follows machine 0, with the protocol `jaxddp.cluster.meeting.transitions.State`.
 
     Attributes:
         is_connected: whether this launcher is connected to machine 0.
-        was_connected: whether this launcher was ever connected to machine 0.
-        deadline: when to stop trying to reach machine 0; None while this launcher does not try.
+        was_connected: whether this launcher is or was connected to machine 0.
+        deadline: when to stop trying to connect to machine 0; None while this launcher does not try.
         is_running: whether processes run on this machine.
-        generation: the number of the generation to which these processes belong.
-        end: how the processes of that generation ended; None while they run, and before the first generation.
-        asked: whether a signal asked this launcher to end.
-        job_code: the exit code of the job, once machine 0 has sent it.
+        generation: the number of the last generation in which this machine took part.
+        end: how the processes of that generation ended; None while the processes run, and before the first generation.
+        asked: whether this launcher received a signal to end.
+        job_code: the exit code of the job; None until machine 0 sends it.
     """
 
     options: Launch
@@ -130,7 +130,7 @@ class Agent:
         return self
 
     def _decide_when_idle(self, now: float, effects: list[Effect]) -> "Agent":
-        """Decide what follows while no process runs: the end, a connection to machine 0, or a wait for its messages."""
+        """Decide the next action while no process runs: end, connect to machine 0, or wait for a message."""
         if self.job_code is not None:
             return replace(self, is_over=True, code=self.job_code)
         options, end = self.options, self.end

@@ -1,6 +1,6 @@
-"""The state of the launcher that decides: when a generation starts, on which machines, and what follows its end.
+"""The state of the launcher that decides when and on which machines a generation starts, and whether another follows.
 
-The launcher of machine 0 has this state. So does every launcher that does not connect to others.
+The launcher of machine 0 has this state, and so has every launcher that does not connect to other launchers.
 """
 
 import socket
@@ -41,12 +41,12 @@ from jaxddp.core.errors import JaxddpError, Unreachable
 from jaxddp.core.wording import counted
 
 Stage = Literal["gathering", "running", "delay", "over"]
-"""The stages: wait for machines; run a generation; wait before the next one; the job has ended."""
+"""The stages: wait for machines; run a generation; wait before the next generation; the job has ended."""
 
 
 @dataclass(frozen=True)
 class Coordinator:
-    """Implements the protocol `jaxddp.cluster.meeting.transitions.State`.
+    """The state of the deciding launcher, with the protocol `jaxddp.cluster.meeting.transitions.State`.
 
     Attributes:
         processes: the number of processes on each machine.
@@ -54,15 +54,15 @@ class Coordinator:
         name: the run id of the job.
         own_machine: the number of this machine.
         present: the host name of this machine and of each connected machine, by the machine's number.
-        budget: how many restarts are left.
-        stage_start: when the stage began.
-        last_change: when a machine last connected or disconnected.
-        generation: the number of the last generation, from 0; -1 before the first one.
+        budget: the restarts of the job.
+        stage_start: the time at which the stage began.
+        last_change: the time at which a machine last connected or disconnected.
+        generation: the number of the last generation, from 0; -1 before the first generation.
         members: the machines of the last generation.
-        ends: how the processes of each member ended, once they have.
+        ends: how the processes of each member ended, for the members whose processes have ended.
         failure: the first failure of any member.
-        growing: whether all processes save and stop, so that the next generation has more machines.
-        grow_at: when to check whether newly connected machines can take part; None if no check is due.
+        growing: whether all processes were asked to save and stop, so that the next generation has more machines.
+        grow_at: when to check whether newly connected machines can take part; None if no check is planned.
         delay: seconds between a failure and the next start.
     """
 
@@ -87,7 +87,7 @@ class Coordinator:
 
     @classmethod
     def initial(cls, options: Launch, processes: int, sizes: Sequence[int], name: str, now: float) -> "Coordinator":
-        """Return the state before anything happened, in which this machine alone is present."""
+        """Return the initial state, in which only this machine is present."""
         own_machine, budget = options.nr or 0, Budget(options.restarts)
         allowed = tuple(sorted(sizes)) if options.launchers_meet else (1,)
         return cls(
@@ -128,7 +128,7 @@ class Coordinator:
 
     @property
     def _size(self) -> int | None:
-        """How many of the present machines can start; None if there are too few."""
+        """The number of machines of the next generation; None if too few machines are present."""
         return max((size for size in self.sizes if size <= len(self.present)), default=None)
 
     def _handle(self, event: Event, now: float, effects: list[Effect]) -> "Coordinator":
@@ -168,22 +168,21 @@ class Coordinator:
         return replace(self, grow_at=None)._grow(effects)
 
     def _start(self, now: float, effects: list[Effect]) -> "Coordinator":
-        """Start the next generation on as many machines as can share the batch, beginning with the lowest number."""
+        """Start the next generation on the first machines, as many of them as can share the batch."""
         members = tuple(sorted(self.present)[: self._size])
         state = replace(self, stage="running", stage_start=now, generation=self.generation + 1, members=members)
         state = replace(state, ends={}, failure=None, growing=False, grow_at=None)
         if spare := sorted(self.present.keys() - set(members)):
             names = " and ".join(f"machine {machine}" for machine in spare)
             wait = "waits" if len(spare) == 1 else "wait"
-            state._notify_all(f"{names} {wait} as a spare: the batch is shared by {len(members)}", effects)
+            state._notify_all(f"{names} {wait} as a spare: the job runs on {counted(len(members), 'machine')}", effects)
         effects.append(StartGeneration(state._assignments()))
         return state
 
     def _assignments(self) -> dict[int, Assignment]:
         number, each = self.generation, self.processes
         meets = self.options.launchers_meet
-        # If the launchers of several machines do not meet, they share only the name of the job. They start it only
-        # once.
+        # Launchers of several machines that do not meet share only the name of the job, and start the job only once.
         run_id = f"{self.name}.{number}" if number or meets else self.name
         if not meets:
             total = self.options.machines.most * each
@@ -217,7 +216,7 @@ class Coordinator:
     def _handle_end(self, machine: int, message: MachineEnded, effects: list[Effect]) -> "Coordinator":
         elastic, state = self.options.machines.elastic, self
         if message.asked and elastic:
-            # The machine leaves. The end of its connection will not change the state.
+            # The machine leaves the job, so the later end of its connection does not change the state.
             state = replace(self, present=_without(self.present, machine))
         if machine in state._pending and (message.asked or message.generation == self.generation):
             end = End(message.code, message.cause, message.asked, message.quits)
@@ -226,29 +225,29 @@ class Coordinator:
             effects.append(Say(f"machine {machine}: {message.cause}"))
             return replace(state, stage="over", code=message.code)
         if message.asked and machine in self.ends:
-            # The processes of this machine have already ended. The request to stop takes effect when the processes of
-            # the other machines have ended.
+            # The processes of this machine have already ended. The signal takes effect when the processes of all other
+            # machines have ended.
             return replace(state, ends={**self.ends, machine: replace(self.ends[machine], asked=True)})
         return state
 
     def _grow(self, effects: list[Effect]) -> "Coordinator":
-        """Let all processes save and stop, if the next generation can have more machines than this one."""
+        """Ask all processes to save and stop, if the next generation can have more machines than this generation."""
         size = self._size
         all_run = self._pending == set(self.members)
         if self.growing or self.failure or not all_run or size is None or size <= len(self.members):
             return self
-        self._notify_all(f"{size} machines are connected; all save, and start again with them", effects)
+        self._notify_all(f"{size} machines are connected; all processes save, and restart on these machines", effects)
         effects.append(SaveProcesses())
         return replace(self, growing=True)
 
     def _conclude(self, now: float, effects: list[Effect]) -> "Coordinator":
-        """Decide whether the job ends, or starts again after a delay. All processes of the generation have ended."""
+        """Decide, after all processes of a generation have ended, whether the job ends or restarts after a delay."""
         elastic, ran = self.options.machines.elastic, now - self.stage_start
         verdict = decide(self.ends, self.failure, self.budget, ran, elastic=elastic, growing=self.growing)
         if isinstance(verdict, int):
             return replace(self, stage="over", code=verdict)
         self._notify_all(verdict.line, effects)
-        # If too few machines come back, the launcher ends with this exit code.
+        # If too few machines connect again, the launcher ends with this exit code.
         code = PREEMPTED if self.failure is None else self.failure.code
         return replace(self, stage="delay", stage_start=now, delay=verdict.delay, budget=verdict.budget, code=code)
 
