@@ -10,9 +10,9 @@ from jaxddp.core.errors import InputError, JaxddpError, with_notes
 from jaxddp.core.user_code import describing_errors
 from jaxddp.core.versions import versions
 from jaxddp.core.wording import choices, on_screen
-from jaxddp.job.activity import shown_on
+from jaxddp.job.activity import show_on
 from jaxddp.job.environment import find_job
-from jaxddp.job.work_status import at_work
+from jaxddp.job.work_status import report_work
 from jaxddp.keys import HELP
 from jaxddp.recipe_file import config_names
 
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         try:
-            with describing_errors(all_errors=True), at_work(), _status_line():
+            with describing_errors(all_errors=True), report_work(), _status_line():
                 return _run(arguments)
         finally:
             sys.stdout.flush()
@@ -87,7 +87,7 @@ def _status_line() -> Iterator[None]:
     if job is not None and job.process_id:
         yield
         return
-    with shown_on(StatusLine()):
+    with show_on(StatusLine()):
         yield
 
 

@@ -4,13 +4,13 @@
     python launch/main.py --data /data/imagenet --epochs 90 --nodes 2 --gpus 8 --nr 0 --coordinator host0:12321
     python launch/main.py --data /data/imagenet --epochs 90 --nodes 2 --gpus 8 --nr 1 --coordinator host0:12321
 
-The last two commands are for two machines, which share the work directory. Without GPUs, give the number of processes:
+The last two commands run on two machines, which share the work directory. Without GPUs, set the number of processes:
 
     jaxddp data sample digits --out data/digits
     python launch/main.py --data data/digits --gpus 0 --processes 2 --model resnet18 --width 8 --image-size 32
 
-Started by srun, mpirun, torchrun or `jaxddp launch -- python launch/main.py …`, the script joins that job
-instead of starting processes. The same command again resumes from the last checkpoint.
+If srun, mpirun, torchrun or `jaxddp launch -- python launch/main.py …` starts the script, it joins their job
+instead of starting processes. If you repeat a command, the run resumes from its last checkpoint.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from jaxddp.optimizers.decay import decayed
 
 
 def train(args: argparse.Namespace) -> None:
-    """Trains in every process, each on its slice of every batch."""
+    """Train the network. Every process trains on its slice of each batch."""
     table = jaxddp.train_solutions(args.data, classes=args.classes)
     val = jaxddp.val_solutions(args.data, classes=args.classes)
-    # The ImageNet stem halves images twice before the first block, which is too much for small images.
+    # The ImageNet stem halves the resolution twice before the first block, which is too much for small images.
     stem = "imagenet" if args.image_size > 64 else "small"
     model = jaxddp.resnet(args.model, table.num_classes, width=args.width, stem=stem)
     data = jaxddp.DataConfig(image_size=args.image_size, resize=args.image_size * 8 // 7)
-    # This joins the job's processes, so JAX's devices must not be used before.
+    # This call joins the job, so JAX's devices must not be used before it.
     setup = jaxddp.prepare_training(
         model,
         table,
@@ -55,13 +55,13 @@ def train(args: argparse.Namespace) -> None:
     _, history = jaxddp.train(
         jaxddp.softmax_cross_entropy, setup, val=val, schedule=schedule, workdir=args.workdir, log_every=args.log_every
     )
-    # A run that had already finished has an empty history.
+    # If the run was already finished, the history is empty.
     if setup.topology.process_index == 0 and history.val:
         print(f"validation top-1: {history.val['top1'][-1]:.4f}")
 
 
 def make_optimizer(learning_rate: float) -> optax.GradientTransformation:
-    """Returns SGD with Nesterov momentum, and weight decay for kernels only."""
+    """Return SGD with Nesterov momentum, and weight decay for kernels only."""
     return optax.chain(
         optax.add_decayed_weights(1e-4, mask=decayed),
         optax.sgd(learning_rate, momentum=0.9, nesterov=True),
@@ -72,7 +72,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     start = parser.add_argument_group("processes")
     start.add_argument("-n", "--nodes", type=int, default=1, help="number of machines in the job")
-    start.add_argument("-g", "--gpus", type=int, help="GPUs of each machine, a process each (default: all; 0: CPU)")
+    start.add_argument(
+        "-g", "--gpus", type=int, help="GPUs of each machine, with one process for each GPU (default: all; 0: CPU)"
+    )
     start.add_argument("-nr", "--nr", type=int, help="this machine's number, from 0")
     start.add_argument("--processes", type=int, help="processes on each machine (default: one for each GPU)")
     start.add_argument("--coordinator", metavar="HOST:PORT", help="address of machine 0, for several machines")
@@ -94,7 +96,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     args = arguments()
     try:
-        # The single process of a launcher is a worker too, although it has no job to join.
+        # The only process of a launcher also trains, although it has no job to join.
         if "JAX_PROCESS_ID" in os.environ or find_job():
             train(args)
             return 0
@@ -109,7 +111,7 @@ def main() -> int:
         return launch(options, [sys.executable, *sys.argv])
     except JaxddpError as error:
         line = with_notes(str(error), error)
-        # Tells the other processes of the job to end with this reason.
+        # Ends the other processes of the job with this reason.
         abandon(line, error.exit_code)
         print(f"main.py: {line}", file=sys.stderr)
         return error.exit_code

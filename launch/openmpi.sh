@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Trains in several processes, which Open MPI's mpirun starts. They communicate through NCCL or gloo, not MPI.
+# Trains in several processes, which Open MPI's mpirun starts. The processes communicate through NCCL or gloo, not MPI.
 #
 #     HOSTS=host0:8,host1:8 launch/openmpi.sh imagenet_resnet50 --data.path /data/imagenet --workdir /shared/runs/first
 #     PROCESSES=2 launch/openmpi.sh digits --data.path data/digits
 #
-# Run it on the first host, because process 0 and the coordinator are on the machine of mpirun.
+# Run this script on the first host, because process 0 and the coordinator run on the host of mpirun.
 set -euo pipefail
 
 if (($# == 0)); then
@@ -19,11 +19,11 @@ options=(
 )
 [[ -n "${HOSTS:-}" ]] && options+=(--host "$HOSTS")
 [[ -n "${PROCESSES:-}" ]] && options+=(-np "$PROCESSES")
-# Only processes with this key can join.
+# Only processes with this key can join the job.
 export JAXDDP_JOB_KEY="${JAXDDP_JOB_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}"
 # mpirun passes only named variables to other hosts.
 for name in JAXDDP_JOB_KEY PATH LD_LIBRARY_PATH JAX_PLATFORMS JAX_COMPILATION_CACHE_DIR JAXDDP_CACHE JAXDDP_DATASETS; do
   [[ -n "${!name:-}" ]] && options+=(-x "$name")
 done
-# A rank that fails ends the job with its exit code.
+# A failed rank ends the job with the rank's exit code.
 exec mpirun "${options[@]}" jaxddp train "$@"

@@ -7,12 +7,12 @@
 Run the script where a Ray driver can run: on a machine of the cluster, or as a Ray job (`ray job submit -- python …`).
 All machines must have jaxddp and share the work directory. Paths must be absolute.
 
-Each process is the child of an actor, and ends with it. The first failure ends the other processes in bounded time. The
-exit code is that of `jaxddp launch`: 2 for a mistake, 75 for a run that was asked to stop and has saved. With
---restarts the job starts again from its last checkpoint after every failure but a mistake.
+Each process is the child of an actor, and ends with the actor. The first failure ends the other processes in bounded
+time. The exit codes are those of `jaxddp launch`: 2 for a mistake of the user, 75 for a run that saved and stopped on
+request. With --restarts, the job restarts from its last checkpoint after every failure except a mistake of the user.
 
-Ray Train's `JaxTrainer` is not used: it restarts after mistakes too, does not report exit codes, and stops workers
-without letting them save.
+Ray Train's `JaxTrainer` is not used: it restarts even after mistakes, does not report exit codes, and stops workers
+before they save.
 """
 
 import argparse
@@ -40,12 +40,12 @@ from jaxddp.job.leader import INHERITED_SOCKET
 from jaxddp.job.ports import listen
 
 FORWARDED = ("JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "JAXDDP_CACHE", "JAXDDP_DATASETS")
-"""Environment variables of this machine that all processes get. Other variables are those of their machines."""
+"""Environment variables of this machine that are set in all processes. Other variables come from their machines."""
 PREEMPTED = 75
 MOMENT, GRACE, SAVE_GRACE = 2.0, 10.0, 120.0
-"""Seconds from a failure to SIGTERM, from SIGTERM to SIGKILL, and the seconds that saving processes get instead."""
+"""Seconds from a failure to SIGTERM; from SIGTERM to SIGKILL; and from SIGTERM to SIGKILL while processes save."""
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds before the first restart, doubled for each further one, and their maximum."""
+"""Seconds before the first restart, doubled before each further restart; and their maximum."""
 
 
 class Member:
@@ -58,23 +58,23 @@ class Member:
         self._listener: socket.socket | None = None
         self._rest = b""
 
-    def place(self) -> tuple[str, list[str]]:
-        """Returns the address of its machine, and its GPUs."""
+    def location(self) -> tuple[str, list[str]]:
+        """Return the address of the actor's machine, and the actor's GPUs."""
         return ray.util.get_node_ip_address(), [str(gpu) for gpu in ray.get_gpu_ids()]
 
     def listen(self) -> str:
-        """Returns the coordinator's address, for process 0, which inherits the listening socket."""
+        """Return the coordinator's address. Only process 0 calls this, and inherits the listening socket."""
         self._listener = listen(ray.util.get_node_ip_address(), 0)
         return "{}:{}".format(*self._listener.getsockname()[:2])
 
     def start(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Starts the process. The kernel kills it when this actor ends."""
+        """Start the process. The kernel kills it when this actor ends."""
         inherited = [self._listener.fileno()] if self._listener else []
-        own = {INHERITED_SOCKET: str(inherited[0])} if inherited else {}
-        as_child = [sys.executable, "-I", "-S", starter.__file__, str(os.getpid()), ""]
+        variables = {INHERITED_SOCKET: str(inherited[0])} if inherited else {}
+        starter_command = [sys.executable, "-I", "-S", starter.__file__, str(os.getpid()), ""]
         self._process = subprocess.Popen(
-            [*as_child, sys.executable, "-m", "jaxddp", *words],
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **environ, **own},
+            [*starter_command, sys.executable, "-m", "jaxddp", *words],
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -87,9 +87,9 @@ class Member:
             self._listener.close()
 
     def read(self) -> tuple[list[str], int | None]:
-        """Returns new lines of output, within half a second, and the exit code if the process has ended."""
+        """Return the new lines of output, and the exit code if the process has ended, within half a second."""
         if not select.select([self._output], [], [], 0.5)[0]:
-            # A child of the process may keep its output open.
+            # The process may have ended although a child process keeps its output open.
             return [], self._process.poll()
         piece = os.read(self._output, 1 << 16)
         *lines, self._rest = (self._rest + piece).split(b"\n")
@@ -98,7 +98,7 @@ class Member:
         return [line.decode(errors="replace") for line in lines], None if piece else self._process.wait()
 
     def send(self, number: int) -> None:
-        """Sends a signal to the process and its children."""
+        """Send a signal to the process and its children."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, number)
 
@@ -113,7 +113,7 @@ class End(NamedTuple):
 
 
 class Job:
-    """One start of all processes. The actors are in the order of process ids."""
+    """One start of all processes. The actors are in the order of the process ids."""
 
     def __init__(self, members: Sequence[Any]):
         self._members, self._codes = members, dict[int, int]()
@@ -126,11 +126,13 @@ class Job:
             "JAX_NUM_PROCESSES": str(len(self._members)),
             RUN_ID: secrets.token_hex(8),
         }
-        each = [shared | {"JAX_PROCESS_ID": str(rank)} for rank in range(len(self._members))]
-        ray.get([member.start.remote(words, own) for member, own in zip(self._members, each, strict=True)])
+        environs = [shared | {"JAX_PROCESS_ID": str(rank)} for rank in range(len(self._members))]
+        ray.get(
+            [member.start.remote(words, variables) for member, variables in zip(self._members, environs, strict=True)]
+        )
 
     def watch(self, received: list[signal.Signals]) -> End:
-        """Prints the output of all processes until all have ended. A signal handler appends to `received`."""
+        """Print the output of all processes until all have ended. A signal handler appends to `received`."""
         pending = {member.read.remote(): rank for rank, member in enumerate(self._members)}
         plan: list[tuple[float, signal.Signals]] = []
         while pending:
@@ -148,13 +150,13 @@ class Job:
                 for rank in pending.values():
                     self._members[rank].send.remote(number)
                 if not plan:
-                    # The actor of a lost machine never answers.
+                    # The actor of a lost machine never returns a result.
                     self._codes |= dict.fromkeys(pending.values(), -signal.SIGKILL)
                     pending.clear()
         return self._end()
 
     def _show(self, rank: int, reference: ray.ObjectRef) -> int | None:
-        """Prints the output of a process, and records its exit code if it has ended."""
+        """Print the output of a process, and record its exit code if it has ended."""
         try:
             lines, code = ray.get(reference)
         except RayActorError:
@@ -165,7 +167,7 @@ class Job:
         return code
 
     def _stop(self, number: signal.Signals) -> list[tuple[float, signal.Signals]]:
-        """Returns the signals to send after a received one: all processes save and stop; a second Ctrl-C kills them."""
+        """Return the signals to send after a received one: SIGTERM to save and stop, SIGKILL after a second Ctrl-C."""
         if self._stop_signal:
             return [(time.monotonic(), signal.SIGKILL)] if number == signal.SIGINT else []
         self._stop_signal = number
@@ -173,7 +175,7 @@ class Job:
         return deadlines(SAVE_GRACE)
 
     def _end(self) -> End:
-        """Returns the end of the first process that was killed, or else of the first that failed."""
+        """Return the end of the first killed process, or else of the first failed process."""
         failed = {rank: code for rank, code in self._codes.items() if code}
         rank = next((rank for rank, code in failed.items() if code < 0), next(iter(failed), 0))
         code = self._codes[rank]
@@ -184,52 +186,52 @@ class Job:
 
 
 def deadlines(kill: float, terminate: float = 0) -> list[tuple[float, signal.Signals]]:
-    """Returns when to send which signal to the processes that still run."""
+    """Return the times and signals to send to the processes that still run."""
     now = time.monotonic()
     return [(now + terminate, signal.SIGTERM), (now + terminate + kill, signal.SIGKILL)]
 
 
 def reserve(options: argparse.Namespace, received: list[signal.Signals]) -> PlacementGroup:
-    """Reserves resources for all processes, on few machines. Raises InputError if there are none in time."""
+    """Reserve resources for all processes, on few machines. Raises InputError if this takes too long."""
     bundle = {"CPU": float(options.cpus), "GPU": float(options.gpus)}
-    room, give_up = placement_group([bundle] * options.processes, strategy="PACK"), time.monotonic() + options.wait
-    while not room.wait(0.5):
-        if received or time.monotonic() > give_up:
-            remove_placement_group(room)
+    group, deadline = placement_group([bundle] * options.processes, strategy="PACK"), time.monotonic() + options.wait
+    while not group.wait(0.5):
+        if received or time.monotonic() > deadline:
+            remove_placement_group(group)
             has = {name: ray.cluster_resources().get(name, 0.0) for name in bundle}
             raise InputError(
-                f"Ray has no room for {options.processes} processes with {bundle} each, of {has} in all, in "
-                f"{options.wait:g} s; start fewer, or give --wait more seconds"
+                f"Ray did not reserve {bundle} for each of {options.processes} processes in {options.wait:g} s; the "
+                f"cluster has {has}; start fewer processes, or raise --wait"
             )
-    return room
+    return group
 
 
-def place(room: PlacementGroup, options: argparse.Namespace) -> list[Any]:
-    """Creates an actor for each process. Processes of one machine have consecutive ids."""
+def create_actors(group: PlacementGroup, options: argparse.Namespace) -> list[Any]:
+    """Create an actor for each process. Processes of one machine have consecutive ids."""
     actor: Any = ray.remote(Member)
     resources = {"num_cpus": options.cpus, "num_gpus": options.gpus}
-    bundles = [PlacementGroupSchedulingStrategy(room, index) for index in range(options.processes)]
+    bundles = [PlacementGroupSchedulingStrategy(group, index) for index in range(options.processes)]
     created = [actor.options(**resources, scheduling_strategy=bundle).remote() for bundle in bundles]
-    places = ray.get([member.place.remote() for member in created])
-    return [created[index] for index in sorted(range(len(created)), key=places.__getitem__)]
+    locations = ray.get([member.location.remote() for member in created])
+    return [created[index] for index in sorted(range(len(created)), key=locations.__getitem__)]
 
 
 def attempt(options: argparse.Namespace, environ: Mapping[str, str], received: list[signal.Signals]) -> End:
-    """Runs the job once. No process is left afterwards."""
-    room = reserve(options, received)
+    """Run the job once. All its processes have ended afterwards."""
+    group = reserve(options, received)
     try:
-        job = Job(place(room, options))
+        job = Job(create_actors(group, options))
         job.start(options.command, environ)
         return job.watch(received)
     except RayActorError as error:
         return End(1, f"an actor was lost at the start ({first_line(error)})")
     finally:
-        # Removing the placement group ends its actors and their processes.
-        remove_placement_group(room)
+        # The removal of the placement group ends its actors and their processes.
+        remove_placement_group(group)
 
 
 def run(options: argparse.Namespace, received: list[signal.Signals]) -> int:
-    """Runs the job, and restarts it after failures while restarts are left. Returns the last exit code."""
+    """Run the job, and restart it after failures while restarts are left. Return the last exit code."""
     environ = {name: os.environ[name] for name in FORWARDED if name in os.environ}
     environ |= {KEY: os.environ.get(KEY) or secrets.token_hex(32)}
     if not options.gpus:
@@ -250,7 +252,7 @@ def run(options: argparse.Namespace, received: list[signal.Signals]) -> int:
 
 
 def interrupted(seconds: float, received: list[signal.Signals]) -> bool:
-    """Waits, and returns whether a signal was received."""
+    """Wait, and return whether a signal was received."""
     end = time.monotonic() + seconds
     while not received and time.monotonic() < end:
         time.sleep(0.1)

@@ -6,9 +6,9 @@
 #     HOSTS="host0 host1" LAUNCH="--restarts 3" launch/ssh.sh …   # restarts a failed job up to 3 times
 #     HOSTS="host0 host1" NODES=1:2 launch/ssh.sh …               # continues on one machine, see docs/scaling.md
 #
-# HOSTS are the names of the machines, to which ssh must connect without a password. PORT must be free on the first
-# machine and reachable from the others. The machines must share the work directory. If JAXDDP_JOB_KEY is set, to the
-# same value on all machines, only processes with this key can join.
+# HOSTS are the names of the machines. ssh must connect to them without a password. PORT must be free on the first
+# machine, and reachable from the other machines. The machines must share the work directory. If JAXDDP_JOB_KEY is
+# set to the same value on all machines, only processes with this key can join the job.
 set -euo pipefail
 
 read -ra hosts <<<"${HOSTS:-}"
@@ -20,17 +20,18 @@ place=$(printf '%q' "$PWD")
 command=$(printf '%q ' train "$@")
 
 pids=()
-# ssh in the background gets no Ctrl-C. A terminated ssh hangs up, and the remote launcher saves and stops.
+# An ssh process in the background receives no Ctrl-C. A terminated ssh process hangs up, and the remote launcher
+# saves and stops.
 trap '((${#pids[@]})) && kill "${pids[@]}" 2>/dev/null' INT TERM
 for nr in "${!hosts[@]}"; do
   job="--nodes ${NODES:-${#hosts[@]}} --nr $nr --coordinator ${hosts[0]}:${PORT:-12321}"
-  # -tt: hanging up requires a remote terminal.
+  # -tt: the hang-up requires a remote terminal.
   ssh -tt -o BatchMode=yes "${hosts[nr]}" \
     "cd $place && exec jaxddp launch $job ${LAUNCH:-} -- $command" </dev/null &
   pids+=($!)
 done
 
-# When a machine fails for good, the others end within seconds, so this loop ends too.
+# When a machine fails permanently, the others end within seconds, so this loop also ends.
 code=0
 for pid in "${pids[@]}"; do
   wait "$pid" || code=$((code ? code : $?))

@@ -4,10 +4,10 @@
         train imagenet_resnet50 --data.path /data/imagenet --workdir /shared/runs/first
     python launch/submitit_job.py --cluster local --tasks 2 -- train digits --data.path data/digits --workdir runs/one
 
-Each task is one process of the job, with one GPU of its machine. On SLURM the script prints the job's id and ends,
-unless --wait is given; it always waits for a job on this machine.
+Each task is one process of the job, with one GPU of its machine. On SLURM, the script prints the job's id and ends;
+with --wait, it waits for the job. It always waits for a job on this machine.
 
-Before a timeout or a preemption, submitit's signal makes all processes save and stop. The job is then queued again, up
+Before a timeout or a preemption, submitit's signal makes all processes save and stop. Then the job is queued again, up
 to --timeouts times, and resumes.
 """
 
@@ -30,12 +30,12 @@ from jaxddp.job.environment import KEY
 
 PREEMPTED = 75
 SAVE_SECONDS = 120
-"""Seconds for all processes to save; SLURM sends the signal this long before it ends the job."""
+"""Seconds in which all processes must save. SLURM sends the signal this many seconds before it ends the job."""
 STOP_SIGNAL = signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
 
 
 class Training:
-    """The function of each task: runs the jaxddp command as a child, which finds the job in the environment.
+    """The function of each task. It runs the jaxddp command as a child process, which joins the job of its environment.
 
     Submitit calls `checkpoint` in task 0 from its signal handler, while `__call__` waits.
     """
@@ -44,23 +44,23 @@ class Training:
         self.words = list(words)
 
     def __call__(self) -> int:
-        # SLURM sends the signal to every process of the task, and it would kill the child.
-        before = signal.signal(STOP_SIGNAL, signal.SIG_IGN)
-        as_child = [sys.executable, "-I", "-S", starter.__file__, str(os.getpid()), ""]
-        self._process = subprocess.Popen([*as_child, sys.executable, "-m", "jaxddp", *self.words])
-        signal.signal(STOP_SIGNAL, before)
-        # Not `wait`, because `checkpoint` would block on its lock.
+        # SLURM sends the signal to every process of the task. Without SIG_IGN, the signal would kill the child.
+        previous_handler = signal.signal(STOP_SIGNAL, signal.SIG_IGN)
+        starter_command = [sys.executable, "-I", "-S", starter.__file__, str(os.getpid()), ""]
+        self._process = subprocess.Popen([*starter_command, sys.executable, "-m", "jaxddp", *self.words])
+        signal.signal(STOP_SIGNAL, previous_handler)
+        # `wait` would hold a lock on which `checkpoint` would block.
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         return self._conclude(self._process.wait())
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
-        """Lets all processes save. Returns the job to queue again, or None if they did not save."""
+        """Let all processes save. Return the job to queue again; None if the processes did not save."""
         self._process.send_signal(signal.SIGTERM)
-        give_up = time.monotonic() + SAVE_SECONDS
-        while time.monotonic() < give_up:
+        deadline = time.monotonic() + SAVE_SECONDS
+        while time.monotonic() < deadline:
             end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if end is not None:
-                # A run that has just finished ends at once when it starts again.
+                # Code 0: a run that has just finished ends at once after a restart.
                 saved = end.si_code == os.CLD_EXITED and end.si_status in (0, PREEMPTED)
                 return submitit.helpers.DelayedSubmission(Training(self.words)) if saved else None
             time.sleep(0.1)
@@ -76,12 +76,12 @@ class Training:
         raise RuntimeError(f"process {submitit.JobEnvironment().global_rank}: {how}")
 
 
-def end(job: submitit.Job[int]) -> int:
-    """Waits for all tasks. Prints a line for each failure, and returns 1 if there is one."""
+def wait_for(job: submitit.Job[int]) -> int:
+    """Wait for all tasks, and print a line for each failure. Return 1 if there is a failure, else 0."""
     failures = {task: job.task(task).exception() for task in range(job.num_tasks)}
     for task, error in failures.items():
         if error is not None:
-            # The task's exception, or submitit's error for a missing result.
+            # `error` has the task's exception, or submitit's error for a missing result.
             raised = re.search(r"^RuntimeError: (.*)", str(error), re.MULTILINE)
             report(raised[1] if raised else f"process {task}: {first_line(error)}")
     if not any(failures.values()):
@@ -91,21 +91,21 @@ def end(job: submitit.Job[int]) -> int:
 
 
 def executor(options: argparse.Namespace) -> submitit.Executor:
-    """Returns the executor with the resources of the job."""
+    """Return the executor with the resources of the job."""
     shared = {"nodes": options.nodes, "gpus_per_node": options.gpus, "signal_delay_s": SAVE_SECONDS}
     if options.cluster == "local":
         local = submitit.LocalExecutor(options.folder, options.timeouts)
         local.update_parameters(tasks_per_node=options.tasks, timeout_min=options.minutes, **shared)
         return local
     slurm = submitit.SlurmExecutor(options.folder, options.timeouts)
-    given = {"partition": options.partition, "cpus_per_task": options.cpus, **shared}
+    parameters = {"partition": options.partition, "cpus_per_task": options.cpus, **shared}
     slurm.update_parameters(
         job_name="jaxddp",
         ntasks_per_node=options.tasks,
         time=options.minutes,
         # srun does not inherit this option from the batch job.
         srun_args=[f"--cpus-per-task={options.cpus}"] if options.cpus else [],
-        **{name: value for name, value in given.items() if value},
+        **{name: value for name, value in parameters.items() if value},
     )
     return slurm
 
@@ -122,8 +122,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=0, help="GPUs on each node")
     parser.add_argument("--cpus", type=int, help="CPUs of each task (SLURM)")
     parser.add_argument("--partition", help="partition of SLURM")
-    parser.add_argument("--minutes", type=int, default=60, help="minutes until the job is asked to save")
-    parser.add_argument("--timeouts", type=int, default=10, help="how often the job is queued again after a timeout")
+    parser.add_argument("--minutes", type=int, default=60, help="minutes until the job must save and stop")
+    parser.add_argument(
+        "--timeouts", type=int, default=10, help="maximum number of times to queue the job again after a timeout"
+    )
     parser.add_argument("--folder", type=Path, default=Path("runs/submitit"), help="for output, shared by all nodes")
     parser.add_argument("--wait", action="store_true", help="wait for the end of the job")
     parser.add_argument("command", nargs="+", metavar="-- COMMAND", help="of jaxddp, such as `-- train digits …`")
@@ -136,7 +138,7 @@ def main() -> int:
     os.environ.setdefault(KEY, secrets.token_hex(32))
     job = executor(options).submit(Training(options.command))
     report(f"job {job.job_id}; its output is in {job.paths.folder}")
-    return end(job) if options.wait or options.cluster == "local" else 0
+    return wait_for(job) if options.wait or options.cluster == "local" else 0
 
 
 if __name__ == "__main__":

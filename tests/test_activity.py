@@ -83,7 +83,7 @@ def test_other_threads_do_not_change_the_description():
 
 def test_long_activities_are_shown_and_short_ones_are_not(impatient):
     screen = Told()
-    with activity.shown_on(screen):
+    with activity.show_on(screen):
         with phases.doing("reading"):
             wait_until(lambda: screen.lines.count("reading") > 2)
         assert screen.lines[-1] == ""

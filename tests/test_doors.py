@@ -24,7 +24,7 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.storage.catalog import CATALOG_VARIABLE
 from jaxddp.recipe_file import recipe_path
 from jaxddp.workdir.claim import MEASURED, check_measured
-from jaxddp.workdir.paths import absolute, saved_places, with_places
+from jaxddp.workdir.paths import absolute, saved_with_absolute_paths, with_absolute_paths
 
 LEAN = ["--parallel.devices", "1", "--log.to", "jsonl"]
 RECIPE = """
@@ -199,7 +199,7 @@ def test_paths_become_absolute_and_links_are_kept(tmp_path, monkeypatch):
         model={"weights": "c"},
         objective={"teacher": "d"},
     )
-    found = with_places(config)
+    found = with_absolute_paths(config)
     assert (
         found.data.path,
         found.data.unlabelled,
@@ -215,12 +215,14 @@ def test_paths_become_absolute_and_links_are_kept(tmp_path, monkeypatch):
 def test_a_data_set_name_is_resolved_to_its_path(tmp_path, monkeypatch):
     (tmp_path / "datasets.toml").write_text('[mine]\npath = "set"\nclasses = "0:5"\n')
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
-    data = with_places(Config().replace(data={"name": "mine", "train": "few.csv"})).data
+    data = with_absolute_paths(Config().replace(data={"name": "mine", "train": "few.csv"})).data
     assert (data.path, data.name, data.train, data.classes) == (str(tmp_path / "set"), None, "few.csv", "0:5")
     # The settings of an older release mean the same, as long as the name is known.
-    saved = saved_places({"data.name": "mine", "data.path": None, "data.train": "few.csv", "data.classes": None})
+    saved = saved_with_absolute_paths(
+        {"data.name": "mine", "data.path": None, "data.train": "few.csv", "data.classes": None}
+    )
     assert saved == {f"data.{key}": getattr(data, key) for key in ("name", "path", "train", "val", "classes")}
-    assert saved_places({"data.name": "other"}) == {"data.name": "other"}
+    assert saved_with_absolute_paths({"data.name": "other"}) == {"data.name": "other"}
 
 
 def test_a_path_on_the_command_line_replaces_a_data_set_name(tmp_path, monkeypatch):

@@ -442,7 +442,7 @@ def test_a_process_that_never_joins_is_named():
 
 
 def test_absent_processes_of_the_largest_job_are_named_quickly():
-    absent = Roster(MOST_PROCESSES, "h").absent(60, "h")
+    absent = Roster(MOST_PROCESSES, "h").absence_error(60, "h")
     assert str(absent).startswith("processes 1, 2, 3, 4, 5, 6, 7, 8 and 16,777,207 more of 16777216 did not join in")
 
 
@@ -479,5 +479,5 @@ def test_a_port_that_is_taken_or_not_permitted_is_an_error():
         with pytest.raises(Unreachable, match="no answer in 0.5 s"):
             ControlPlane.join(Job(address, 2, 1), {}, timeout=0.5)
         assert time.monotonic() - begin < 30
-    with pytest.raises(InputError, match="192.0.2.1:4321: not an address of this machine; process 0 .* runs on"):
+    with pytest.raises(InputError, match="192.0.2.1:4321: not an address of this machine; start process 0 .* on the"):
         ControlPlane.join(Job("192.0.2.1:4321", 2, 0), {}, timeout=5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.launches import TELL, Ran, free_port, plain_environment, program
 
 from jaxddp.cluster.launcher import launch
-from jaxddp.cluster.machine import local_cores, local_gpus, shares
+from jaxddp.cluster.machine import divide, local_cores, local_gpus
 from jaxddp.cluster.options import Launch, split
 from jaxddp.core.errors import InputError
 
@@ -59,7 +59,7 @@ class TestCores:
 
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 12))
 def test_shares_of_cores_are_even_and_leave_no_core_unused(items, count):
-    parts = shares(items, count)
+    parts = divide(items, count)
     assert [item for part in parts for item in part] == items
     assert len(parts) == count and max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -111,8 +111,8 @@ BAD_OPTIONS = {
     "a grace that is no number": ({"grace": float("nan")}, "--grace=nan: expected 0 to 1,000,000"),
     "a grace below zero": ({"save_grace": -1.0}, "--save_grace=-1.0: expected 0 to 1,000,000"),
     "no GPU and no number": ({"processes": None}, "set the number of processes with --processes P"),
-    "GPUs that are not there": ({"processes": None, "gpus": 2}, "--gpus 2: this machine has 0 visible; --processes P"),
-    "more cores than there are": ({"processes": 1, "cores": 99999}, "--cores 99999: 1 process would need 99999"),
+    "GPUs that are not there": ({"processes": None, "gpus": 2}, "--gpus 2: this machine has 0 visible GPUs"),
+    "more cores than there are": ({"processes": 1, "cores": 99999}, "--cores 99999: 1 process would need 99,999 cores"),
     "nodes without coordinator": ({"nodes": "2", "nr": 0}, "--nodes 2: give --coordinator HOST:PORT"),
     "nodes without nr": ({"nodes": "2", "coordinator": "h:1"}, "--nodes 2: give --nr, this machine's number, 0 to 1"),
     "nr too large": ({"nodes": "2", "coordinator": "h:1", "nr": 2}, "--nr 2: expected 0 to 1, for --nodes 2"),
@@ -132,7 +132,7 @@ BAD_OPTIONS = {
     "no wait": ({"wait": 0.0}, "--wait=0.0: expected above 0, at most 1,000,000"),
     "port out of range": ({"coordinator": "h:65536"}, "port from 1 to 65535"),
     "no such host": ({"coordinator": "no..where:1234"}, "no..where:1234: there is no host 'no..where'"),
-    "another machine": ({"coordinator": "192.0.2.1:1234"}, "192.0.2.1:1234: not an address of this machine; process 0"),
+    "another machine": ({"coordinator": "192.0.2.1:1234"}, "192.0.2.1:1234: not an address of this machine; start"),
 }
 # fmt: on
 
@@ -149,7 +149,7 @@ def test_bad_options(case, tmp_path):
 def test_gpus_that_cannot_be_shared_evenly(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    with pytest.raises(InputError, match="--processes 2: 3 GPUs cannot be shared evenly; --gpus K takes some"):
+    with pytest.raises(InputError, match="--processes 2: 3 GPUs cannot be divided evenly among 2 processes; use fewer"):
         launch(Launch(processes=2, logs=tmp_path), ["true"])
 
 
@@ -191,7 +191,7 @@ def test_split():
     )
     assert split(["--help"]) == (["--help"], [])
     for words in ([], ["--processes", "2"], ["--processes", "2", "--"], ["train", "digits"]):
-        with pytest.raises(InputError, match=r"launch: no command; it follows a --, as in: jaxddp launch"):
+        with pytest.raises(InputError, match=r"launch: no command; write the command after --, as in: jaxddp launch"):
             split(words)
 
 

@@ -24,7 +24,7 @@ def plain(monkeypatch):
 @pytest.fixture
 def brief(monkeypatch):
     """Give the other processes little time after a failure. Users have no reason to change it, so it is private."""
-    monkeypatch.setattr(worker_group, "_MOMENT_SECONDS", 0.05)
+    monkeypatch.setattr(worker_group, "_SELF_END_SECONDS", 0.05)
 
 
 @pytest.fixture

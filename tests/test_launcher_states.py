@@ -322,7 +322,7 @@ def test_too_few_machines_are_an_error_at_first_and_later_end_with_the_last_exit
 def test_machines_that_cannot_share_the_batch_are_spares():
     events = [*arrivals(1, 2), (7.0, TimePassed())]
     _, effects = states(coordinator("1:4", sizes=(1, 2, 4)), *events)
-    line = "machine 2 waits as a spare: the batch is shared by 2"
+    line = "machine 2 waits as a spare: the job runs on 2 machines"
     assert effects[:3] == [Say(line), Send(1, Notice(line)), Send(2, Notice(line))]
     assert isinstance(effects[3], StartGeneration) and [*effects[3].assignments] == [0, 1]
 
@@ -331,11 +331,11 @@ def test_an_additional_machine_joins_after_join_after_seconds():
     state, _ = states(coordinator("1:2"), (5.0, TimePassed()), *[(6.0, Arrived(1, "host1"))])
     assert state.wake == 5 + 10
     state, effects = states(state, (15.0, TimePassed()))
-    assert effects[0] == Say("2 machines are connected; all save, and start again with them")
+    assert effects[0] == Say("2 machines are connected; all processes save, and restart on these machines")
     assert effects[-1] == SaveProcesses() and state.wake is None
     # It was asked to stop before it could save, so it has not failed.
     state, effects = states(state, (16.0, LocalEnded(KILLED)))
-    assert isinstance(effects[0], Say) and effects[0].line == "saved; all start again with the machines that came"[7:]
+    assert isinstance(effects[0], Say) and effects[0].line == "saved; all processes restart with the new machines"[7:]
     state, (start,) = states(state, (16.0, TimePassed()))
     assert isinstance(start, StartGeneration) and [*start.assignments] == [0, 1] and state.budget.used == 0
 

@@ -196,11 +196,13 @@ def test_machines_come_and_go(machine, place):
     first = machine(SAVING, f"{options}, nr=0").said("generation 0: process 0 of 1")
     second = machine(SAVING, f"{options}, nr=1").said("generation 1: process 1 of 2")
     first.said(
-        "saved 0", "2 machines are connected; all save, and start again with them", "generation 1: process 0 of 2"
+        "saved 0",
+        "2 machines are connected; all processes save, and restart on these machines",
+        "generation 1: process 0 of 2",
     )
     # Only its launcher is asked to stop: it leaves, and the others continue.
     assert second.send(signal.SIGTERM).end() == 75
-    first.said("saved 1", "machine 1 left; the others go on", "generation 2: process 0 of 1")
+    first.said("saved 1", "machine 1 left; the other machines continue", "generation 2: process 0 of 1")
     second = machine(SAVING, f"{options}, nr=1").said("generation 3: process 1 of 2")
     # Nothing so far was a failure, but this is one, and no restart is left.
     kill_process_of(second)
@@ -237,7 +239,8 @@ CONFIG = "Config().replace(train={'batch_size': 8}, eval={'batch_size': 8})"
 def test_a_machine_that_cannot_share_the_batch_is_a_spare(machine, place):
     options = f"nodes='1:3', restarts=1, settle=3, wait=20, {place}"
     three = [machine(SAVING, f"{options}, nr={nr}", CONFIG) for nr in (2, 1, 0)][::-1]
-    line = "never on 3 machines: train.batch_size=8 cannot be divided among 3 devices; surplus machines wait as spares"
+    problem = "train.batch_size=8 cannot be divided among 3 devices"
+    line = f"the job cannot run on 3 machines: {problem}; surplus machines wait as spares"
     three[0].said(line, "generation 0: process 0 of 2")
     three[0].said("machine 1 (", "machine 2 (")
     three[0].wait_until(lambda: any("process 1 of 2" in each.out for each in three[1:]))

@@ -9,13 +9,13 @@ import pytest
 from support.launches import FAILING, GENERATION, SAVING, Machine, Ran, machines, plain_environment, program
 
 import jaxddp.job.work_status as work_status
-from jaxddp.cluster.elastic_sizes import sizes_that_share
+from jaxddp.cluster.elastic_sizes import valid_machine_counts
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.restarts import Again, Budget, End, decide
+from jaxddp.cluster.restarts import Budget, End, Restart, decide
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.job.work_status import STATUS_PIPE, WorkStatus, at_work
+from jaxddp.job.work_status import STATUS_PIPE, WorkStatus, report_work
 
 SAVED = End(75, "asked to stop")
 KILLED = End(137, "process 1: killed by SIGKILL")
@@ -62,9 +62,9 @@ VERDICTS = {
     "done before it could grow": ({0: DONE, 1: DONE}, None, {"elastic": True, "growing": True}, 0),
     "killed": ({0: End(1, "x"), 1: KILLED}, KILLED, {}, "process 1: killed by SIGKILL; restart 1 of 1 in 1 s"),
     "killed as it grew": ({0: SAVED, 1: KILLED}, KILLED, {"elastic": True, "growing": True}, "process 1: killed by S"),
-    "grew before it began": ({0: EARLY}, EARLY, {"elastic": True, "growing": True}, "all start again with the mach"),
-    "a machine left": ({0: SAVED, 1: ASKED}, None, {"elastic": True}, "machine 1 left; the others go on"),
-    "a machine grew": ({0: SAVED}, None, {"elastic": True, "growing": True}, "saved; all start again with the"),
+    "grew before it began": ({0: EARLY}, EARLY, {"elastic": True, "growing": True}, "all processes restart with the"),
+    "a machine left": ({0: SAVED, 1: ASKED}, None, {"elastic": True}, "machine 1 left; the other machines continue"),
+    "a machine grew": ({0: SAVED}, None, {"elastic": True, "growing": True}, "saved; all processes restart wi"),
 }
 # fmt: on
 
@@ -76,7 +76,7 @@ def test_decisions(case):
     if isinstance(expected, int):
         assert found == expected
     else:
-        assert isinstance(found, Again) and found.line.startswith(expected)
+        assert isinstance(found, Restart) and found.line.startswith(expected)
         # Only failures are counted.
         assert (found.budget.used, found.delay) == ((1, 1.0) if failure is KILLED else (0, 0.0))
     if failure is KILLED:
@@ -150,12 +150,12 @@ def test_a_process_reports_its_work_to_the_launcher(monkeypatch):
     # The pipe is cached for the process. Other tests must not write into this one.
     work_status._pipe.cache_clear()
     try:
-        with at_work(), at_work():
+        with report_work(), report_work():
             status.read()
             assert status.is_working and STATUS_PIPE not in os.environ
         status.read()
         assert not status.is_working and not status.has_quit
-        with pytest.raises(SystemExit), at_work():
+        with pytest.raises(SystemExit), report_work():
             sys.exit(3)
         status.read()
         assert not status.is_working and status.has_quit
@@ -191,14 +191,15 @@ def test_launchers_meet_only_if_necessary(tmp_path):
 def shared(nodes: str, processes: int = 1, gpus: int = 0, **changes: dict) -> list[int]:
     config = Config().replace(**({"train": {"batch_size": 24}, "eval": {"batch_size": 48}} | changes))
     options = Launch(nodes=nodes, nr=0, coordinator="127.0.0.1:1")
-    return sizes_that_share(config, options, processes, gpus)
+    return valid_machine_counts(config, options, processes, gpus)
 
 
 def test_numbers_of_machines_that_can_share_a_batch(capfd, monkeypatch):
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     assert shared("1:4") == [1, 2, 3, 4] and capfd.readouterr().err == ""
     assert shared("1:5") == [1, 2, 3, 4]
-    line = "never on 5 machines: train.batch_size=24 cannot be divided among 5 devices; surplus machines wait as spares"
+    problem = "train.batch_size=24 cannot be divided among 5 devices"
+    line = f"the job cannot run on 5 machines: {problem}; surplus machines wait as spares"
     assert capfd.readouterr().err == f"jaxddp launch: {line}\n"
     assert shared("1:8", processes=2) == [1, 2, 3, 4, 6]
     assert shared("1:3", processes=2, gpus=2) == [1, 2, 3]

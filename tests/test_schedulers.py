@@ -7,7 +7,7 @@ import pytest
 import jaxddp.job.schedulers as schedulers
 from jaxddp.core.errors import InputError
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.schedulers import own_address
+from jaxddp.job.schedulers import reachable_address
 
 SKYPILOT = {
     "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9\n10.0.0.5", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NUM_GPUS_PER_NODE": "8",
@@ -68,7 +68,7 @@ def test_skypilot_runs_one_process_on_each_node(rank):
 
 
 def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
-    monkeypatch.setattr(schedulers, "own_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(schedulers, "reachable_address", lambda: "10.0.0.7")
     jobs = [found(batch(node)) for node in range(4)]
     assert [job.process_id for job in jobs] == [2, 1, 0, 3]
     # All use one address. The main node finds it by itself.
@@ -81,7 +81,7 @@ def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
 
 
 def test_the_main_node_of_aws_batch_uses_its_own_address_only_if_none_is_set(monkeypatch):
-    monkeypatch.setattr(schedulers, "own_address", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(schedulers, "reachable_address", lambda: pytest.fail("asked"))
     assert found(batch(2, JAX_COORDINATOR_ADDRESS="10.0.0.8:1234")).coordinator == "10.0.0.8:1234"
     with pytest.raises(InputError, match="AWS_BATCH_JOB_MAIN_NODE_INDEX set but not the coordinator's address"):
         find_job({name: value for name, value in batch(1).items() if name not in MAIN_ADDRESS})
@@ -89,7 +89,7 @@ def test_the_main_node_of_aws_batch_uses_its_own_address_only_if_none_is_set(mon
 
 def test_a_machines_own_address_is_reachable_for_others(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.1.2.3")
-    assert own_address() == "10.1.2.3"
+    assert reachable_address() == "10.1.2.3"
 
     class Chooser:
         """A socket of a machine that has a route, but whose name resolves to the loopback."""
@@ -111,14 +111,14 @@ def test_a_machines_own_address_is_reachable_for_others(monkeypatch):
 
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
     monkeypatch.setattr(socket, "socket", Chooser)
-    assert own_address() == "10.1.2.4"
+    assert reachable_address() == "10.1.2.4"
 
     def no_route(self, where):
         raise OSError(101, "Network is unreachable")
 
     monkeypatch.setattr(Chooser, "connect", no_route)
     with pytest.raises(InputError, match="this machine has no address that others reach; set JAX_COORDINATOR_ADDRESS"):
-        own_address()
+        reachable_address()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,1 +1,1 @@
-"""The launcher, which starts the processes of a job on a machine, alone or together with other machines."""
+"""The launcher, which starts the processes of a job on one machine or, with other launchers, on several machines."""

@@ -1,4 +1,4 @@
-"""Finds the numbers of machines whose devices can share an elastic job's global batch evenly."""
+"""Finds the numbers of machines among which an elastic job can divide its global batch evenly."""
 
 import os
 
@@ -7,54 +7,57 @@ from jaxddp.cluster.process_output import say
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
+from jaxddp.core.wording import counted
 from jaxddp.data.batch_plan.division import Division
 
 _SIMULATED = Range(1, 100_000)
 
 
-def sizes_that_share(config: Config | None, options: Launch, processes: int, gpus: int) -> list[int]:
-    """Return the numbers of machines, from least to most, that can share the batches of a config.
+def valid_machine_counts(config: Config | None, options: Launch, processes: int, gpus: int) -> list[int]:
+    """Return the numbers of machines, in ascending order, among which the batches of a config can be divided evenly.
 
-    The launcher prints a line about the excluded numbers. Without a config, all numbers are returned.
+    Print a line about the excluded numbers. Without a config, return all numbers.
 
     Args:
         processes: the number of processes on each machine.
         gpus: the number of GPUs of each process; 0 if it computes on the CPU.
 
     Raises:
-        InputError: no number of machines can share the batches.
+        InputError: the batches cannot be divided among any number of machines.
     """
     least, most = options.machines
     sizes = list(range(least, most + 1))
     if config is None or not options.machines.elastic:
         return sizes
-    each = devices_of_process(config, gpus)
-    problems = {size: unshared(config, size * processes, each) for size in sizes}
+    devices = devices_per_process(config, gpus)
+    problems = {size: sharing_problem(config, size * processes, devices) for size in sizes}
     allowed = [size for size in sizes if problems[size] is None]
     if not allowed:
         raise InputError(f"--nodes {options.nodes}: {problems[least]}; no number of machines can share it")
     if excluded := [size for size in sizes if problems[size] is not None]:
         listed = ", ".join(map(str, excluded))
-        say(f"jaxddp launch: never on {listed} machines: {problems[excluded[0]]}; surplus machines wait as spares")
+        problem = f"the job cannot run on {listed} machines: {problems[excluded[0]]}"
+        say(f"jaxddp launch: {problem}; surplus machines wait as spares")
     return allowed
 
 
-def devices_of_process(config: Config, gpus: int) -> int:
-    """Return how many devices a process will have in JAX."""
+def devices_per_process(config: Config, gpus: int) -> int:
+    """Return the number of JAX devices of a process."""
     if config.parallel.cpu_devices is not None:
         return config.parallel.cpu_devices
     return gpus or whole(os.environ.get("JAX_NUM_CPU_DEVICES", ""), _SIMULATED) or 1
 
 
-def unshared(config: Config, processes: int, devices: int) -> str | None:
-    """Return why so many processes with so many devices each cannot share a config's batches; None if they can."""
+def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
+    """Return why a config's batches cannot be divided among so many processes and devices; None if they can."""
     total = processes * devices
     used = config.parallel.devices or total
     if used > total or used % processes:
-        return f"parallel.devices={used} cannot be divided among {processes} processes that have {devices} each"
+        each = counted(devices, "device")
+        return f"parallel.devices={used} cannot be divided among {processes} processes with {each} each"
     shares = used
     if config.parallel.reproducible:
-        # This imports JAX, so it is done only if needed.
+        # This import imports JAX, so it is local.
         from jaxddp.engine.reproducible import SHARDS
 
         if SHARDS % used:

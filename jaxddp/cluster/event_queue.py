@@ -1,4 +1,4 @@
-"""The events that the launcher's main thread handles one after the other: signals, and news of other launchers."""
+"""The queue of events that the launcher's main thread handles: signals, and events of other launchers."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class EventQueue:
-    """Takes events from any thread and from signal handlers. Only the main thread reads them."""
+    """A queue to which any thread and any signal handler may add events. Only the main thread reads events."""
 
     def __init__(self) -> None:
         self._events = deque[Any]()
@@ -26,7 +26,7 @@ class EventQueue:
     def put(self, event: object) -> None:
         """Add an event."""
         self._events.append(event)
-        # If the pipe is full, the reader wakes up anyway. If the pipe is closed, there is no reader.
+        # If the pipe is full, the reader wakes up without this byte. If the pipe is closed, there is no reader.
         with contextlib.suppress(OSError):
             os.write(self._writing, b"\0")
 
@@ -39,7 +39,7 @@ class EventQueue:
             yield self._events.popleft()
 
     def next(self, until: float | None = None) -> Any | None:
-        """Return the next event; None if there is none before `until`, a time of the monotonic clock."""
+        """Return the next event; None if no event arrives before `until`, a time of the monotonic clock."""
         while True:
             if self._events:
                 return self._events.popleft()
@@ -59,13 +59,13 @@ class EventQueue:
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[EventQueue]:
-    """In the block, put SIGINT, SIGTERM and SIGHUP into a queue instead of handling them. Main thread only."""
+    """Put SIGINT, SIGTERM and SIGHUP into a queue during the block. Call this function in the main thread."""
     events = EventQueue()
     names = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores SIGHUP.
         names.append(signal.SIGHUP)
     before = {name: signal.signal(name, lambda number, _: events.put(signal.Signals(number))) for name in names}
-    # If this process inherits that SIGCHLD is ignored, the kernel discards the exit codes of its children.
+    # With an inherited SIG_IGN for SIGCHLD, the kernel would discard the exit codes of child processes.
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield events

@@ -1,6 +1,6 @@
-"""Starts the processes of a job on this machine, and waits until they have ended.
+"""Starts the processes of a job on this machine, and waits until they end.
 
-This process starts no JAX backend, which would take memory on every GPU.
+The launcher starts no JAX backend, because a backend allocates memory on every GPU.
 """
 
 import os
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import count, zip_longest
 from pathlib import Path
 
-from jaxddp.cluster.elastic_sizes import sizes_that_share
+from jaxddp.cluster.elastic_sizes import valid_machine_counts
 from jaxddp.cluster.event_queue import catch_signals
-from jaxddp.cluster.machine import local_cores, local_gpus, shares
+from jaxddp.cluster.machine import divide, local_cores, local_gpus
 from jaxddp.cluster.meeting.driver import Generation, driver
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.process_output import say
@@ -29,9 +29,9 @@ from jaxddp.job.leader import INHERITED_SOCKET
 from jaxddp.wire.codec import MOST_PROCESSES
 
 GENERATION = "JAXDDP_GENERATION"
-"""The environment variable that holds the number of a generation, which is one start of the whole job, from 0."""
+"""The environment variable with the number, from 0, of the generation, which is one start of the whole job."""
 _COMMANDS = ("train", "eval", "find-lr", "predict", "doctor", "data")
-"""If a command begins with one of these words, the launcher runs it with `python -m jaxddp`."""
+"""A command that begins with one of these words is run by `python -m jaxddp`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Settings:
 
     Attributes:
         gpus: the GPUs of each process, in the notation of CUDA_VISIBLE_DEVICES.
-        cores: the cores of each process; an empty sequence means all.
+        cores: the cores of each process; an empty sequence means all cores.
     """
 
     options: Launch
@@ -52,32 +52,32 @@ class _Settings:
 
 
 def launch(options: Launch, command: Sequence[str], config: Config | None = None) -> int:
-    """Run a command in every process of this machine, and wait until all have ended. Call it from the main thread.
+    """Run a command in every process of this machine, and wait until all end. Call it in the main thread.
 
     Each process is a direct child in its own session. Its environment has JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
-    JAX_PROCESS_ID, JAXDDP_RUN_ID and JAXDDP_GENERATION. It also has JAXDDP_JOB_KEY if the job has one machine, and
-    CUDA_VISIBLE_DEVICES if GPUs are divided. Process 0 of the job also inherits a socket that listens at the
+    JAX_PROCESS_ID, JAXDDP_RUN_ID and JAXDDP_GENERATION. If the job has one machine, it also has JAXDDP_JOB_KEY;
+    if GPUs are divided, also CUDA_VISIBLE_DEVICES. Process 0 of the job also inherits a socket that listens at the
     coordinator's address; JAXDDP_COORDINATOR_FD holds its file descriptor. JAXDDP_STATUS_FD holds the file descriptor
-    of a pipe; see `jaxddp.job.work_status`. The output of process R is shown line by line after `[R] `, and written to
-    `process-R.log`.
+    of a pipe; see `jaxddp.job.work_status`. The output of process R is written to `process-R.log`, and shown line by
+    line with the prefix `[R] `.
 
     Args:
         command: the arguments of `jaxddp` (`train digits`), or any program; `python` is this interpreter.
-        config: the config that the command trains or evaluates, if any; it determines how many machines can share a
-            batch.
+        config: the config that the command trains or evaluates, if any. It determines among how many machines a batch
+            can be divided.
 
     Returns:
         The exit code of the job; see `jaxddp.cluster.worker_group.WorkerGroup.watch`. After restarts, this is the exit
         code of the last start.
 
     Raises:
-        InputError: the options contradict each other or do not fit this machine, or the command does not exist.
-        Unreachable: the other machines do not come in time.
+        InputError: the options contradict each other or exceed this machine's resources, or the command does not exist.
+        Unreachable: the other machines do not connect in time.
     """
     program = _program(command)
     options.check()
-    gpus, cores = _shares(options)
-    sizes = sizes_that_share(config, options, len(gpus), len(gpus[0]))
+    gpus, cores = _resources(options)
+    sizes = valid_machine_counts(config, options, len(gpus), len(gpus[0]))
     logs = options.logs or _default_logs(command)
     if (total := options.machines.most * len(gpus)) > MOST_PROCESSES:
         each = f"--nodes {options.nodes} with {counted(len(gpus), 'process')} each"
@@ -89,7 +89,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
             while (generation := meeting.next_generation()) is not None:
                 with closing(WorkerGroup(options.grace, options.save_grace)) as group:
                     _start(group, generation, settings)
-                    meeting.ended(group.watch(events, meeting))
+                    meeting.record_end(group.watch(events, meeting))
         except JaxddpError as raised:
             error = raised
             raise
@@ -129,7 +129,7 @@ def _default_logs(command: Sequence[str]) -> Path:
 def _start(group: WorkerGroup, generation: Generation, settings: _Settings) -> None:
     """Start the processes of this machine."""
     assignment, each = generation.assignment, len(settings.gpus)
-    # Process 0 inherits the socket. This process closes it, so that nobody can connect after process 0 ended.
+    # Process 0 inherits the socket. This process closes its copy, so that connections fail after process 0 ended.
     with generation.listener or nullcontext() as listener:
         total, machines = counted(assignment.processes, "process"), assignment.processes // each
         over = f" on {machines} machines" if machines > 1 else ""
@@ -142,68 +142,67 @@ def _start(group: WorkerGroup, generation: Generation, settings: _Settings) -> N
             GENERATION: str(assignment.generation),
         }
         for rank, gpus, cores in zip(count(assignment.first_rank), settings.gpus, settings.cores, strict=False):
-            inherited = [listener.fileno()] if listener and rank == 0 else []
-            environ = shared | _own_environment(settings.options, rank, gpus, inherited)
+            fds = [listener.fileno()] if listener and rank == 0 else []
+            environ = shared | _process_environment(settings.options, rank, gpus, fds)
             log = settings.logs / f"process-{rank}.log"
-            group.workers.append(Worker.start(rank, settings.program, environ, log, cores=cores, pass_fds=inherited))
+            group.workers.append(Worker.start(rank, settings.program, environ, log, cores=cores, pass_fds=fds))
 
 
-def _shares(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
-    """Return the GPUs of each process, in CUDA's notation, and its cores. An empty sequence of cores means all."""
+def _resources(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
+    """Return the GPUs and the cores of each process. An empty sequence of cores means all cores."""
     visible = local_gpus()
     gpus = visible if options.gpus is None else visible[: options.gpus]
     if options.gpus is not None and options.gpus > len(visible):
         raise InputError(
-            f"--gpus {options.gpus}: this machine has {len(visible)} visible; --processes P works without GPUs"
+            f"--gpus {options.gpus}: this machine has {counted(len(visible), 'visible GPU')}; without GPUs, "
+            "use --processes P"
         )
     processes = len(gpus) if options.processes is None else options.processes
     if processes == 0:
-        raise InputError(
-            "launch: there is no GPU to start a process for; set the number of processes with --processes P"
-        )
+        raise InputError("launch: no GPUs are used; set the number of processes with --processes P")
     if len(gpus) % processes:
         raise InputError(
-            f"--processes {processes}: {counted(len(gpus), 'GPU')} cannot be shared evenly; --gpus K takes some of "
-            "them, 0 none"
+            f"--processes {processes}: {counted(len(gpus), 'GPU')} cannot be divided evenly among "
+            f"{counted(processes, 'process')}; use fewer GPUs with --gpus, or only the CPU with --gpus 0"
         )
-    return shares(gpus, processes), _cores(options, processes, pinned=not gpus)
+    return divide(gpus, processes), _cores(options, processes, pinned=not gpus)
 
 
 def _cores(options: Launch, processes: int, *, pinned: bool) -> list[Sequence[int]]:
-    mine = local_cores()
+    cores = local_cores()
     if options.cores:
-        if options.cores * processes > len(mine):
-            needed = f"{counted(processes, 'process')} would need {options.cores * processes}"
-            raise InputError(f"--cores {options.cores}: {needed}, and this one may use {len(mine)}")
-        mine = mine[: options.cores * processes]
-    elif processes > len(mine):
-        say(f"jaxddp launch: oversubscribed: {counted(processes, 'process')} on {counted(len(mine), 'core')}")
+        if options.cores * processes > len(cores):
+            needed = f"{counted(processes, 'process')} would need {counted(options.cores * processes, 'core')}"
+            raise InputError(f"--cores {options.cores}: {needed}, but the launcher may use only {len(cores)}")
+        cores = cores[: options.cores * processes]
+    elif processes > len(cores):
+        say(f"jaxddp launch: oversubscribed: {counted(processes, 'process')} on {counted(len(cores), 'core')}")
         pinned = False
     if options.cores == 0 or not (options.cores or pinned) or not hasattr(os, "sched_setaffinity"):
         return [()] * processes
-    return shares(mine, processes)
+    return divide(cores, processes)
 
 
 def _job_environment(options: Launch) -> dict[str, str]:
-    """Return the environment that all processes of this machine share in all generations."""
-    # These variables apply to a single process. The launcher may have inherited them from another launcher.
-    ours = {INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"}
-    environ = {name: value for name, value in os.environ.items() if name not in ours}
-    # Huge pages for malloc make a training step on a CPU 9 to 20% faster (measured).
+    """Return the environment variables that are equal for all processes of this machine in all generations."""
+    # Each of these variables is for one process. This launcher may have inherited them from another launcher.
+    per_process_variables = {INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"}
+    environ = {name: value for name, value in os.environ.items() if name not in per_process_variables}
+    # Huge pages for malloc made a training step on a CPU 9 to 20% faster in measurements.
     environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     # With buffering, a killed process would lose its last lines.
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if options.machines.most == 1:
-        # On several machines, each launcher needs the same key, which the user sets.
+        # On several machines, all launchers need the same key, so the user sets it.
         environ.setdefault(KEY, secrets.token_hex(32))
     return environ
 
 
-def _own_environment(options: Launch, rank: int, gpus: Sequence[str], inherited: Sequence[int]) -> dict[str, str]:
+def _process_environment(options: Launch, rank: int, gpus: Sequence[str], fds: Sequence[int]) -> dict[str, str]:
     """Return the environment variables that differ between processes."""
     environ = {"JAX_PROCESS_ID": str(rank)}
-    if inherited:
-        environ[INHERITED_SOCKET] = str(inherited[0])
+    if fds:
+        environ[INHERITED_SOCKET] = str(fds[0])
     if gpus:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     elif options.gpus == 0:

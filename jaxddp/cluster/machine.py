@@ -10,12 +10,11 @@ Item = TypeVar("Item")
 
 
 def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[str]:
-    """Return the NVIDIA GPUs that are visible to a process of this machine, in the notation of CUDA_VISIBLE_DEVICES.
+    """Return the visible NVIDIA GPUs of this machine, in the notation of CUDA_VISIBLE_DEVICES.
 
-    The list is empty if JAX_PLATFORMS excludes GPUs. If CUDA_VISIBLE_DEVICES is set, the list comes from this variable,
-    in which a negative number ends the list. Otherwise it comes from the device files, or from the driver's list in
-    `/proc` if the driver has not made these files yet. In a container, the files and the driver's list show only the
-    GPUs of the container, which CUDA counts from 0.
+    The list is empty if JAX_PLATFORMS excludes GPUs. If CUDA_VISIBLE_DEVICES is set, return its entries up to the
+    first negative number. Otherwise count the device files, or the driver's entries in `/proc` if there are no device
+    files yet. In a container, both show only the container's GPUs, which CUDA numbers from 0.
 
     Args:
         root: the folder that holds `dev` and `proc`.
@@ -33,13 +32,13 @@ def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
 
 
 def local_cores() -> list[int]:
-    """Return the cores that this process may use; all cores if the system does not restrict them."""
+    """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
-def shares(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """Divide items into contiguous parts, whose sizes differ by at most one."""
+def divide(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
+    """Divide items into contiguous parts with sizes that differ by at most one."""
     bounds = [part * len(items) // count for part in range(count + 1)]
     return [items[start:stop] for start, stop in pairwise(bounds)]

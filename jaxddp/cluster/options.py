@@ -33,30 +33,30 @@ class Launch:
     """Start a command in several processes, by default one for each GPU of this machine."""
 
     processes: Annotated[int, Range(1, 10_000)] | None = None
-    """Processes on this machine. Its GPUs, if any, are divided evenly among them."""
+    """Number of processes on this machine. The GPUs, if any, are divided evenly among the processes."""
     gpus: Annotated[int, Range(0, 10_000)] | None = None
     """Number of this machine's GPUs to use, with one process for each. With 0, all processes compute on the CPU."""
     nodes: str = "1"
-    """Machines in the job, or the minimum and the maximum, such as 1:4. Start the same command on each, with its own
+    """Number of machines, or minimum and maximum, such as 1:4. Start the same command on each machine, with its own
     --nr."""
     nr: Annotated[int, Range(0, 99_999)] | None = None
     """This machine's number, from 0."""
     coordinator: str | None = None
-    """HOST:PORT of machine 0, as every machine reaches it. One machine uses a free loopback port by default."""
+    """HOST:PORT of machine 0, reachable from every machine. The default for one machine is a free loopback port."""
     restarts: Annotated[int, Range(0, 1_000_000)] = 0
-    """How often to restart a failed job, from its last checkpoint. Bad input (exit code 2) is not restarted."""
+    """Maximum restarts of a failed job, from its last checkpoint. Bad input (exit code 2) causes no restart."""
     wait: Seconds = 300.0
     """Seconds that machines wait for each other at each start, with --restarts or --nodes MIN:MAX."""
     settle: Annotated[float, Range(0, 1_000_000)] = 10.0
-    """With --nodes MIN:MAX, fewer than MAX machines start once none has joined or left for this many seconds."""
+    """With --nodes MIN:MAX, fewer than MAX machines start if none joins or leaves for this many seconds."""
     join_after: Annotated[float, Range(0, 1_000_000)] = 300.0
-    """With --nodes MIN:MAX, minimum seconds from a start to a restart with more machines; all save first."""
+    """With --nodes MIN:MAX, minimum seconds from a start to a restart with more machines. All processes save first."""
     run_id: str | None = None
-    """A name that distinguishes this job from others at the same address. It is the same on every machine."""
+    """A name that distinguishes this job from other jobs at the same address. Use the same name on every machine."""
     logs: Path | None = None
-    """Folder for the output of each process; by default `logs` in the command's --workdir, or else runs/launch."""
+    """Folder for the output of each process. The default is `logs` in the command's --workdir, or else runs/launch."""
     cores: Annotated[int, Range(0, 100_000)] | None = None
-    """Cores for each process, by default an even share without GPUs. With 0, every process uses all cores."""
+    """Cores for each process: by default an even share without GPUs, and all cores with GPUs. 0 means all cores."""
     grace: Annotated[float, Range(0, 1_000_000)] = 10.0
     """Seconds between SIGTERM and SIGKILL for the other processes after one fails."""
     save_grace: Annotated[float, Range(0, 1_000_000)] = 120.0
@@ -80,7 +80,7 @@ class Launch:
         return self.machines.most > 1 and (self.machines.elastic or self.restarts > 0)
 
     def check(self) -> None:
-        """Raise InputError if an option is invalid. Options that depend on this machine are not checked here."""
+        """Raise InputError if an option is invalid. Options that depend on this machine's resources are not checked."""
         check_values(self, "--")
         most = self.machines.most
         if most > 1 and self.coordinator is None:
@@ -95,13 +95,13 @@ class Launch:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the launcher's arguments and the command, which the first `--` separates.
+    """Return the launcher's arguments before the first `--`, and the command after it.
 
     Raises:
-        InputError: there is no command, and the launcher's arguments do not ask for help.
+        InputError: there is no command, and the launcher's arguments do not include --help.
     """
     words = list(arguments)
     own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     if not command and not {*HELP} & {*own}:
-        raise InputError(f"launch: no command; it follows a --, as in: {_EXAMPLE}")
+        raise InputError(f"launch: no command; write the command after --, as in: {_EXAMPLE}")
     return own, command

@@ -1,6 +1,6 @@
-"""The output of a process. Its lines are shown on the screen and its bytes are written to a log file.
+"""The output of a process. The lines are printed, and the bytes are written to a log file.
 
-The last lines are kept for a report of a failure.
+The last lines are kept for the report of a failure.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from jaxddp.core.errors import InputError
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16
 _LAST_LINES = 10
-_OF_JAX, _STATUS = "JAX distributed service detected fatal errors", "absl::Status: "
-"""The parts of the line that JAX logs before a C++ stack."""
+_JAX_FATAL, _STATUS = "JAX distributed service detected fatal errors", "absl::Status: "
+"""Text in the line that JAX logs before a C++ stack."""
 
 
 class Lines:
-    """Divides a stream of bytes into lines, as a terminal shows them.
+    """The division of a stream of bytes into lines, as a terminal shows them.
 
-    A carriage return starts its line again. A progress bar updates its line in this way. Only the last update is
-    returned, because a terminal would show only this one. A line that does not end is returned in pieces of 64 KiB.
+    After a carriage return, a progress bar overwrites its line. Only the last update is returned, because a terminal
+    would show only this update. A line without an end is returned in pieces of 64 KiB.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Lines:
         return lines
 
     def finish(self) -> list[str]:
-        """Return the rest, without a final newline."""
+        """Return the last line, if it has no newline."""
         rest, self._rest = self._rest, b""
         return [_overwritten(rest)] if rest else []
 
@@ -58,17 +58,17 @@ def _overwritten(line: bytes) -> str:
 
 
 class Output:
-    """The standard output and error of one process, copied from a pipe to the screen and to the file at `path`.
+    """The standard output and error of a process, copied from a pipe to the screen and to the file at `path`.
 
     Attributes:
-        ended: whether no process holds the other end of the pipe any more.
+        has_ended: whether the writable end of the pipe is closed in all processes.
         last_lines: the last ten lines, with their prefix.
-        jax_error: the reason that JAX's coordination service logs before it aborts the process; empty if it does not.
+        jax_error: the error that JAX's coordination service logs before it aborts the process; empty without an abort.
     """
 
     def __init__(self, rank: int, pipe: IO[bytes], path: Path):
         os.set_blocking(pipe.fileno(), False)
-        self.path, self.ended = path, False
+        self.path, self.has_ended = path, False
         self._rank, self._pipe, self._log = rank, pipe, _open_log(path)
         self._lines, self.last_lines = Lines(), deque[str](maxlen=_LAST_LINES)
         self.jax_error = ""
@@ -77,31 +77,31 @@ class Output:
         return self._pipe.fileno()
 
     def read(self) -> bool:
-        """Copy up to 64 KiB of available output. Return False if there is none yet, or if the output has `ended`."""
+        """Copy up to 64 KiB of available output. Return False if there is none yet, or if the output has ended."""
         try:
             data = os.read(self._pipe.fileno(), _CHUNK)
         except BlockingIOError:
             return False
-        self.ended = not data
-        self._keep(data)
+        self.has_ended = not data
+        self._write_log(data)
         self._show(self._lines.feed(data))
         return bool(data)
 
     def drain(self, seconds: float) -> None:
-        """Copy the rest of the output after the process ended. A child may still write, so the time is bounded."""
-        give_up = time.monotonic() + seconds
-        while self.read() and time.monotonic() < give_up:
+        """Copy the last output of a process that has ended. A child process may still write, so the time is bounded."""
+        deadline = time.monotonic() + seconds
+        while self.read() and time.monotonic() < deadline:
             pass
 
     def close(self) -> None:
-        """Show the rest of the last line, and close the pipe and the file."""
-        self.ended = True
+        """Print the unfinished last line, and close the pipe and the file."""
+        self.has_ended = True
         self._show(self._lines.finish())
         self._pipe.close()
         with contextlib.suppress(OSError):
             self._log.close()
 
-    def _keep(self, data: bytes) -> None:
+    def _write_log(self, data: bytes) -> None:
         try:
             self._log.write(data)
         except OSError as error:
@@ -112,21 +112,21 @@ class Output:
         prefixed = [f"[{self._rank}] {line}" for line in lines]
         self.last_lines.extend(prefixed)
         for line in lines:
-            if _OF_JAX in line:
+            if _JAX_FATAL in line:
                 self.jax_error = line.partition(_STATUS)[2].strip()
         if prefixed:
             say("\n".join(prefixed), sys.stdout)
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line to stderr or another stream, in any encoding, even if nobody reads the stream any more."""
+    """Print a line to stderr or another stream. Replace unencodable characters, and ignore a closed stream."""
     target = stream or sys.stderr
     encoding = target.encoding or "utf-8"
     try:
         print(text.encode(encoding, "replace").decode(encoding), file=target, flush=True)
     except OSError:
-        # A missing reader (`| head`, a closed terminal) must not end the run. A second flush at exit would change the
-        # exit code, so the stream goes to /dev/null from here on.
+        # A closed reader (`| head`, a closed terminal) must not end the run. The flush at exit would also fail, and
+        # change the exit code, so the stream is redirected to /dev/null.
         with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), target.fileno())
 
@@ -134,7 +134,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 def _open_log(path: Path) -> IO[bytes]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A resumed run appends to its log, as to its other files.
+        # A resumed run appends to its log.
         log = files.open_regular(path, "ab", buffering=0)
         if log.tell():
             log.write(f"--- started again, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())

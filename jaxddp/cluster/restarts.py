@@ -1,4 +1,4 @@
-"""Decides what follows when all processes of a job have ended: the end, or another start."""
+"""Decides whether a job ends or restarts after all its processes have ended."""
 
 import signal
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from jaxddp.core.errors import InputError, Preempted
 
 LONGEST_DELAY = 60.0
 LONG_RUN = 600.0
-"""If a start lasts this long, in seconds, the delays begin again from the shortest."""
+"""After a start that lasts this many seconds, the delays begin again at the shortest."""
 PREEMPTED, BAD_INPUT = Preempted.exit_code, InputError.exit_code
-ASKED_TOO_SOON = 128 + signal.SIGTERM
-"""The exit code of a process that was asked to save before it had begun to train."""
+STOPPED_BEFORE_TRAINING = 128 + signal.SIGTERM
+"""The exit code of a process that received SIGTERM before it began to train."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class End:
     """How the processes of a machine ended.
 
     Attributes:
-        code: 0; the exit code of the first process that failed, or 128 plus its signal; 75 if they were asked to stop,
-            and saved.
-        cause: which process failed, and how; or which signal the launcher received.
+        code: 0 after success; the exit code of the first process that failed, or 128 plus its signal; 75 if the
+            processes saved and stopped on request.
+        cause: the process that failed, with its exit code; or the signal that the launcher received.
         asked: whether the launcher received a signal.
-        quits: whether the user's code ended a process, and would do so again after a restart.
+        quits: whether the user's code ended a process, so that a restart would end in the same way.
     """
 
     code: int
@@ -37,9 +37,9 @@ class Budget:
     """The restarts of a job.
 
     Attributes:
-        most: how many restarts are allowed.
-        used: how many restarts there were.
-        in_a_row: how many failures have followed each other closely.
+        most: the number of allowed restarts.
+        used: the number of restarts so far.
+        in_a_row: the number of consecutive failures without a long run between them.
     """
 
     most: int
@@ -47,7 +47,7 @@ class Budget:
     in_a_row: int = 0
 
     def after_failure(self, seconds: float) -> "Budget | None":
-        """Return the budget after a start that failed after so many seconds; None if no restart is left."""
+        """Return the budget after a start that failed after this many seconds; None if no restart is left."""
         if self.used == self.most:
             return None
         return replace(self, used=self.used + 1, in_a_row=1 if seconds >= LONG_RUN else self.in_a_row + 1)
@@ -60,8 +60,8 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Again:
-    """The job starts again after `delay` seconds, with the budget that is left; `line` tells the user why."""
+class Restart:
+    """A restart of the job after `delay` seconds, with the remaining budget. `line` is the reason, which is printed."""
 
     budget: Budget
     delay: float
@@ -76,14 +76,14 @@ def decide(
     *,
     elastic: bool = False,
     growing: bool = False,
-) -> int | Again:
-    """Return what follows a start that ended: the exit code of the job, or another start.
+) -> int | Restart:
+    """Return the exit code of the job, or the restart that follows the start that ended.
 
     Args:
         ends: how the processes of each machine ended, by the machine's number.
-        failure: the first failure on any machine; None if nothing failed.
+        failure: the first failure on any machine; None if no process failed.
         seconds: how long the processes ran.
-        elastic: whether the job continues without a machine that was asked to stop, unless it is machine 0.
+        elastic: whether the job continues when a machine other than machine 0 is asked to stop.
         growing: whether all processes were asked to save and stop, so that the next start has more machines.
     """
     if all(end.code == 0 for end in ends.values()):
@@ -94,11 +94,11 @@ def decide(
         return code
     if leaving:
         names = " and ".join(f"machine {machine}" for machine in sorted(leaving))
-        return Again(replace(budget, in_a_row=0), 0.0, f"{names} left; the others go on")
-    if growing and (failure is None or failure.code == ASKED_TOO_SOON):
+        return Restart(replace(budget, in_a_row=0), 0.0, f"{names} left; the other machines continue")
+    if growing and (failure is None or failure.code == STOPPED_BEFORE_TRAINING):
         saved = "" if failure else "saved; "
-        return Again(replace(budget, in_a_row=0), 0.0, f"{saved}all start again with the machines that came")
+        return Restart(replace(budget, in_a_row=0), 0.0, f"{saved}all processes restart with the new machines")
     after = budget.after_failure(seconds)
     if failure is None or after is None:
         return code
-    return Again(after, after.delay, f"{failure.cause}; restart {after.used} of {after.most} in {after.delay:g} s")
+    return Restart(after, after.delay, f"{failure.cause}; restart {after.used} of {after.most} in {after.delay:g} s")

@@ -14,25 +14,25 @@ from jaxddp.cluster.process_output import Output
 from jaxddp.job.work_status import STATUS_PIPE, WorkStatus
 
 _STARTER = Path(__file__).with_name("starter.py")
-_TWICE = "tried to connect with a different incarnation"
-_INTRUDER = (
+_DUPLICATE_ID = "tried to connect with a different incarnation"
+_DUPLICATE_CAUSE = (
     "a process with that id was started twice, or a process outside the job reached JAX's own port, which a private "
     'network prevents: docs/scaling.md, "Trust"'
 )
-_OTHER_ENDED = "another process ended; see its log"
+_OTHER_CAUSE = "another process ended; see its log"
 
 
 @dataclass(eq=False)
 class Worker:
-    """A started process, which leads its own session and process group."""
+    """A started process, which is the leader of its own session and process group."""
 
     rank: int
     process: subprocess.Popen[bytes]
     output: Output
     status: WorkStatus
     code: int | None = None
-    """The exit code, or the negative number of the signal that ended it; None while it runs. It is 1 if the process
-    ended with 0 during its work."""
+    """The exit code, or the negative number of the signal that ended the process; None while the process runs. If the
+    process ended with 0 during its work, the code is 1."""
     _ended_at_work: bool = False
 
     @classmethod
@@ -48,30 +48,30 @@ class Worker:
     ) -> "Worker":
         """Start a process as a direct child of this one.
 
-        Call it from the main thread: on Linux the kernel kills the process, but not its children, when the thread that
-        started it ends.
+        Call this method in the main thread. On Linux, when the thread that started the process ends, the kernel kills
+        the process, but not its children.
 
         Args:
             rank: the id of the process.
             command: the program and its arguments.
             environ: the environment variables.
-            log: the file for its output.
-            cores: the cores it may use; empty for all.
-            pass_fds: open files that it inherits.
+            log: the file for the output of the process.
+            cores: the cores that the process may use; empty for all cores.
+            pass_fds: the file descriptors that the process inherits.
 
         Raises:
             InputError: the log cannot be written.
         """
-        # With -I and -S, the user's PYTHON* variables and site packages do not affect the starter, only the command.
+        # With -I and -S, the user's PYTHON* variables and site packages affect only the command, not the starter.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
-        with WorkStatus.open() as (status, into):
+        with WorkStatus.open() as (status, pipe):
             process = subprocess.Popen(
                 [*starter, *command],
-                env={**environ, STATUS_PIPE: str(into)},
+                env={**environ, STATUS_PIPE: str(pipe)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=[*pass_fds, into],
+                pass_fds=[*pass_fds, pipe],
                 start_new_session=True,
                 bufsize=0,
             )
@@ -93,13 +93,13 @@ class Worker:
 
     @property
     def has_quit(self) -> bool:
-        """Whether the user's code ended the process, and would do so again after a restart."""
+        """Whether the user's code ended the process, so that a restart would end in the same way."""
         return self._ended_at_work or self.status.has_quit
 
     def poll(self) -> int | None:
         """Return the exit code; None while the process runs.
 
-        An ended process remains a zombie, so that the kernel does not reuse the id of its process group.
+        An ended process stays a zombie, so that the kernel does not reuse the id of its process group.
         """
         if self.code is None:
             self.status.read()
@@ -116,17 +116,17 @@ class Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
-    def end(self, give_up: float) -> None:
-        """Kill the rest of the group, and reap the process if it ends before this time of the monotonic clock."""
+    def end(self, deadline: float) -> None:
+        """Kill the process group, and reap the process if it ends before `deadline`, a time of the monotonic clock."""
         if self.process.returncode is None:
             self.send(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(max(0.0, give_up - time.monotonic()))
+                self.process.wait(max(0.0, deadline - time.monotonic()))
 
     def _cause(self) -> str:
-        """Return why JAX's coordination service aborted the process, if it did: its message, and the likely cause."""
+        """Return the message of JAX's coordination service and its likely cause, if the service aborted the process."""
         message = self.output.jax_error if self.code == -signal.SIGABRT else ""
-        cause = _INTRUDER if _TWICE in message else _OTHER_ENDED
+        cause = _DUPLICATE_CAUSE if _DUPLICATE_ID in message else _OTHER_CAUSE
         return f" (JAX's service: {message} Perhaps {cause})" if message else ""
 
 

@@ -42,10 +42,10 @@ def run(arguments: list[str]) -> int:
     else:
         options, file = parse(Doctor, Doctor(), "jaxddp doctor", arguments), None
     with doing(IMPORTING):
-        from jaxddp.cluster.doctor.checklist import doctor, speaks
+        from jaxddp.cluster.doctor.checklist import doctor, prints_rows
 
     rows = doctor(file, options.workdir)
-    if speaks():
+    if prints_rows():
         cells = [(row.check, (row.verdict, _STYLES[row.verdict]), row.detail) for row in rows]
         print_table(("check", "verdict", "detail"), cells)
     return int(any(row.verdict == "fail" for row in rows))

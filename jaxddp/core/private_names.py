@@ -29,8 +29,8 @@ def function(
 
 
 @functools.cache
-def say_lost(package: str, name: str, lost: str) -> None:
+def warn_missing(package: str, name: str, consequence: str) -> None:
     """Warn once that the installed version of a package does not have a name, and what is lost without it."""
     # TensorFlow has several packages. The installed one may be unknown, and then the message has no version.
     which = f"{package} {installed_version(package) or ''}".rstrip()
-    _log.warning(f"{which} has no {name} of the kind that is used here: {lost}")
+    _log.warning(f"{which} has no {name} of the kind that is used here: {consequence}")

@@ -51,7 +51,7 @@ def _open_sizes_padded() -> Iterator[None]:
         shape = library.Shape
     except (ImportError, AttributeError):
         lost = "a network that pads its images may not be exported with dynamic sizes"
-        private_names.say_lost("jax2onnx", "jax2onnx.plugins.jax.lax.pad.ir", lost)
+        private_names.warn_missing("jax2onnx", "jax2onnx.plugins.jax.lax.pad.ir", lost)
         yield
         return
 

@@ -1,1 +1,1 @@
-"""The processes of a job: how they find each other, exchange values, and notice that one is lost or stuck."""
+"""The processes of a job: discovery, the exchange of values, and the detection of lost or stuck processes."""

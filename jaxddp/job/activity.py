@@ -1,4 +1,4 @@
-"""Shows on a screen what this process is doing, if that takes longer than a second."""
+"""Shows the current activity of this process on a screen, if the activity takes longer than a second."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from typing import Protocol
 import jaxddp.core.phases as phases
 
 PATIENCE_SECONDS = 1.0
-"""An activity that takes less time is not shown."""
+"""The activity is shown after this time."""
 _UPDATE_SECONDS = 1.0
 
 
@@ -21,13 +21,13 @@ class Screen(Protocol):
         ...
 
     def clear(self) -> None:
-        """Remove the activity, because it is over or another one begins."""
+        """Remove the activity, because it ends or the next activity begins."""
         ...
 
 
 @contextmanager
-def shown_on(screen: Screen) -> Iterator[None]:
-    """During the block, show long activities on a screen. Afterwards the screen is clear and no thread is left."""
+def show_on(screen: Screen) -> Iterator[None]:
+    """Show long activities on a screen during the block. At its end, clear the screen and end the thread."""
     activity = _Activity(screen)
     activity.start()
     try:
@@ -40,28 +40,28 @@ def shown_on(screen: Screen) -> Iterator[None]:
 class _Activity(threading.Thread):
     def __init__(self, screen: Screen):
         super().__init__(name="jaxddp-activity", daemon=True)
-        self._screen, self._changed = screen, threading.Condition()
-        self._name, self._began, self._ended = "", 0.0, False
+        self._screen, self._condition = screen, threading.Condition()
+        self._name, self._began, self._is_over = "", 0.0, False
 
     def begin(self, name: str) -> None:
         """Set the current activity; "" means that there is none."""
-        with self._changed:
+        with self._condition:
             self._screen.clear()
             self._name, self._began = name, time.monotonic()
-            self._changed.notify()
+            self._condition.notify()
 
     def end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
+        with self._condition:
+            self._is_over = True
+            self._condition.notify()
         self.join()
 
     def run(self) -> None:
-        with self._changed:
-            while not self._ended:
+        with self._condition:
+            while not self._is_over:
                 seconds = time.monotonic() - self._began
                 if self._name and seconds >= PATIENCE_SECONDS:
                     self._screen.show(self._name, seconds)
-                    self._changed.wait(_UPDATE_SECONDS)
+                    self._condition.wait(_UPDATE_SECONDS)
                 else:
-                    self._changed.wait(PATIENCE_SECONDS - seconds if self._name else None)
+                    self._condition.wait(PATIENCE_SECONDS - seconds if self._name else None)

@@ -1,4 +1,4 @@
-"""A process's connection to its job. A single thread serves the connections to all other processes."""
+"""The connection of a process to its job. One thread serves all network connections of the process."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _LONGEST_REASON = 10_000
 
 
 class ControlPlane:
-    """This process's connection to its job, for its other threads. Only one of them may call a method at a time.
+    """The connection of this process to its job. Any thread may call a method, but only one thread at a time.
 
     Attributes:
         job: this process's place in the job.
@@ -35,13 +35,13 @@ class ControlPlane:
         jax_address: the coordinator's address for `jax.distributed.initialize`.
     """
 
-    def __init__(self, job: Job, side: Leader | Follower, network: NetworkThread, timeouts: Timeouts):
-        assert side.watchdog is not None
-        self.job, self.watchdog, self.timeouts, self.jax_address = job, side.watchdog, timeouts, side.jax_address
+    def __init__(self, job: Job, role: Leader | Follower, network: NetworkThread, timeouts: Timeouts):
+        assert role.watchdog is not None
+        self.job, self.watchdog, self.timeouts, self.jax_address = job, role.watchdog, timeouts, role.jax_address
         if job.process_id:
             # The reference keeps the proxy running as long as this object exists.
-            self._proxy, self.jax_address = _start_proxy(side.jax_address)
-        self._side, self._network = side, network
+            self._proxy, self.jax_address = _start_proxy(role.jax_address)
+        self._role, self._network = role, network
         self._numbers = itertools.count()
 
     @classmethod
@@ -54,108 +54,107 @@ class ControlPlane:
         timeouts: Timeouts = Timeouts(),  # noqa: B008
         end: Callable[[Loss], None] = end_process,
     ) -> "ControlPlane":
-        """Wait until all processes have joined, and compare their facts. From then on they watch each other.
+        """Wait until all processes have joined, and compare their facts. Afterwards the processes watch each other.
 
         Args:
-            facts: values by name that must be equal in all processes (versions).
-            timeout: seconds.
+            facts: values by name that must be equal in all processes, such as versions.
+            timeout: the maximum number of seconds until all processes have joined.
             timeouts: how long this process waits for the others after it has joined.
-            end: called with the first loss, after a message about it was sent to the others. By default it ends this
-                process.
+            end: called with the first loss, after this process has sent the loss to the others. By default, `end` ends
+                this process.
 
         Raises:
-            InputError: the address is taken or wrong; a process joins twice, has another number of processes, belongs
-                to another job, does not know the job's key, or has other facts.
-            Unreachable: process 0 is out of reach, or another one does not join in time.
+            InputError: the address is taken or wrong; a process joins twice, belongs to another job, or has a different
+                number of processes, key or facts.
+            Unreachable: process 0 cannot be reached, or another process does not join in time.
         """
         network = NetworkThread("jaxddp-job")
 
-        async def joined() -> Leader | Follower:
-            side = Follower(job, facts) if job.process_id else Leader(job, facts)
+        async def meet() -> Leader | Follower:
+            role = Follower(job, facts) if job.process_id else Leader(job, facts)
             with about(f"coordinator {job.coordinator}"):
-                await side.meet(timeout, timeouts, end)
-            return side
+                await role.meet(timeout, timeouts, end)
+            return role
 
         try:
-            return cls(job, network.result(joined()), network, timeouts)
+            return cls(job, network.result(meet()), network, timeouts)
         except BaseException:
             network.close()
             raise
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str], timeout: float) -> str:
-        """Gather a text from each process, call `decide` with them in process 0, and return its result everywhere.
+        """Gather a text from each process, pass the texts to `decide` in process 0, and return its result in all.
 
         The texts are in the order of the processes' ids. All processes must make the same calls in the same order.
 
         Raises:
-            InputError: `decide` raised this error in process 0, and every process raises it; or a process makes a call
-                with another name.
-            Unreachable: `decide` raised this error in process 0, and every process raises it; or a process sends no
-                text in time.
+            InputError: `decide` raised this error in process 0; or a process makes a call with another name.
+            Unreachable: `decide` raised this error in process 0; or a process sends no text in time. An error of
+                `decide` is raised in every process.
         """
         value = Value(next(self._numbers), name, text)
-        if isinstance(self._side, Follower):
-            self._network.call(self._side.send, value)
-            # Process 0 can name the process that it waits for. So this process waits longer than process 0.
-            return _text(self._network.result(self._side.answer(value.number, name, timeout + _FLUSH_SECONDS)))
-        return _text(self._decide(self._side, value, decide, timeout))
+        if isinstance(self._role, Follower):
+            self._network.call(self._role.send, value)
+            # This process waits longer than process 0, because the error of process 0 names the missing process.
+            return _text(self._network.result(self._role.answer(value.number, name, timeout + _FLUSH_SECONDS)))
+        return _text(self._decide(self._role, value, decide, timeout))
 
     def broadcast(self, name: str, make: Callable[[], str], timeout: float) -> str:
-        """Return the result of `make`, which process 0 calls without waiting for others. Raises: see `decide`."""
+        """Call `make` in process 0 without waiting for others, and return its result in all. Raises: see `decide`."""
         number = next(self._numbers)
-        if isinstance(self._side, Follower):
-            return _text(self._network.result(self._side.answer(number, name, timeout)))
-        answer = _answer(number, name, make)
-        self._network.call(self._side.send, answer)
-        return _text(answer)
+        if isinstance(self._role, Follower):
+            return _text(self._network.result(self._role.answer(number, name, timeout)))
+        reply = _reply(number, name, make)
+        self._network.call(self._role.send, reply)
+        return _text(reply)
 
     def heartbeats(self) -> dict[int, Alive]:
-        """Return the last heartbeats by process id. Only process 0 receives the heartbeats of all processes."""
+        """Return the last heartbeats by process id. They are complete in process 0 only."""
 
-        async def last() -> dict[int, Alive]:
+        async def read() -> dict[int, Alive]:
             return self.watchdog.heartbeats()
 
-        return self._network.result(last())
+        return self._network.result(read())
 
     def fail(self, reason: str, code: int) -> None:
-        """Tell the others that this process fails, and why."""
+        """Send the reason for the failure of this process to the others."""
         self._send_last(Lost(self.job.process_id, reason[:_LONGEST_REASON], code))
 
     def finish(self) -> bool:
-        """Tell the others that this process is done. Return whether all finish within `timeouts.shutdown` seconds."""
-        return self._run(self._side.finish(), self.timeouts.shutdown)
+        """Notify the others that this process is done. Return whether all are done in `timeouts.shutdown` seconds."""
+        return self._run(self._role.finish(), self.timeouts.shutdown)
 
     def leave(self) -> None:
         """Close the connections cleanly, so that the other processes do not report a loss.
 
-        Until this call, the loss of a process is reported in one line. After it, JAX may notice a loss first, and end
-        this process by SIGABRT.
+        Before this call, the loss of a process is reported in one line. After this call, JAX may detect a loss first,
+        and end this process by SIGABRT.
         """
         self._send_last(Left())
         self._network.close()
 
     def _send_last(self, message: Message) -> None:
         async def send() -> None:
-            # From here on the end of another process does not count as a loss, because this process ends, too.
+            # This process ends now, so the end of another process is not a loss.
             self.watchdog.close()
-            for connection in self._side.send(message):
+            for connection in self._role.send(message):
                 with contextlib.suppress(OSError):
                     await connection.writer.drain()
 
         self._run(send(), _FLUSH_SECONDS)
 
-    def _decide(self, side: Leader, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Reply:
-        def decided() -> str:
-            return decide(self._network.result(side.gather(value.number, value.name, value.text, timeout)))
+    def _decide(self, role: Leader, value: Value, decide: Callable[[list[str]], str], timeout: float) -> Reply:
+        def make() -> str:
+            return decide(self._network.result(role.gather(value.number, value.name, value.text, timeout)))
 
-        answer = _answer(value.number, value.name, decided)
-        self._network.call(side.send, answer)
-        return answer
+        reply = _reply(value.number, value.name, make)
+        self._network.call(role.send, reply)
+        return reply
 
     def _run(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> bool:
         """Run a coroutine, and return whether it ended in time."""
 
-        async def limited() -> bool:
+        async def run_in_time() -> bool:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await coroutine
@@ -163,14 +162,14 @@ class ControlPlane:
             return False
 
         with contextlib.suppress(TimeoutError):
-            return self._network.result(limited(), timeout + _FLUSH_SECONDS)
+            return self._network.result(run_in_time(), timeout + _FLUSH_SECONDS)
         return False
 
 
 def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
-    """Start `jaxddp.job.coordinator_proxy`, and return it and its address.
+    """Start `jaxddp.job.coordinator_proxy`, and return its process and its address.
 
-    If the proxy does not start, the address is that of JAX's coordinator itself.
+    If the proxy does not start, return the address of JAX's coordinator itself.
 
     Raises:
         InputError: `coordinator` is not an address.
@@ -188,14 +187,14 @@ def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
     return proxy, f"{LOOPBACK}:{int(line)}" if line.strip().isdigit() else coordinator
 
 
-def _answer(number: int, name: str, make: Callable[[], str]) -> Reply:
+def _reply(number: int, name: str, make: Callable[[], str]) -> Reply:
     try:
         return Reply(number, name, make())
     except (InputError, Unreachable) as error:
         return Reply(number, name, "", error.to_json(), error.exit_code)
 
 
-def _text(answer: Reply) -> str:
-    if answer.error:
-        raise error_from(answer.code, answer.error)
-    return answer.text
+def _text(reply: Reply) -> str:
+    if reply.error:
+        raise error_from(reply.code, reply.error)
+    return reply.text

@@ -2,12 +2,12 @@
 
 JAX ends a process by SIGABRT as soon as the connection to its coordinator breaks. It does so in C++, before Python can
 report that process 0 was lost. So JAX's client connects to this proxy, which keeps the connection to the client open
-when process 0 is gone. The proxy prints the loopback port where it listens, and forwards the bytes both ways. It ends
-when its standard input is closed, which happens when the process that started it ends. It ignores the signals that a
-terminal or a scheduler sends to all processes. It imports nothing of the package, and starts in 20 ms.
+when process 0 is gone. The proxy prints the loopback port on which it listens, and forwards bytes in both directions.
+It ends when its standard input is closed: its parent process has ended. It ignores the signals that a terminal or a
+scheduler sends to all processes. It does not import the package, so it starts in 20 ms.
 
-A thread could not do this. JAX may hold Python's global lock while it waits for its coordinator, for example when all
-processes stop at the same step after a SIGTERM.
+The proxy cannot be a thread. JAX may hold the GIL while it waits for its coordinator, for example when all processes
+stop at the same step after a SIGTERM.
 """
 
 import contextlib
@@ -36,48 +36,48 @@ def main(host: str, port: int) -> None:
                     key.data()
 
 
-def accept(server: socket.socket, coordinator: tuple[str, int], selector: selectors.BaseSelector) -> None:
-    """Accept JAX's client, and connect it to its coordinator, which may start a little later."""
-    near, _ = server.accept()
-    far = connect(coordinator)
-    if far is None:
-        near.close()
+def accept(server: socket.socket, address: tuple[str, int], selector: selectors.BaseSelector) -> None:
+    """Accept JAX's client, and connect it to JAX's coordinator, which may start a little later."""
+    client, _ = server.accept()
+    coordinator = connect(address)
+    if coordinator is None:
+        client.close()
         return
 
     def to_coordinator() -> None:
-        if not forward(near, far):
-            for end in (near, far):
+        if not forward(client, coordinator):
+            for socket_ in (client, coordinator):
                 with contextlib.suppress(KeyError):
-                    selector.unregister(end)
-                end.close()
+                    selector.unregister(socket_)
+                socket_.close()
 
     def to_client() -> None:
-        if not forward(far, near):
+        if not forward(coordinator, client):
             # The connection to the client stays open, which is the purpose of this process.
-            selector.unregister(far)
+            selector.unregister(coordinator)
 
-    selector.register(near, selectors.EVENT_READ, to_coordinator)
-    selector.register(far, selectors.EVENT_READ, to_client)
+    selector.register(client, selectors.EVENT_READ, to_coordinator)
+    selector.register(coordinator, selectors.EVENT_READ, to_client)
 
 
-def connect(coordinator: tuple[str, int]) -> socket.socket | None:
-    """Return a connection to JAX's coordinator; None if there is none in time."""
-    give_up = time.monotonic() + _START_SECONDS
-    while time.monotonic() < give_up:
+def connect(address: tuple[str, int]) -> socket.socket | None:
+    """Return a connection to JAX's coordinator; None if the coordinator does not accept one in time."""
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            far = socket.create_connection(coordinator, timeout=_START_SECONDS)
-            far.settimeout(None)
-            return far
+            coordinator = socket.create_connection(address, timeout=_START_SECONDS)
+            coordinator.settimeout(None)
+            return coordinator
         time.sleep(_RETRY_SECONDS)
     return None
 
 
-def forward(source: socket.socket, to: socket.socket) -> bool:
+def forward(source: socket.socket, target: socket.socket) -> bool:
     """Forward the bytes that have arrived. Return False if the source has ended."""
     data = b""
     with contextlib.suppress(OSError):
         data = source.recv(_CHUNK)
-        to.sendall(data)
+        target.sendall(data)
     return bool(data)
 
 

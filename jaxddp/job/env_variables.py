@@ -1,4 +1,4 @@
-"""Reads environment variables. A value remembers its variable, which an error can then name."""
+"""Reads environment variables. An error about a value names the variable."""
 
 import string
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from jaxddp.wire.codec import MOST_PROCESSES
 Environ = Mapping[str, str]
 COUNT, INDEX = Range(1, MOST_PROCESSES), Range(0, MOST_PROCESSES - 1)
 """The bounds of a number of processes, and of the id of a process."""
-HANDLES = Range(0, 2**20)
+FILE_DESCRIPTORS = Range(0, 2**20)
 """The bounds of a file descriptor that one process passes on to another."""
 _LONGEST_TEXT = 1000
 
 
 class EnvValue(NamedTuple):
-    """A value, and the variable that holds it, or several variables separated by ", "."""
+    """A value and its environment variable, or several variables separated by ", "."""
 
     value: str
     variable: str
@@ -26,29 +26,29 @@ class EnvValue(NamedTuple):
 
 def lookup(environ: Environ, variable: str | None) -> EnvValue | None:
     """Return the value of a variable; None if the variable is empty or not set."""
-    # Other programs do not strip a no-break space either.
+    # Like other programs, do not strip a no-break space.
     value = environ.get(variable, "").strip(string.whitespace) if variable else ""
     return EnvValue(value, variable) if value and variable else None
 
 
-def number(found: EnvValue, bounds: Range) -> int:
+def number(setting: EnvValue, bounds: Range) -> int:
     """Return a value as a whole number. Raises InputError if it is not a whole number or is out of bounds."""
-    value = whole(found.value, bounds)
+    value = whole(setting.value, bounds)
     if value is None:
-        # Digits of other scripts may look the same.
-        digits = "" if found.value.isascii() else ", in the digits 0 to 9"
-        raise InputError(f"{found.variable}={show(found.value)}: expected a whole number from {bounds}{digits}")
+        # Digits of other scripts may look like ASCII digits.
+        digits = "" if setting.value.isascii() else ", in the digits 0 to 9"
+        raise InputError(f"{setting.variable}={show(setting.value)}: expected a whole number from {bounds}{digits}")
     return value
 
 
 def text(environ: Environ, variable: str) -> str:
-    """Return a variable's text, which other processes receive; empty if it is not set.
+    """Return a variable's text, which is sent to other processes; empty if the variable is not set.
 
     Raises:
         InputError: the text is too long, or has unprintable characters.
     """
     value = environ.get(variable, "")
     if len(value) > _LONGEST_TEXT or not value.isprintable():
-        # The error does not quote it, because it may be a secret.
+        # The error does not quote the text, because it may be a secret.
         raise InputError(f"{variable}: expected at most {_LONGEST_TEXT:,} characters, all of them printable")
     return value

@@ -1,6 +1,6 @@
-"""Reads this process's place in its job from the environment variables that its launcher or scheduler sets.
+"""Reads the job of this process from the environment variables that its launcher or scheduler sets.
 
-`schedulers.py` has the variables of each launcher and scheduler. This module does not start a JAX backend.
+`schedulers.py` defines the variables of each launcher and scheduler. This module does not start a JAX backend.
 """
 
 import os
@@ -20,18 +20,18 @@ RUN_ID = "JAXDDP_RUN_ID"
 
 @dataclass(frozen=True)
 class Job:
-    """This process's place in its job."""
+    """The job of this process, and the id of this process in the job."""
 
     coordinator: str
-    """The `host:port` where process 0 listens for the others."""
+    """The `host:port` where process 0 listens for the other processes."""
     num_processes: int
     process_id: int
     local_device_ids: tuple[int, ...] | None = None
-    """The accelerators of this host that this process uses; None for all that are visible."""
+    """The accelerators of this host that this process uses; None for all visible accelerators."""
     run_id: str = ""
-    """Distinguishes this job from another at the same address; empty if the scheduler sets none."""
+    """Distinguishes this job from other jobs at the same address; empty if the scheduler sets no id."""
     sources: tuple[str, ...] = ()
-    """The environment variables that these values come from."""
+    """The environment variables from which the other attributes were read."""
     key: str = field(default="", repr=False)
     """The secret that the processes share. If it is empty, any process that reaches the coordinator can join."""
 
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def identity(self) -> Identity:
-        """The values that the handshake proves."""
+        """The values that this process proves in the handshake."""
         return Identity(self.process_id, self.num_processes, self.run_id, self.key)
 
     def __str__(self) -> str:
@@ -58,21 +58,23 @@ class Job:
 def find_job(environ: Environ = os.environ) -> Job | None:
     """Return the job that the environment (by default that of this process) describes; None for a single process.
 
-    The coordinator's address, the number of processes and the id of this process are looked up separately: in JAX's
-    variables, then in those of the scheduler that started this process, then in those of all other schedulers. With
-    `JAX_NUM_PROCESSES=1`, this is a single process, even if a scheduler started several.
+    The coordinator's address, the number of processes and the id of this process are looked up separately: first in
+    JAX's variables, then in the variables of the scheduler that started this process, then in those of all other
+    schedulers. With `JAX_NUM_PROCESSES=1`, this is a single process, even if a scheduler started several processes.
 
     Raises:
-        InputError: the variables describe several processes, but not the coordinator's address or the id of this
-            process; or a value is invalid. The error names the variables.
+        InputError: the variables describe several processes, but the coordinator's address or the id of this process is
+            missing; or a value is invalid. The error names the variables.
     """
-    schedulers = [scheduler for scheduler in SCHEDULERS if scheduler.sign is None or lookup(environ, scheduler.sign)]
-    started = next((scheduler for scheduler in schedulers if scheduler.process(environ)), EXPLICIT)
-    ordered = [EXPLICIT, started, *schedulers]
+    schedulers = [
+        scheduler for scheduler in SCHEDULERS if scheduler.marker is None or lookup(environ, scheduler.marker)
+    ]
+    own_scheduler = next((scheduler for scheduler in schedulers if scheduler.process(environ)), EXPLICIT)
+    ordered = [EXPLICIT, own_scheduler, *schedulers]
     count = next(filter(None, (scheduler.count(environ) for scheduler in ordered)), None)
-    process = started.process(environ)
+    process = own_scheduler.process(environ)
     num_processes = number(count, COUNT) if count else None
-    if num_processes == 1 and (process is None or number(process, INDEX) == 0 or _is_set_to_be_alone(environ)):
+    if num_processes == 1 and (process is None or number(process, INDEX) == 0 or _user_sets_single_process(environ)):
         return None
     address = next(filter(None, (scheduler.address(environ) for scheduler in ordered)), None)
     if not (address or count or process):
@@ -86,45 +88,45 @@ def find_job(environ: Environ = os.environ) -> Job | None:
     with about(f"{address.variable}={show(address.value)}"):
         split_address(address.value)
     devices = _local_devices(environ, ordered)
-    found = [one for one in (address, count, process, devices) if one]
+    settings = [setting for setting in (address, count, process, devices) if setting]
     return Job(
         coordinator=address.value,
         num_processes=num_processes,
         process_id=process_id,
         local_device_ids=_device_ids(devices) if devices else None,
-        run_id=text(environ, RUN_ID) or started.run_id(environ),
+        run_id=text(environ, RUN_ID) or own_scheduler.run_id(environ),
         key=text(environ, KEY),
-        sources=tuple(dict.fromkeys(name for one in found for name in one.variable.split(", "))),
+        sources=tuple(dict.fromkeys(name for setting in settings for name in setting.variable.split(", "))),
     )
 
 
-def _is_set_to_be_alone(environ: Environ) -> bool:
-    """Return whether a user makes this a single process, although a scheduler has given it an id."""
+def _user_sets_single_process(environ: Environ) -> bool:
+    """Return whether the user has set a number of processes in JAX's variables, but no process id."""
     return EXPLICIT.count(environ) is not None and EXPLICIT.process(environ) is None
 
 
 def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValue | None:
-    """Return the accelerators that this process uses: JAX_LOCAL_DEVICE_IDS, or the one with its number on the host."""
+    """Return the accelerators of this process: JAX_LOCAL_DEVICE_IDS, or the accelerator with its local rank."""
     if devices := lookup(environ, "JAX_LOCAL_DEVICE_IDS"):
         return devices
     for scheduler in schedulers:
-        local = lookup(environ, scheduler.local)
-        if local is None:
+        local_rank = lookup(environ, scheduler.local_rank)
+        if local_rank is None:
             continue
-        # A scheduler that makes one device visible to each process has already assigned it.
-        chosen = len(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) == 1 and environ.get("CUDA_VISIBLE_DEVICES")
-        shared = lookup(environ, scheduler.locals)
-        return None if chosen or shared is None or _first_count(shared) == 1 else local
+        # If one device is visible, the scheduler has already assigned it to this process.
+        single = len(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) == 1 and environ.get("CUDA_VISIBLE_DEVICES")
+        host_count = lookup(environ, scheduler.local_size)
+        return None if single or host_count is None or _first_count(host_count) == 1 else local_rank
     return None
 
 
-def _first_count(found: EnvValue) -> int:
+def _first_count(setting: EnvValue) -> int:
     """Return 2 for SLURM's `2(x3),1`, and the number itself for other variables."""
-    return number(EnvValue(re.split(r"[(,]", found.value)[0], found.variable), COUNT)
+    return number(EnvValue(re.split(r"[(,]", setting.value)[0], setting.variable), COUNT)
 
 
-def _device_ids(found: EnvValue) -> tuple[int, ...]:
-    return tuple(number(EnvValue(part.strip(), found.variable), INDEX) for part in found.value.split(","))
+def _device_ids(setting: EnvValue) -> tuple[int, ...]:
+    return tuple(number(EnvValue(part.strip(), setting.variable), INDEX) for part in setting.value.split(","))
 
 
 def _missing(address: EnvValue | None, count: EnvValue | None, process: EnvValue | None) -> InputError:
@@ -133,7 +135,7 @@ def _missing(address: EnvValue | None, count: EnvValue | None, process: EnvValue
         "the number of processes (JAX_NUM_PROCESSES)": count,
         "this process's id (JAX_PROCESS_ID)": process,
     }
-    found = ", ".join(part.variable for part in parts.values() if part)
+    present = ", ".join(part.variable for part in parts.values() if part)
     missing = [name for name, part in parts.items() if part is None]
     advice = f"set {'it' if len(missing) == 1 else 'them'}, or JAX_NUM_PROCESSES=1 for a single process"
-    return InputError(f"environment: {found} set but not {' and '.join(missing)}; {advice}")
+    return InputError(f"environment: {present} set but not {' and '.join(missing)}; {advice}")

@@ -1,4 +1,4 @@
-"""The side of every process but process 0: it joins the job, and is connected only to process 0."""
+"""The followers of a job: all processes except process 0. A follower is connected only to process 0."""
 
 import asyncio
 import time
@@ -13,15 +13,16 @@ from jaxddp.wire.connection import Connection
 from jaxddp.wire.handshake import Challenge
 
 _ANSWER_SECONDS = 5.0
-"""How much longer a follower waits than process 0, which has the same timeout and can name the absent process."""
+"""Additional seconds that a follower waits after its timeout. Process 0 has the same timeout, and its error names the
+absent process."""
 
 
 class Follower:
-    """A process that joins. All methods belong to the thread of the event loop.
+    """A follower in its own process. Only the thread of the event loop calls the methods.
 
     Attributes:
-        jax_address: the address of JAX's coordinator; set once all have joined.
-        watchdog: watches process 0; set once all have joined.
+        jax_address: the address of JAX's coordinator; set when all processes have joined.
+        watchdog: watches process 0; set when all processes have joined.
     """
 
     def __init__(self, job: Job, facts: Mapping[str, str]):
@@ -37,10 +38,10 @@ class Follower:
         Raises:
             InputError, Unreachable: see `jaxddp.job.control_plane.ControlPlane.join`.
         """
-        give_up = time.monotonic() + timeout
-        connection, challenge = await self._connect(give_up, timeout)
+        deadline = time.monotonic() + timeout
+        connection, challenge = await self._connect(deadline, timeout)
         try:
-            self.jax_address = await self._join(connection, challenge, give_up, timeout)
+            self.jax_address = await self._join(connection, challenge, deadline, timeout)
         except BaseException:
             await connection.close()
             raise
@@ -50,11 +51,11 @@ class Follower:
         self._beating = asyncio.ensure_future(self.watchdog.beat())
 
     async def answer(self, number: int, name: str, timeout: float) -> Reply:
-        """Return process 0's answer in the exchange with this number.
+        """Return the reply of process 0 in the exchange with this number.
 
         Raises:
-            Unreachable: there is no answer in time.
-            InputError: process 0 makes an exchange with another name.
+            Unreachable: process 0 sends no reply in time.
+            InputError: the exchange has another name in process 0.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -70,7 +71,7 @@ class Follower:
         return answer
 
     async def finish(self) -> None:
-        """Tell process 0 that this process is done, and wait until all processes are done."""
+        """Notify process 0 that this process is done, and wait until all processes are done."""
         assert self.watchdog is not None
         self._connection.send(Done())
         await self.watchdog.all_done.wait()
@@ -80,26 +81,26 @@ class Follower:
         self._connection.send(message)
         return [self._connection]
 
-    async def _connect(self, give_up: float, timeout: float) -> tuple[Connection, Challenge]:
+    async def _connect(self, deadline: float, timeout: float) -> tuple[Connection, Challenge]:
         async def greet(connection: Connection) -> tuple[Connection, Challenge]:
             try:
-                async with asyncio.timeout(max(give_up - time.monotonic(), 0)):
+                async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                     return connection, await self._client.challenge(connection)
             except TimeoutError:
                 raise _unanswered(timeout) from None
 
         try:
-            return await self._client.connect(self._job.host, self._job.port, give_up, greet)
+            return await self._client.connect(self._job.host, self._job.port, deadline, greet)
         except NotReached as error:
             raise Unreachable(
                 f"process {self._job.process_id} could not reach it in {timeout:g} s ({error}); is the address right, "
                 "process 0 started, and the port open?"
             ) from None
 
-    async def _join(self, connection: Connection, challenge: Challenge, give_up: float, timeout: float) -> str:
+    async def _join(self, connection: Connection, challenge: Challenge, deadline: float, timeout: float) -> str:
         """Join the job, and return the address of JAX's coordinator. Raises the same errors as `meet`."""
         try:
-            async with asyncio.timeout(max(give_up - time.monotonic(), 0) + _ANSWER_SECONDS):
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0) + _ANSWER_SECONDS):
                 return await self._client.join(connection, challenge)
         except TimeoutError:
             raise _unanswered(timeout) from None
@@ -107,7 +108,7 @@ class Follower:
             raise Unreachable("process 0 ended before all processes had joined") from None
 
     def _answer(self, number: int) -> asyncio.Future[Reply]:
-        # The answer may arrive before this process asks for it.
+        # The reply may arrive before this process waits for it.
         return self._answers.setdefault(number, asyncio.get_running_loop().create_future())
 
     async def _listen(self) -> None:
@@ -116,7 +117,7 @@ class Follower:
             self.watchdog.receive(0, message)
             if isinstance(message, Reply) and not (answer := self._answer(message.number)).done():
                 answer.set_result(message)
-        self.watchdog.disconnected(0)
+        self.watchdog.record_disconnection(0)
 
 
 def _unanswered(timeout: float) -> Unreachable:

@@ -1,4 +1,4 @@
-"""The `Peers` of a job: `JobPeers` if jaxddp set up the job, `DevicePeers` if the program set it up in JAX."""
+"""The `Peers` of a job: `JobPeers` if jaxddp joined it, `DevicePeers` if the program initialized `jax.distributed`."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from jaxddp.job.control_plane import ControlPlane
 
 
 class JobPeers(Peers):
-    """The processes of a job, which watch each other. They exchange values over the control plane."""
+    """The processes of a job that watch each other, and exchange values over the control plane."""
 
     def __init__(self, plane: ControlPlane):
         self._plane = plane
@@ -45,9 +45,9 @@ class JobPeers(Peers):
 
 
 class DevicePeers(Peers):
-    """The processes of a program that called `jax.distributed.initialize` itself. Such a process watches only itself.
+    """The processes of a program that called `jax.distributed.initialize` itself.
 
-    The processes exchange values through their devices.
+    The processes exchange values through their devices. Each process watches only itself.
     """
 
     @property
@@ -59,23 +59,23 @@ class DevicePeers(Peers):
         return jax.process_count()
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
-        texts, answer, error, code = _gathered(text), "", None, 0
+        texts, answer, error, code = _gather(text), "", None, 0
         if self.is_first:
             try:
                 answer = decide(texts)
             except (InputError, Unreachable) as caught:
                 error, code = caught.to_json(), caught.exit_code
-        answer, error, code = json.loads(_gathered(json.dumps([answer, error, code]))[0])
+        answer, error, code = json.loads(_gather(json.dumps([answer, error, code]))[0])
         if error is not None:
             raise error_from(code, error)
         return answer
 
 
-def _gathered(text: str) -> list[str]:
-    """Return the texts of all processes, in their order."""
-    own = np.frombuffer(text.encode(), np.uint8)
-    lengths = np.asarray(multihost_utils.process_allgather(np.array([len(own)])))[:, 0]
+def _gather(text: str) -> list[str]:
+    """Return the texts of all processes, in the order of their ids."""
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.asarray(multihost_utils.process_allgather(np.array([len(encoded)])))[:, 0]
     padded = np.zeros(max(int(lengths.max()), 1), np.uint8)
-    padded[: len(own)] = own
+    padded[: len(encoded)] = encoded
     rows = np.asarray(multihost_utils.process_allgather(padded))
     return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]

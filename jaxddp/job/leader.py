@@ -1,4 +1,4 @@
-"""Process 0's side of a job: it admits the other processes, watches them, and gathers their values."""
+"""The leader of a job, which is process 0. It admits and watches the other processes, and gathers their values."""
 
 import asyncio
 import os
@@ -9,24 +9,24 @@ from collections.abc import Callable, Mapping
 from jaxddp.core.errors import InputError, Unreachable, error_of
 from jaxddp.job.env_variables import lookup
 from jaxddp.job.environment import Job
-from jaxddp.job.ports import free_address, inherited, listen
+from jaxddp.job.ports import free_address, inherited_socket, listen
 from jaxddp.job.process_messages import CODEC, Done, Message, Value
 from jaxddp.job.roster import Roster
 from jaxddp.job.watchdog import Loss, Timeouts, Watchdog
 from jaxddp.wire.admission import Admission, start_server
 from jaxddp.wire.connection import Connection
-from jaxddp.wire.handshake import Hello, Refusal, welcome
+from jaxddp.wire.handshake import Hello, Refusal, make_welcome
 
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
-"""The environment variable that passes on a launcher's listening socket, so that no other program takes the port."""
+"""The environment variable with the file descriptor of the socket that the launcher already listens on."""
 
 
 class Leader:
-    """Process 0, connected to all others. All methods belong to the thread of the event loop.
+    """Process 0, connected to all others. Only the thread of the event loop calls the methods.
 
     Attributes:
-        jax_address: the address of JAX's coordinator, on the interface of this server; set once all have joined.
-        watchdog: watches the others; set once all have joined.
+        jax_address: the address of JAX's coordinator, on the interface of this server; set when all have joined.
+        watchdog: watches the other processes; set when all have joined.
     """
 
     def __init__(self, job: Job, facts: Mapping[str, str]):
@@ -36,49 +36,51 @@ class Leader:
             facts,
             "process",
             other_run="it serves another job; give each job its own port",
-            advice="install the same on every host",
+            advice="install the same version on every host",
             expected=job.num_processes,
         )
         self._followers = dict[int, tuple[Connection, Hello]]()
-        self._decided = asyncio.Event()
+        self._is_decided = asyncio.Event()
         self._problem: Refusal | None = None
         self._values = dict[int, dict[int, Value]]()
-        self._arrived = asyncio.Condition()
+        self._values_changed = asyncio.Condition()
         self.jax_address = ""
         self.watchdog: Watchdog | None = None
 
     async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Loss], None]) -> None:
-        """Admit all processes, or send each one the reason why the job cannot start.
+        """Admit all processes, or send each process the reason why the job cannot start.
 
         Raises:
             InputError, Unreachable: see `jaxddp.job.control_plane.ControlPlane.join`.
         """
         _raise_file_limit(self._job.num_processes)
-        handed_over = lookup(os.environ, INHERITED_SOCKET)
+        descriptor = lookup(os.environ, INHERITED_SOCKET)
         os.environ.pop(INHERITED_SOCKET, None)
-        listener = listen(self._job.host, self._job.port) if handed_over is None else inherited(handed_over)
+        listener = listen(self._job.host, self._job.port) if descriptor is None else inherited_socket(descriptor)
         server = await start_server(listener, CODEC, self._serve)
-        absent = None
+        timeout_error = None
         try:
             async with asyncio.timeout(timeout):
-                await self._decided.wait()
+                await self._is_decided.wait()
         except TimeoutError:
-            absent = self._roster.absent(timeout, listener.getsockname()[0], self._admission.num_strangers)
-            self._problem = Refusal(str(absent), absent.exit_code)
+            timeout_error = self._roster.absence_error(
+                timeout, listener.getsockname()[0], self._admission.num_strangers
+            )
+            self._problem = Refusal(str(timeout_error), timeout_error.exit_code)
         if self._problem is not None:
             server.close()
             for connection in self._connections():
                 connection.send(self._problem)
             await asyncio.gather(*(connection.close() for connection in self._connections()))
-            raise absent or error_of(self._problem.code, self._problem.reason)
+            raise timeout_error or error_of(self._problem.code, self._problem.reason)
         self.jax_address = free_address(listener)
         connections = {process: connection for process, (connection, _) in self._followers.items()}
         self.watchdog = Watchdog(0, connections, self._roster.hosts, timeouts, end)
         for connection, hello in self._followers.values():
-            connection.send(welcome(hello, self._job.key, self.jax_address))
+            connection.send(make_welcome(hello, self._job.key, self.jax_address))
         self._beating = asyncio.ensure_future(self.watchdog.beat())
 
-    async def gather(self, number: int, name: str, own: str, timeout: float) -> list[str]:
+    async def gather(self, number: int, name: str, own_text: str, timeout: float) -> list[str]:
         """Return the values of all processes, in the order of their ids.
 
         Raises:
@@ -88,8 +90,8 @@ class Leader:
         values = self._values.setdefault(number, {})
         others = set(range(1, self._job.num_processes))
         try:
-            async with asyncio.timeout(timeout), self._arrived:
-                await self._arrived.wait_for(lambda: values.keys() >= others)
+            async with asyncio.timeout(timeout), self._values_changed:
+                await self._values_changed.wait_for(lambda: values.keys() >= others)
         except TimeoutError:
             missing = min(others - values.keys())
             raise Unreachable(
@@ -101,10 +103,10 @@ class Leader:
                 raise InputError(
                     f"{name}: process {process} is at {value.name!r} instead; does it run the same program?"
                 )
-        return [own, *(values[process].text for process in sorted(others))]
+        return [own_text, *(values[process].text for process in sorted(others))]
 
     async def finish(self) -> None:
-        """Wait until all others are done, and tell them that this process is done, too."""
+        """Wait until all others are done, and notify them that this process is done."""
         assert self.watchdog is not None
         await self.watchdog.all_done.wait()
         self.send(Done())
@@ -119,7 +121,7 @@ class Leader:
         return [connection for connection, _ in self._followers.values()]
 
     async def _serve(self, connection: Connection) -> None:
-        """Serve one connection, of a process or of a stranger."""
+        """Serve one connection of a process, or refuse a client of another job."""
         hello = await self._admission.authenticate(connection)
         if hello is None:
             return
@@ -130,8 +132,8 @@ class Leader:
             await self._listen(hello.process, connection)
 
     def _admit(self, hello: Hello, connection: Connection) -> Refusal | None:
-        """Return why a process cannot join; None if it has joined. After the first conflict, no process can join."""
-        if self._decided.is_set():
+        """Admit a process and return None, or return the refusal. After a conflict, every process is refused."""
+        if self._is_decided.is_set():
             if self.watchdog is not None and self.watchdog.is_over:
                 reason = f"process {hello.process} joined again while the job is ending; start it again"
                 return Refusal(reason, Unreachable.exit_code)
@@ -146,28 +148,28 @@ class Leader:
             self._followers[hello.process] = connection, hello
             self._roster.hosts[hello.process] = hello.host
         if self._problem is not None or self._roster.is_complete:
-            self._decided.set()
+            self._is_decided.set()
         return self._problem
 
     async def _listen(self, process: int, connection: Connection) -> None:
         async for message in connection.messages():
             if isinstance(message, Value):
-                async with self._arrived:
+                async with self._values_changed:
                     self._values.setdefault(message.number, {})[process] = message
-                    self._arrived.notify_all()
+                    self._values_changed.notify_all()
             if self.watchdog is not None:
                 self.watchdog.receive(process, message)
-        if not self._decided.is_set():
-            # The process may be started again until all have joined.
+        if not self._is_decided.is_set():
+            # Until all have joined, the process may be started again.
             del self._followers[process], self._roster.hosts[process]
         elif self.watchdog is not None:
-            self.watchdog.disconnected(process)
+            self.watchdog.record_disconnection(process)
 
 
 def _raise_file_limit(processes: int) -> None:
-    """Allow enough open files: each process has one connection to this server and one to JAX's coordinator."""
+    """Raise the limit of open files: each process has a connection to this server and one to JAX's coordinator."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * processes + 1024
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    required = 2 * processes + 1024
+    if soft != resource.RLIM_INFINITY and soft < required:
+        limit = required if hard == resource.RLIM_INFINITY else min(required, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))

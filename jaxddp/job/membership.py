@@ -1,7 +1,7 @@
-"""Joins a job and leaves it, either cleanly or after a failure. A process that has joined knows its peers.
+"""Joins a job and leaves it, either cleanly or after a failure.
 
-If a program called `jax.distributed.initialize` itself, the devices carry the values that its processes compare, and
-each process watches only itself.
+If a program called `jax.distributed.initialize` itself, its processes exchange values through their devices, and each
+process watches only itself.
 """
 
 import atexit
@@ -27,22 +27,22 @@ from jaxddp.job.process_exit import end_now, show_stacks_on_signal
 from jaxddp.job.watchdog import Timeouts, stop_watching_alone, watch_alone
 
 _plane: ControlPlane | None = None
-"""The control plane of this process, once it has joined a job."""
+"""The control plane of this process; None before it has joined a job."""
 
 
 def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: float = 600, shutdown: float = 60) -> Peers:
     """Join the processes of a job. Call it before any code uses JAX's devices.
 
-    From then on this process ends within `silence` and a few seconds when another one is lost, and within `stall` when
-    a process makes no progress. Without a job, or if the program has initialized JAX's own job, a watchdog watches this
-    process alone. If this process has joined already, nothing changes.
+    Afterwards this process ends within `silence` and a few seconds after the loss of another process, and within
+    `stall` seconds after the last progress of a stuck process. Without a job, or if the program has called
+    `jax.distributed.initialize`, a watchdog watches this process alone. A second call changes nothing.
 
     Args:
-        start: seconds until all processes have joined.
+        start: maximum seconds until all processes have joined.
         silence: seconds without a heartbeat after which a process counts as lost.
-        stall: seconds without progress after which a process counts as stuck; some phases have a multiple of it, see
-            `jaxddp.core.phases`.
-        shutdown: seconds to wait for the others at the end.
+        stall: seconds without progress after which a process counts as stuck. The limit of some phases is a multiple of
+            `stall`; see `jaxddp.core.phases`.
+        shutdown: seconds to wait for the other processes at the end.
 
     Returns:
         The `peers` of this process.
@@ -72,7 +72,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
                 local_device_ids=job.local_device_ids,
                 cluster_detection_method="deactivate",
                 initialization_timeout=math.ceil(start),
-                # The watchdog must detect a loss first, because it can name the process.
+                # The watchdog must detect a loss before JAX does, because only the watchdog names the process.
                 heartbeat_timeout_seconds=math.ceil(silence * 3),
                 shutdown_timeout_seconds=math.ceil(shutdown),
                 coordinator_bind_address=_plane.jax_address if job.process_id == 0 else None,
@@ -89,9 +89,9 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
 
 
 def peers() -> Peers:
-    """Return the processes of the job that this process or the program has joined; `ALONE` without a job.
+    """Return the processes of this process's job; `ALONE` without a job.
 
-    Code that can get the peers as an argument should not call this.
+    Prefer to pass the peers as an argument.
     """
     if _plane is not None:
         return JobPeers(_plane)
@@ -99,18 +99,18 @@ def peers() -> Peers:
 
 
 def abandon(reason: str, code: int) -> None:
-    """In a job, tell the others why this process ends, and end it at once. Outside a job, return.
+    """In a job, send the others the reason, and end this process at once. Outside a job, return.
 
-    If another process was lost first, this one ends with that reason and exit code. If both reasons are the same, all
-    processes have found the same fault, and each process reports it as its own. After a preemption this returns, too:
-    all processes stop at the same step, and a process that is done must not end a process that still writes.
+    If another process was lost first, this process ends with the reason and exit code of that loss. If both reasons are
+    equal, all processes have the same fault, and each process reports its own. After a preemption, return, too: all
+    processes stop at the same step, and a process that is done must not end a process that still saves.
     """
     if _plane is None or code == Preempted.exit_code:
         return
-    loss, own = _plane.watchdog.loss(), f"ended: {reason}"
-    if loss is not None and loss.reason != own:
+    loss, own_reason = _plane.watchdog.loss(), f"ended: {reason}"
+    if loss is not None and loss.reason != own_reason:
         end_now(str(loss), loss.code)
-    _plane.fail(own, code)
+    _plane.fail(own_reason, code)
     end_now(reason, code)
 
 
@@ -124,11 +124,11 @@ def _versions() -> dict[str, str]:
 def _leave(plane: ControlPlane) -> None:
     """Leave the job together with all others.
 
-    The processes watch each other until JAX's shutdown barrier has passed. The barrier may wait for processes that
-    still compute. If JAX notices a loss first, it ends the process by SIGABRT.
+    The processes watch each other until JAX's shutdown barrier has passed. If JAX detected a loss before the watchdog
+    did, it would end this process by SIGABRT.
     """
     if not plane.finish():
-        # JAX's barrier would wait for the other processes again, and then abort this process.
+        # JAX's shutdown barrier would wait for the other processes again, and then abort this process.
         plane.fail(f"ended its program, and waited {plane.timeouts.shutdown:g} s for the others", 1)
         advice = "let all processes end in the same way, or raise parallel.shutdown_timeout"
         end_now(f"the other processes were not done {plane.timeouts.shutdown:g} s after this one; {advice}", 1)
@@ -138,7 +138,7 @@ def _leave(plane: ControlPlane) -> None:
 
 @contextlib.contextmanager
 def _without_proxies() -> Iterator[None]:
-    """Unset the proxy variables in the block, because gRPC, with which JAX reaches its coordinator, would use them."""
+    """Unset the proxy variables in the block. JAX connects to its coordinator through gRPC, which would use them."""
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.lower().endswith("_proxy")}
     try:
         yield

@@ -1,7 +1,7 @@
 """The coordinator's address, HOST:PORT, and the socket that listens there.
 
-A port is bound before its number is passed on. Otherwise another program could take the port in the meantime. The
-exception is the port of JAX's coordinator, which takes an address and no socket (`free_address`).
+A port is bound before its number is sent to other processes. Otherwise another program could take the port in the
+meantime. JAX's coordinator is an exception, because it takes an address instead of a socket (`free_address`).
 """
 
 import errno
@@ -11,7 +11,7 @@ import socket
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.wording import show
-from jaxddp.job.env_variables import HANDLES, EnvValue, number
+from jaxddp.job.env_variables import FILE_DESCRIPTORS, EnvValue, number
 from jaxddp.wire.admission import BACKLOG
 
 LOOPBACK = "127.0.0.1"
@@ -19,7 +19,7 @@ _PORTS = Range(1, 65535)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return ("host0", 1234) for `host0:1234`. IPv6 is in brackets. Raises InputError if the address is invalid."""
+    """Return ("host0", 1234) for `host0:1234`. Raises InputError if invalid. An IPv6 address must be in brackets."""
     host, colon, port = address.rpartition(":")
     number = whole(port, _PORTS)
     if not (colon and host.strip() and host.isprintable()) or number is None:
@@ -28,32 +28,34 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at a host's port (0 for a free one), and on no other interface.
+    """Return a socket that listens at a host's port (0 for a free port), only on the interface of the host's address.
 
     Raises:
-        InputError: the port is taken or not permitted, or the host is unknown or another machine.
+        InputError: the port is taken or not permitted, or the host is unknown or is another machine.
     """
     try:
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(where[:2], family=family, backlog=BACKLOG)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"there is no host {host!r}; give its name or address") from error
     except OSError as error:
         raise InputError(_advice(error, port)) from error
 
 
-def inherited(found: EnvValue) -> socket.socket:
-    """Return the listening socket with the file descriptor that a launcher has passed on.
+def inherited_socket(setting: EnvValue) -> socket.socket:
+    """Return the listening socket that this process inherits from its launcher, by its file descriptor.
 
     Raises:
-        InputError: the file descriptor is not that of a socket.
+        InputError: the file descriptor does not belong to a socket.
     """
-    handle = number(found, HANDLES)
+    descriptor = number(setting, FILE_DESCRIPTORS)
     try:
-        return socket.socket(fileno=handle)
+        return socket.socket(fileno=descriptor)
     except OSError as error:
         advice = "a launcher sets it for the process that it starts; unset it"
-        raise InputError(f"{found.variable}={show(found.value)}: is no socket ({error.strerror}); {advice}") from None
+        raise InputError(
+            f"{setting.variable}={show(setting.value)}: is no socket ({error.strerror}); {advice}"
+        ) from None
 
 
 def address_of(socket_: socket.socket) -> str:
@@ -63,14 +65,14 @@ def address_of(socket_: socket.socket) -> str:
 
 
 def free_address(listener: socket.socket) -> str:
-    """Return HOST:PORT for a port that is free now, on the interface of a listening socket."""
+    """Return HOST:PORT for a free port on the interface of a listening socket."""
     with socket.socket(listener.family, socket.SOCK_STREAM) as probe:
         probe.bind((listener.getsockname()[0], 0))
         return address_of(probe)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address can only be reached from its own machine."""
+    """Return whether a host name or address is a loopback address."""
     return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
@@ -78,6 +80,6 @@ def _advice(error: OSError, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} is taken; choose another, the same on every machine"
     if error.errno == errno.EADDRNOTAVAIL:
-        return "not an address of this machine; process 0 (of a launch, --nr 0) runs on the coordinator's"
+        return "not an address of this machine; start process 0 (with a launcher: --nr 0) on the coordinator's machine"
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"cannot listen there ({reason}); choose a port above 1023, the same on every machine"

@@ -9,10 +9,7 @@ from jaxddp.wire.handshake import HANDSHAKE
 
 @dataclass(frozen=True)
 class Alive:
-    """A heartbeat: the progress of the process, and the seconds that it has spent in each phase.
-
-    See `jaxddp.core.phases`.
-    """
+    """A heartbeat, with the progress of the sender and its seconds in each phase; see `jaxddp.core.phases`."""
 
     phase: Shown = OUTSIDE
     step: Number = 0
@@ -22,19 +19,20 @@ class Alive:
 
 @dataclass(frozen=True)
 class Done:
-    """A process is done. It ends when all processes are done."""
+    """The sender is done. It ends when all processes are done."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """A process closes its connection cleanly, so this is not a loss."""
+    """The sender closes its connection cleanly, which is not a loss."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A process ended before the job did, or made no progress; all others end with its exit code.
+    """A process ended before the job did, or made no progress. All other processes end with its exit code.
 
-    `stacks` selects the processes that write the stacks of their threads first: "none", "own" (the lost one), or "all".
+    `stacks` selects the processes that first write the stacks of their threads: "none", "own" (the lost process) or
+    "all".
     """
 
     process: Number
@@ -45,7 +43,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Value:
-    """The text that a process contributes to the exchange with this number."""
+    """The text of the sender in the exchange with this number."""
 
     number: Number
     name: str
@@ -54,7 +52,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Reply:
-    """Process 0's result of an exchange, or the error that it raised, as JSON, with the exit code of the error."""
+    """The result of an exchange, which process 0 computes, or its error as JSON and the exit code of the error."""
 
     number: Number
     name: str

@@ -1,6 +1,7 @@
 """Process 0's list of the processes that have joined.
 
-The processes meet before JAX starts. A conflict that would hang or crash JAX then raises a one-line error.
+All processes join before `jax.distributed.initialize`. So a conflict, which would hang or crash JAX, raises a one-line
+error.
 """
 
 from itertools import islice
@@ -29,33 +30,33 @@ class Roster:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all processes have joined."""
+        """Whether all processes of the job have joined."""
         return len(self.hosts) == self._count
 
     def conflict(self, hello: Hello) -> str | None:
-        """Return why the job cannot start with the process that sent this hello; None if it can."""
+        """Return the reason why the sender of a hello cannot join; None if it can."""
         host, count, process = hello.host, self._count, hello.process
         if hello.count != count:
             return (
                 f"JAX_NUM_PROCESSES differs: process 0 has {count}, process {process} on {host} has {hello.count}; "
-                "start every process with the same"
+                "start every process with the same number"
             )
         if process >= count:
-            return f"JAX_PROCESS_ID={process} on {host}: expected 0 to {count - 1}; give each process its own"
+            return f"JAX_PROCESS_ID={process} on {host}: expected 0 to {count - 1}; give each process its own id"
         if process in self.hosts:
             return (
-                f"JAX_PROCESS_ID={process} twice: on {self.hosts[process]} and on {host}; give each process its own, "
-                f"0 to {count - 1}"
+                f"JAX_PROCESS_ID={process} twice: on {self.hosts[process]} and on {host}; give each process its "
+                f"own id, 0 to {count - 1}"
             )
         return None
 
-    def absent(self, timeout: float, listening: str, num_strangers: int = 0) -> Unreachable:
+    def absence_error(self, timeout: float, listening: str, num_strangers: int = 0) -> Unreachable:
         """Return the error that names the processes that did not join in time.
 
         Args:
             timeout: seconds.
             listening: the address where process 0 listens.
-            num_strangers: how many clients were refused because of another run id or key.
+            num_strangers: the number of clients that were refused because of another run id or key.
         """
         num_absent = self._count - len(self.hosts)
         first = (str(process) for process in range(self._count) if process not in self.hosts)

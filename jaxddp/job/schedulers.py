@@ -23,46 +23,46 @@ def variable(name: str) -> Lookup:
     return lambda environ: lookup(environ, name)
 
 
-def nothing(environ: Environ) -> EnvValue | None:
+def no_value(environ: Environ) -> EnvValue | None:
     """Return None. This is the lookup of a value that a scheduler does not set."""
     return None
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """The lookups by which a process finds its place in a job of this scheduler.
+    """The lookups of a process's job and id in the environment variables of a scheduler.
 
     The lookups are functions, because most schedulers have no variable for some of the values.
     """
 
     process: Lookup
-    count: Lookup = nothing
-    address: Lookup = nothing
-    """Finds the `host:port` of the coordinator."""
+    count: Lookup = no_value
+    address: Lookup = no_value
+    """Returns the `host:port` of the coordinator."""
     run_id: Callable[[Environ], str] = lambda environ: ""
-    """Finds a text that is equal in all processes of a job, and differs between jobs; empty if there is none."""
-    local: str | None = None
-    """The variable with this process's number on its host, if each process has its own accelerator."""
-    locals: str | None = None
-    """The variable with the number of processes on the host. If it is like SLURM's `2(x3),1`, use the first number."""
-    sign: str | None = None
-    """If this variable is not set, the scheduler is ignored. Other programs may use the names of its variables."""
+    """Returns a text that is equal in all processes of a job, and differs between jobs; empty if there is none."""
+    local_rank: str | None = None
+    """The variable with the local rank of this process, if each process has its own accelerator."""
+    local_size: str | None = None
+    """The variable with the number of processes on the host. In SLURM's `2(x3),1`, the first number is used."""
+    marker: str | None = None
+    """If this variable is not set, the scheduler is ignored, because other programs may set its other variables."""
 
 
 def port_of(job: str) -> int:
-    """Return a port below the range of ephemeral ports. It is the same in all processes of a job."""
+    """Return a port below the ephemeral ports, which is the same in all processes of a job."""
     return 10000 + int(hashlib.sha256(job.encode()).hexdigest(), 16) % 20000
 
 
-def own_address() -> str:
-    """Return the IPv4 address by which other machines reach this one. Raises InputError if it has none."""
+def reachable_address() -> str:
+    """Return the IPv4 address at which other machines reach this machine. Raises InputError if there is none."""
     try:
         named = socket.gethostbyname(socket.gethostname())
     except OSError:
         named = LOOPBACK
     if not is_loopback(named):
         return named
-    # Debian maps the name to a loopback address. Connecting a datagram socket selects the interface, and sends nothing.
+    # Debian maps the host name to a loopback address. Connecting a UDP socket selects an interface, and sends nothing.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as chooser:
         try:
             chooser.connect(("192.0.2.1", 1))
@@ -77,19 +77,19 @@ def _torchrun_address(environ: Environ) -> EnvValue | None:
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if not (host and port):
         return None
-    # torchrun's agent listens at that port itself, for torch's own rendezvous.
+    # torchrun's agent listens at this port for torch's rendezvous.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port = port_of(f"{host}:{port}")
     return EnvValue(f"{host}:{port}", "MASTER_ADDR, MASTER_PORT")
 
 
 def _open_mpi_job(environ: Environ) -> str:
-    """Return mpirun's name for the job: the URI of version 4, or the namespace of version 5."""
+    """Return mpirun's id of the job: the URI in version 4, or the namespace in version 5."""
     return environ.get("OMPI_MCA_orte_hnp_uri") or environ.get("PMIX_NAMESPACE", "")
 
 
 def _open_mpi_address(environ: Environ) -> EnvValue | None:
-    """Return the loopback if all ranks are on one machine, otherwise the machine of mpirun, which runs rank 0."""
+    """Return the loopback address if all ranks are on one machine, else the host of mpirun, which runs rank 0."""
     size, job = environ.get("OMPI_COMM_WORLD_SIZE"), _open_mpi_job(environ)
     if size and environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size:
         return EnvValue(f"{LOOPBACK}:{port_of(job)}", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -102,13 +102,13 @@ def _slurm_step(environ: Environ) -> str:
 
 
 def _slurm_process(environ: Environ) -> EnvValue | None:
-    """Return the task's id in a step of srun. A batch script has id 0, too, but is a single process."""
+    """Return the task's id in a step of srun; None for a batch script, which also has id 0 but is a single process."""
     task = lookup(environ, "SLURM_PROCID")
     return task if task and (task.value != "0" or lookup(environ, "SLURM_STEP_ID")) else None
 
 
 def _slurm_address(environ: Environ) -> EnvValue | None:
-    """Return the first node of the step, which runs process 0, and a port that differs between the steps of a job."""
+    """Return the host of the step's first node, which runs process 0, with a port that differs between steps."""
     first = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", environ.get("SLURM_STEP_NODELIST", ""))
     if first is None:
         return None
@@ -117,11 +117,11 @@ def _slurm_address(environ: Environ) -> EnvValue | None:
 
 
 def _pmi_address(environ: Environ) -> EnvValue | None:
-    """Return the loopback if all ranks are on one machine. PMI names no host."""
+    """Return the loopback address if all ranks are on one machine, else None, because PMI sets no host."""
     size = environ.get("PMI_SIZE")
     if not size or environ.get("MPI_LOCALNRANKS") != size:
         return None
-    # The ranks of one machine have the same parent process.
+    # The ranks on one machine have the same parent process.
     return EnvValue(f"{LOOPBACK}:{port_of(str(os.getppid()))}", "MPI_LOCALNRANKS")
 
 
@@ -132,13 +132,13 @@ def _submitit_address(environ: Environ) -> EnvValue | None:
 
 
 def _batch_job(environ: Environ) -> str:
-    """Return the job and attempt of AWS Batch. The variable holds `JOB#NODE`."""
+    """Return the job id and attempt of AWS Batch. The variable of the job id holds `JOB#NODE`."""
     job = environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
     return f"{job}.{environ.get('AWS_BATCH_JOB_ATTEMPT', '')}" if job else ""
 
 
 def _batch_process(environ: Environ) -> EnvValue | None:
-    """Return the node's index. The main node, whose end ends the job, swaps its index with node 0 to be process 0."""
+    """Return the node's index. The main node, with which the job ends, swaps its index with node 0 to be process 0."""
     node = lookup(environ, "AWS_BATCH_JOB_NODE_INDEX")
     main = lookup(environ, "AWS_BATCH_JOB_MAIN_NODE_INDEX")
     if node is None or main is None:
@@ -150,49 +150,48 @@ def _batch_process(environ: Environ) -> EnvValue | None:
 
 
 def _batch_address(environ: Environ) -> EnvValue | None:
-    """Return the main node's private address. AWS Batch does not set it on the main node itself."""
+    """Return the main node's private address. On the main node, AWS Batch does not set the variable."""
     main = lookup(environ, "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
     if main is None:
         node, first = (lookup(environ, f"AWS_BATCH_JOB_{which}_INDEX") for which in ("NODE", "MAIN_NODE"))
         if node is None or first is None or node.value != first.value:
             return None
-        main = EnvValue(own_address(), first.variable)
+        main = EnvValue(reachable_address(), first.variable)
     return EnvValue(f"{main.value}:{port_of(_batch_job(environ))}", main.variable)
 
 
 def _skypilot_address(environ: Environ) -> EnvValue | None:
-    """Return the address of the head node, which has rank 0: the first line of a list of all nodes."""
+    """Return the address of the head node, which has rank 0 and is first in the list of nodes."""
     nodes = lookup(environ, "SKYPILOT_NODE_IPS")
     if nodes is None:
         return None
     return EnvValue(f"{nodes.value.split()[0]}:{port_of(environ.get('SKYPILOT_TASK_ID', ''))}", nodes.variable)
 
 
-def _beside(host: str, port: str) -> Lookup:
-    """Return a lookup of an address whose host and port are in two variables."""
+def _host_and_port(host: str, port: str) -> Lookup:
+    """Return a lookup of an address from a variable with the host and a variable with the port."""
 
     def address(environ: Environ) -> EnvValue | None:
-        found = lookup(environ, host), lookup(environ, port)
-        return EnvValue(f"{found[0].value}:{found[1].value}", f"{host}, {port}") if found[0] and found[1] else None
+        values = lookup(environ, host), lookup(environ, port)
+        return EnvValue(f"{values[0].value}:{values[1].value}", f"{host}, {port}") if values[0] and values[1] else None
 
     return address
 
 
-def _given_address(environ: Environ) -> EnvValue | None:
-    """Return the address in JAX's own variable. xpk sets the port in another variable."""
+def _jax_address(environ: Environ) -> EnvValue | None:
+    """Return the address in JAX's variable. xpk sets the port in a second variable."""
     address = lookup(environ, "JAX_COORDINATOR_ADDRESS")
     if address is None or ":" in address.value:
         return address
-    return _beside("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT")(environ) or address
+    return _host_and_port("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT")(environ) or address
 
 
-EXPLICIT = Scheduler(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), _given_address)
-"""The variables that `jaxddp launch`, Kubeflow's JAX runtime or a user sets. They are looked up first."""
+EXPLICIT = Scheduler(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), _jax_address)
+"""The variables that `jaxddp launch`, Kubeflow's JAX runtime or a user sets. They take precedence."""
 
-# The first entry that finds an id for this process is the scheduler that started it. A launcher passes on the variables
-# of the job in which it runs itself, so an inner launcher comes before the outer one. torchrun and MPI come before
-# SLURM, because mpirun starts its helpers with srun, so that the ranks have SLURM's variables too. The schedulers that
-# start one process on each node come last.
+# The first entry with an id for this process is the scheduler that started it. A launcher inside a job passes on the
+# variables of the job, so torchrun and MPI come before SLURM. For example, mpirun starts its daemons with srun, so its
+# ranks also have SLURM's variables. The schedulers that start one process on each node come last.
 SCHEDULERS = (
     EXPLICIT,
     Scheduler(
@@ -200,51 +199,51 @@ SCHEDULERS = (
         variable("WORLD_SIZE"),
         _torchrun_address,
         lambda environ: environ.get("TORCHELASTIC_RUN_ID", ""),
-        local="LOCAL_RANK",
-        locals="LOCAL_WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        local_size="LOCAL_WORLD_SIZE",
     ),
     Scheduler(
         variable("OMPI_COMM_WORLD_RANK"),
         variable("OMPI_COMM_WORLD_SIZE"),
         _open_mpi_address,
         lambda environ: _open_mpi_job(environ).partition(";")[0],
-        local="OMPI_COMM_WORLD_LOCAL_RANK",
-        locals="OMPI_COMM_WORLD_LOCAL_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     Scheduler(
         variable("SUBMITIT_LOCAL_GLOBALID"),
         variable("SUBMITIT_LOCAL_NTASKS"),
         _submitit_address,
         lambda environ: environ.get("SUBMITIT_LOCAL_JOB_ID", ""),
-        local="SUBMITIT_LOCAL_LOCALID",
-        locals="SUBMITIT_LOCAL_NTASKS",
+        local_rank="SUBMITIT_LOCAL_LOCALID",
+        local_size="SUBMITIT_LOCAL_NTASKS",
     ),
     Scheduler(
         _slurm_process,
         variable("SLURM_STEP_NUM_TASKS"),
         _slurm_address,
         _slurm_step,
-        local="SLURM_LOCALID",
-        locals="SLURM_STEP_TASKS_PER_NODE",
+        local_rank="SLURM_LOCALID",
+        local_size="SLURM_STEP_TASKS_PER_NODE",
     ),
     Scheduler(
         variable("PMI_RANK"),
         variable("PMI_SIZE"),
         _pmi_address,
-        local="MPI_LOCALRANKID",
-        locals="MPI_LOCALNRANKS",
+        local_rank="MPI_LOCALRANKID",
+        local_size="MPI_LOCALNRANKS",
     ),
-    # The following start one process on each node, with all of its GPUs. Kubeflow's torch runtime and its older JAXJob
-    # are the first two.
-    Scheduler(variable("PET_NODE_RANK"), variable("PET_NNODES"), _beside("PET_MASTER_ADDR", "PET_MASTER_PORT")),
+    # The schedulers below start one process on each node, with all GPUs of the node. The first two are Kubeflow's torch
+    # runtime and Kubeflow's older JAXJob.
+    Scheduler(variable("PET_NODE_RANK"), variable("PET_NNODES"), _host_and_port("PET_MASTER_ADDR", "PET_MASTER_PORT")),
     Scheduler(
         variable("PROCESS_ID"),
         variable("NUM_PROCESSES"),
-        _beside("COORDINATOR_ADDRESS", "COORDINATOR_PORT"),
-        sign="COORDINATOR_ADDRESS",
+        _host_and_port("COORDINATOR_ADDRESS", "COORDINATOR_PORT"),
+        marker="COORDINATOR_ADDRESS",
     ),
     # xpk sets the address in JAX's variables.
-    Scheduler(variable("NODE_RANK"), variable("NNODES"), sign="JOBSET_NAME"),
+    Scheduler(variable("NODE_RANK"), variable("NNODES"), marker="JOBSET_NAME"),
     Scheduler(
         variable("SKYPILOT_NODE_RANK"),
         variable("SKYPILOT_NUM_NODES"),
@@ -252,6 +251,6 @@ SCHEDULERS = (
         lambda environ: environ.get("SKYPILOT_TASK_ID", ""),
     ),
     Scheduler(_batch_process, variable("AWS_BATCH_JOB_NUM_NODES"), _batch_address, _batch_job),
-    # An Indexed Job of Kubernetes does not set the number of processes.
+    # A Kubernetes Indexed Job sets only the process id.
     Scheduler(variable("JOB_COMPLETION_INDEX")),
 )

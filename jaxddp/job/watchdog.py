@@ -1,10 +1,10 @@
-"""The watchdog ends a job when a process is lost or stuck, so that no process waits for it forever.
+"""The watchdog ends a job when a process is lost or stuck. Otherwise the other processes would wait forever.
 
-Process 0 is connected to all others. A killed process closes its connection, a stopped process or machine sends no more
-heartbeats, and a process that fails sends the reason before it ends. Process 0 passes these losses on. JAX detects
-some losses, through a failing collective or its own heartbeat, but it does not name the process, and does not always
-raise a Python exception. A process that is alive but makes no progress reports that in its heartbeats, and process 0
-finds the one that the others wait for. A process that is not in a job has a separate watchdog (`watch_alone`).
+Process 0 is connected to all others. The connection of a killed process closes. A stopped process or machine sends no
+more heartbeats. A process that fails sends the reason before it ends. Process 0 sends each loss to all others. JAX
+detects some losses, through a failing collective or its own heartbeat. But JAX does not name the process, and does not
+always raise a Python exception. The heartbeats include the progress of each process, from which process 0 determines
+the stuck process. A process outside a job has a separate watchdog (`watch_alone`).
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from jaxddp.wire.connection import Connection
 _ADVICE = "if it takes that long, raise parallel.stall_timeout"
 _BEAT_SECONDS = 1.0
 
-# If a collective fails because of a loss, its process waits up to so many seconds for the reason of the loss. A process
-# that still computes after a loss gets the same time to fail by itself.
+# A process whose collective fails waits up to this time for the reason of the loss. A process that still computes after
+# a loss has the same time to fail by itself.
 GRACE_SECONDS = 2.0
 
 
 class Timeouts(NamedTuple):
-    """How long a process waits for the others, in seconds.
+    """The time limits for other processes, in seconds.
 
     Attributes:
         silence: the time without a heartbeat after which a process counts as lost.
-        stall: the time without progress after which a process counts as stuck. Some phases have a multiple of it; see
-            `jaxddp.core.phases`.
-        shutdown: the time to wait at the end until all processes are done.
+        stall: the time without progress after which a process counts as stuck. The limit of some phases is a multiple
+            of `stall`; see `jaxddp.core.phases`.
+        shutdown: the time that a process waits at its end until all processes are done.
     """
 
     silence: float = 10.0
@@ -45,7 +45,7 @@ class Timeouts(NamedTuple):
 
     @property
     def longest(self) -> float:
-        """How long to wait until another process has done its part. The watchdog ends a stuck process sooner."""
+        """The longest wait for a message of another process. The watchdog ends a job with a stuck process sooner."""
         return phases.longest(self.stall) + 2 * self.silence
 
 
@@ -54,7 +54,7 @@ class Loss:
     """A process that ended before the job did, or made no progress.
 
     Attributes:
-        code: the exit code that all others adopt.
+        code: the exit code of all other processes.
         stacks: see `jaxddp.job.process_messages.Lost`.
     """
 
@@ -71,38 +71,38 @@ class Watchdog:
     """Records the state of each connected process, and ends this process after the first loss.
 
     Args:
-        own: this process's id. Process 0 judges which process is stuck.
+        process_id: the id of this process. Only process 0 detects stuck processes.
         connections: the connections, by process id.
         hosts: the name of each process's host.
         timeouts: how long this process waits for the others.
-        end: called with the loss, in the thread of the event loop, after a message about it was sent to the others.
+        end: called with the loss, in the thread of the event loop, after the loss was sent to the others.
     """
 
     def __init__(
         self,
-        own: int,
+        process_id: int,
         connections: Mapping[int, Connection],
         hosts: Mapping[int, str],
         timeouts: Timeouts,
         end: Callable[[Loss], None],
     ):
-        self._own, self._connections, self._hosts = own, dict(connections), hosts
+        self._process_id, self._connections, self._hosts = process_id, dict(connections), hosts
         self._timeouts, self._end = timeouts, end
-        self._heard = dict.fromkeys(connections, time.monotonic())
+        self._last_received = dict.fromkeys(connections, time.monotonic())
         self._alive, self._done, self._left = dict[int, Alive](), set[int](), set[int]()
         self.all_done = asyncio.Event()
         self._loss: Loss | None = None
-        self._is_lost = threading.Event()
+        self._loss_event = threading.Event()
         self._closed = False
 
     def loss(self, timeout: float = GRACE_SECONDS) -> Loss | None:
         """Wait for a loss, and return the first one, if any. Do not call this in the event loop."""
-        self._is_lost.wait(timeout)
+        self._loss_event.wait(timeout)
         return self._loss
 
     @property
     def is_over(self) -> bool:
-        """Whether this process is about to end, after a loss or by itself."""
+        """Whether this process is ending, because of a loss or because `close` was called."""
         return self._closed or self._loss is not None
 
     def close(self) -> None:
@@ -110,8 +110,8 @@ class Watchdog:
         self._closed = True
 
     def receive(self, process: int, message: Any) -> None:
-        """Record a message of a process. Every message is a sign of life."""
-        self._heard[process] = time.monotonic()
+        """Record a message of a process. Every message counts as a heartbeat."""
+        self._last_received[process] = time.monotonic()
         if isinstance(message, Alive):
             self._alive[process] = message
         elif isinstance(message, Lost):
@@ -123,77 +123,79 @@ class Watchdog:
             if self._done >= self._connections.keys():
                 self.all_done.set()
 
-    def disconnected(self, process: int) -> None:
+    def record_disconnection(self, process: int) -> None:
         """Record that the connection to a process ended."""
         if process not in self._left:
-            self.report(Loss(process, f"was lost{self._on(process)}: its connection broke", 1))
+            self.report(Loss(process, f"was lost{self._host_suffix(process)}: its connection broke", 1))
 
     def report(self, loss: Loss) -> None:
-        """Tell the other processes about a loss, and end this process. Later losses are ignored."""
+        """Send a loss to the other processes, and end this process. Later losses are ignored."""
         if self.is_over:
             return
         self._loss = loss
-        self._tell(loss)
-        if loss.stacks == "all" or (loss.stacks == "own" and loss.process == self._own):
+        self._send_loss(loss)
+        if loss.stacks == "all" or (loss.stacks == "own" and loss.process == self._process_id):
             show_stacks()
-        self._is_lost.set()
+        self._loss_event.set()
         self._end(loss)
 
     def heartbeats(self) -> dict[int, Alive]:
-        """Return the last heartbeat of each connected process, and the state of this one."""
-        return self._alive | {self._own: _heartbeat()}
+        """Return the last heartbeat of each connected process, and a new heartbeat of this process."""
+        return self._alive | {self._process_id: _heartbeat()}
 
     async def beat(self) -> None:
-        """Send heartbeats, and check those of the others, until this is cancelled."""
+        """Send heartbeats, and check the heartbeats of the others, until this coroutine is cancelled."""
         interval = min(_BEAT_SECONDS, self._timeouts.silence / 4, self._timeouts.stall / 4)
         while not self._closed:
             begin = time.monotonic()
-            own = _heartbeat()
+            heartbeat = _heartbeat()
             for connection in self._connections.values():
-                connection.send(own)
+                connection.send(heartbeat)
             await asyncio.sleep(interval)
-            # A process that was stopped, or did not get to run, could neither hear the others nor make progress.
+            # While this process was stopped or waited for a core, it could neither receive messages nor make progress.
             delay = time.monotonic() - begin - interval
             phases.excuse(delay)
-            self._find_silent(delay)
-            if self._own == 0:
-                self._find_stuck()
+            self._report_silent(delay)
+            if self._process_id == 0:
+                self._report_stuck()
 
-    def _tell(self, loss: Loss) -> None:
-        """In process 0, tell all others about a loss, even a stuck one. In other processes, tell process 0."""
+    def _send_loss(self, loss: Loss) -> None:
+        """Send a loss to process 0, or from process 0 to all others, even to a stuck process."""
         for connection in self._connections.values():
             connection.send(Lost(loss.process, loss.reason, loss.code, loss.stacks))
 
-    def _find_silent(self, delay: float) -> None:
+    def _report_silent(self, delay: float) -> None:
         now, silence = time.monotonic(), self._timeouts.silence
         for process in self._connections.keys() - self._left:
-            self._heard[process] = min(now, self._heard[process] + delay)
-            if now - self._heard[process] > silence:
-                self.report(Loss(process, f"gave no sign of life for {silence:g} s{self._on(process)}", 1))
+            self._last_received[process] = min(now, self._last_received[process] + delay)
+            if now - self._last_received[process] > silence:
+                self.report(Loss(process, f"gave no sign of life for {silence:g} s{self._host_suffix(process)}", 1))
 
-    def _find_stuck(self) -> None:
-        processes = {process: Progress(one.phase, one.step, one.idle) for process, one in self.heartbeats().items()}
+    def _report_stuck(self) -> None:
+        processes = {
+            process: Progress(alive.phase, alive.step, alive.idle) for process, alive in self.heartbeats().items()
+        }
         process = phases.stuck(processes, self._timeouts.stall)
         if process is not None:
             stuck = processes[process]
-            # If several processes are not waiting for others, any of these may be the cause.
+            # If several processes are not waiting for others, each of them may be the cause.
             is_alone = not stuck.waits and all(one.waits for other, one in processes.items() if other != process)
             stacks, logs = ("own", "its log has") if is_alone else ("all", "the log of each process has")
-            reason = f"{stuck}{self._on(process)}; {logs} the stacks of its threads; {_ADVICE}"
+            reason = f"{stuck}{self._host_suffix(process)}; {logs} the stacks of its threads; {_ADVICE}"
             self.report(Loss(process, reason, 1, stacks))
 
-    def _on(self, process: int) -> str:
+    def _host_suffix(self, process: int) -> str:
         host = self._hosts.get(process)
         return f" (on {host})" if host else ""
 
 
 def _heartbeat() -> Alive:
-    own = phases.progress()
-    return Alive(own.phase, own.step, own.idle, phases.spent())
+    progress = phases.progress()
+    return Alive(progress.phase, progress.step, progress.idle, phases.spent())
 
 
 def end_process(loss: Loss) -> None:
-    """End this process soon. Until then the main thread may fail because of the loss, and report it."""
+    """End this process after `GRACE_SECONDS`, in which the main thread may fail because of the loss, and report it."""
     # A normal exit would wait at JAX's shutdown barrier.
     asyncio.get_running_loop().call_later(GRACE_SECONDS, end_now, str(loss), loss.code)
 
@@ -203,9 +205,9 @@ _alone: "_WatchdogThread | None" = None
 
 
 def watch_alone(stall: float) -> None:
-    """Watch a process that is in no job: end it when it makes no progress for `stall` seconds.
+    """Watch a process outside a job: end this process when it makes no progress for `stall` seconds.
 
-    If this is called several times, the last value of `stall` applies.
+    After several calls, the last value of `stall` applies.
     """
     global _alone
     with _lock:
@@ -232,7 +234,7 @@ class _WatchdogThread(threading.Thread):
             begin, interval = time.monotonic(), min(_BEAT_SECONDS, self.stall / 4)
             time.sleep(interval)
             phases.excuse(time.monotonic() - begin - interval)
-            own = phases.progress()
-            if phases.stuck({0: own}, self.stall) is not None:
+            progress = phases.progress()
+            if phases.stuck({0: progress}, self.stall) is not None:
                 show_stacks()
-                end_now(f"this process {own}; the stacks of its threads are above; {_ADVICE}", 1)
+                end_now(f"this process {progress}; the stacks of its threads are above; {_ADVICE}", 1)

@@ -1,6 +1,6 @@
-"""A process tells the launcher that started it when its work begins and ends.
+"""Reports the begin and the end of a process's work to the launcher that started the process.
 
-A process that ends during its work with exit code 0, as by `os._exit(0)` in a user's code or a library, has failed. The
+A process that ends with exit code 0 during its work has failed: a user's code or a library called `os._exit(0)`. The
 launcher cannot recognize this failure by the exit code.
 """
 
@@ -10,17 +10,17 @@ import os
 import stat
 from collections.abc import Iterator
 
-from jaxddp.job.env_variables import HANDLES, lookup, number
+from jaxddp.job.env_variables import FILE_DESCRIPTORS, lookup, number
 
 STATUS_PIPE = "JAXDDP_STATUS_FD"
-"""The environment variable that holds the number of the pipe's end to write to."""
+"""The environment variable with the file descriptor of the writable end of the pipe."""
 _BEGIN, _END, _QUIT = b"+", b"-", b"!"
 """`_QUIT` means that the user's code ended the process, so a restarted process would end in the same way."""
 
 
 @contextlib.contextmanager
-def at_work() -> Iterator[None]:
-    """Tell the launcher that this process works in the block. Blocks can be nested."""
+def report_work() -> Iterator[None]:
+    """Report to the launcher that this process works during the block. Blocks can be nested."""
     _write(_BEGIN)
     try:
         yield
@@ -33,7 +33,7 @@ def at_work() -> Iterator[None]:
 
 def _write(status: bytes) -> None:
     if (pipe := _pipe()) is not None:
-        # If the launcher is gone or does not read, the work goes on.
+        # The work continues if the launcher is gone or does not read.
         with contextlib.suppress(OSError):
             os.write(pipe, status)
 
@@ -45,7 +45,7 @@ def _pipe() -> int | None:
     os.environ.pop(STATUS_PIPE, None)
     if found is None:
         return None
-    pipe = number(found, HANDLES)
+    pipe = number(found, FILE_DESCRIPTORS)
     with contextlib.suppress(OSError):
         if stat.S_ISFIFO(os.fstat(pipe).st_mode):
             os.set_blocking(pipe, False)
@@ -54,10 +54,10 @@ def _pipe() -> int | None:
 
 
 class WorkStatus:
-    """The launcher's end of the pipe.
+    """The status of a process, which the launcher reads from a pipe.
 
     Attributes:
-        has_quit: whether the user's code has ended the process.
+        has_quit: whether the user's code ended the process, for example by `sys.exit`.
     """
 
     def __init__(self, pipe: int):
@@ -67,7 +67,7 @@ class WorkStatus:
     @classmethod
     @contextlib.contextmanager
     def open(cls) -> "Iterator[tuple[WorkStatus, int]]":
-        """Yield a status, and the end of its pipe that a process started in the block inherits."""
+        """Yield a status, and the writable end of its pipe, for a process that is started in the block."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         status = cls(reading)
@@ -81,11 +81,11 @@ class WorkStatus:
 
     @property
     def is_working(self) -> bool:
-        """Whether the process's work has begun and not ended."""
+        """Whether the process is working."""
         return self._depth > 0
 
     def read(self) -> None:
-        """Read what the process has written so far."""
+        """Read the reports that the process has written so far."""
         with contextlib.suppress(BlockingIOError):
             while self._pipe is not None and (data := os.read(self._pipe, 4096)):
                 self._depth += data.count(_BEGIN) - data.count(_END)

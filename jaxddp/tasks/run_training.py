@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxddp.core.phases import phase
 from jaxddp.engine.state import TrainState
-from jaxddp.job.work_status import at_work
+from jaxddp.job.work_status import report_work
 from jaxddp.recipe.configured_metrics import check_requested_metrics
 from jaxddp.recipe.object_checks import check_listeners
 from jaxddp.recipe.user_objects import objects_of_hooks
@@ -89,7 +89,7 @@ def train_setup(
     return state
 
 
-@at_work()
+@report_work()
 @phase("start")
 def train(
     training: TrainingTask,

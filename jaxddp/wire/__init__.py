@@ -1,1 +1,1 @@
-"""How processes talk to each other: the wire format, the handshake, the server's admission and the client."""
+"""Connections between processes: the wire format, the handshake, the admission by the server, and the client."""

@@ -1,4 +1,4 @@
-"""The server's side of the handshake: only processes that know the job's key can join; strangers are refused."""
+"""The server's side of the handshake. It admits clients that prove the job's key, and refuses others (strangers)."""
 
 import asyncio
 import socket
@@ -7,11 +7,11 @@ from typing import Any
 
 from jaxddp.core.wording import plural, show
 from jaxddp.wire.codec import Codec, Malformed
-from jaxddp.wire.connection import STRANGERS_LONGEST, Connection
+from jaxddp.wire.connection import LONGEST_OF_STRANGER, Connection
 from jaxddp.wire.handshake import KEY, Hello, Identity, Refusal, is_proven, new_challenge
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted: those of all processes of the largest job at once."""
+"""The most connections that may wait to be accepted: all processes of a large job may connect at once."""
 _HELLO_SECONDS = 5.0
 _MOST_PENDING = 64
 
@@ -21,35 +21,34 @@ async def start_server(
 ) -> asyncio.Server:
     """Call `serve` for each connection, and close the connection afterwards."""
 
-    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(reader, writer, codec)
         try:
             await serve(connection)
         except (OSError, asyncio.CancelledError):
-            # The peer is gone, or the server closes. Without this, Python 3.11 would print the
-            # traceback of a cancelled task.
+            # The peer is gone, or the server closes. Python 3.11 would print the traceback of a cancelled task.
             pass
         finally:
             await connection.close()
 
-    return await asyncio.start_server(served, sock=listener, backlog=BACKLOG)
+    return await asyncio.start_server(serve_and_close, sock=listener, backlog=BACKLOG)
 
 
 class Admission:
     """Authenticates clients.
 
-    Each client has 5 s to send its hello. If there are too many connections, the oldest is closed.
+    Each client has 5 s to send its hello. If too many clients have not sent a hello, the oldest connection is closed.
 
     Args:
-        identity: the server's place in the job. A client must have the same run id and know the same key.
-        facts: values by name, which must be equal on both sides.
+        identity: the server's process id, run id and key. A client must have the same run id and key.
+        facts: values by name, which must be equal in the client and the server.
         advice: what to do if the facts differ.
-        noun: what joins: "process" or "machine".
-        other_run: the reason to give to a client of another run.
-        expected: how many clients may connect at once, in addition to 64 others.
+        noun: the noun for a client in messages: "process" or "machine".
+        other_run: the reason for the refusal of a client with another run id.
+        expected: the number of clients that may connect at once, in addition to 64 strangers.
 
     Attributes:
-        num_strangers: how many clients were refused because of another run id or key.
+        num_strangers: the number of clients that were refused because of another run id or key.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Admission:
         self.num_strangers = 0
 
     async def authenticate(self, connection: Connection) -> Hello | None:
-        """Return the hello of a client of this job. Refuse any other client, and return None."""
+        """Return the hello of a client of this job; None for any other client, which is refused."""
         task = asyncio.current_task()
         assert task is not None
         self._pending[task] = None
@@ -78,7 +77,7 @@ class Admission:
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
                 connection.send(challenge)
-                hello = await connection.receive(STRANGERS_LONGEST)
+                hello = await connection.receive(LONGEST_OF_STRANGER)
         except (Malformed, TimeoutError):
             return None
         finally:
@@ -96,7 +95,7 @@ class Admission:
         return None
 
     def difference(self, hello: Hello) -> str | None:
-        """Return a line about the first fact in which a client of this job differs; None if all are equal."""
+        """Return a line about the first fact that differs between a client and the server; None if all are equal."""
         client = f"{self._noun} {hello.process} on {hello.host}"
         if hello.proof and not self._identity.key:
             return f"{KEY} is set in {client}, and not in {self._noun} 0; set it in all"
@@ -109,5 +108,5 @@ class Admission:
 
 
 def other_key(noun: str) -> str:
-    """Return the reason that both sides give when the peer does not know their key."""
-    return f"{KEY} differs from that of {noun} 0; give all {plural(2, noun)} of a job the same"
+    """Return the error of a server or client whose peer has another key."""
+    return f"{KEY} differs from that of {noun} 0; give all {plural(2, noun)} of a job the same key"

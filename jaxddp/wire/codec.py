@@ -1,6 +1,6 @@
-"""The wire format: a message is a JSON object of a known kind, whose fields are checked before they are used.
+"""The wire format: a message is a JSON object of a known kind, whose fields are validated.
 
-Each message travels after its length, a big-endian number of 4 bytes.
+The length of the object, a big-endian number of 4 bytes, precedes the object.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ ExitCode = Annotated[int, Range(0, 255)]
 Elapsed = Annotated[float, Range(0, 1e12)]
 """Seconds."""
 Shown = Annotated[str, on_screen]
-"""A text that users see. Its control characters are escaped on arrival."""
+"""A text that is shown to users. Its control characters are escaped when the message is decoded."""
 
 
 class Malformed(ValueError):
@@ -30,7 +30,7 @@ class Malformed(ValueError):
 
 
 def encode(message: Any) -> bytes:
-    """Return the bytes of a message, which is a dataclass. The first four bytes are the length of the rest."""
+    """Return the bytes of a message, which is a dataclass. The first four bytes are the number of bytes that follow."""
     content = json.dumps({"kind": type(message).__name__, **dataclasses.asdict(message)}).encode()
     return len(content).to_bytes(LENGTH, "big") + content
 
@@ -46,7 +46,7 @@ class Codec:
         self._kinds = {kind.__name__: kind for kind in kinds}
 
     def decode(self, content: bytes) -> Any:
-        """Return the message in `content`, which does not include the length. Raises Malformed if it is invalid."""
+        """Return the message in `content`, without its length prefix. Raises Malformed if the message is invalid."""
         try:
             plain = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -80,12 +80,12 @@ def _is_valid(value: Any, hint: Any) -> bool:
         _, inner = typing.get_args(hint)
         return isinstance(value, dict) and all(_is_text(key) and _is_valid(item, inner) for key, item in value.items())
     number, bounds = typing.get_args(hint)
-    # `isinstance` would accept True as an int.
+    # `isinstance(True, int)` is true, so the exact type is compared.
     return type(value) is number and value in bounds
 
 
 def _is_text(value: Any) -> bool:
-    """Return whether a value is text that UTF-8 can encode. It cannot encode half of a surrogate pair."""
+    """Return whether a value is a text that can be encoded as UTF-8. An unpaired surrogate cannot."""
     if not isinstance(value, str):
         return False
     try:

@@ -1,8 +1,8 @@
-"""The handshake: both sides of a new connection prove that they know the job's key, without sending it.
+"""The handshake: both peers of a new connection prove that they have the job's key, without sending the key.
 
-The server sends a challenge. The client answers with a hello, and the server with a welcome or a refusal. A proof is
-the HMAC-SHA256 of the peer's nonce. Without a key the proofs are empty, and any process that reaches the server can
-join.
+The server sends a challenge, the client answers with a hello, and the server answers with a welcome or a refusal. A
+proof is an HMAC-SHA256 over the peer's nonce and other fields. Without a key the proofs are empty, and any process that
+reaches the server can join.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ KEY = "JAXDDP_JOB_KEY"
 
 @dataclass(frozen=True)
 class Identity:
-    """A process's place in its job.
+    """The values that a process proves in the handshake.
 
     Attributes:
-        process: the number of this process, from 0. Process 0 is the server.
+        process: the id of this process, from 0. Process 0 is the server.
         count: the number of all processes.
-        run_id: distinguishes this job from another at the same address.
+        run_id: distinguishes this job from other jobs at the same address.
         key: the secret that the processes share; empty if they have none.
     """
 
@@ -46,7 +46,7 @@ class Challenge:
 
 @dataclass(frozen=True)
 class Hello:
-    """A client asks to join. `facts` must be equal in all processes."""
+    """A client's request to join. `facts` must be equal in all processes."""
 
     process: Number
     count: ProcessCount
@@ -82,7 +82,7 @@ def new_challenge() -> Challenge:
     return Challenge(_nonce())
 
 
-def hello(identity: Identity, challenge: Challenge, facts: Mapping[str, str]) -> Hello:
+def make_hello(identity: Identity, challenge: Challenge, facts: Mapping[str, str]) -> Hello:
     """Return the client's answer to a challenge."""
     nonce = _nonce()
     proof = _proof(identity.key, challenge, nonce, identity.process, identity.count, identity.run_id)
@@ -90,28 +90,28 @@ def hello(identity: Identity, challenge: Challenge, facts: Mapping[str, str]) ->
     return Hello(identity.process, identity.count, identity.run_id, host, dict(facts), nonce, proof)
 
 
-def is_proven(answer: Hello, challenge: Challenge, key: str) -> bool:
-    """Return whether a hello proves that its sender knows the key."""
-    proof = _proof(key, challenge, answer.nonce, answer.process, answer.count, answer.run_id)
-    return _equal(answer.proof, proof)
+def is_proven(hello: Hello, challenge: Challenge, key: str) -> bool:
+    """Return whether a hello proves that its sender has the key."""
+    proof = _proof(key, challenge, hello.nonce, hello.process, hello.count, hello.run_id)
+    return _equal(hello.proof, proof)
 
 
-def welcome(answer: Hello, key: str, jax_address: str = "") -> Welcome:
+def make_welcome(hello: Hello, key: str, jax_address: str = "") -> Welcome:
     """Return the welcome for the sender of a hello."""
-    return Welcome(jax_address, _server_proof(key, answer, jax_address))
+    return Welcome(jax_address, _server_proof(key, hello, jax_address))
 
 
-def is_from_server(message: Welcome, sent: Hello, key: str) -> bool:
-    """Return whether a welcome proves that the server knows the key."""
-    return _equal(message.proof, _server_proof(key, sent, message.jax_address))
+def is_from_server(message: Welcome, hello: Hello, key: str) -> bool:
+    """Return whether a welcome proves that the server has the key."""
+    return _equal(message.proof, _server_proof(key, hello, message.jax_address))
 
 
 def _proof(key: str, challenge: Challenge, nonce: str, process: int, count: int, run_id: str) -> str:
     return _hmac(key, "process", challenge.nonce, nonce, process, count, run_id)
 
 
-def _server_proof(key: str, answer: Hello, jax_address: str) -> str:
-    return _hmac(key, "coordinator", answer.nonce, jax_address)
+def _server_proof(key: str, hello: Hello, jax_address: str) -> str:
+    return _hmac(key, "coordinator", hello.nonce, jax_address)
 
 
 def _hmac(key: str, *parts: str | int) -> str:
@@ -122,7 +122,7 @@ def _hmac(key: str, *parts: str | int) -> str:
 
 
 def _equal(one: str, other: str) -> bool:
-    """Compare two proofs in constant time, so that the time reveals nothing about them."""
+    """Compare two proofs in constant time, so that the time does not reveal a matching prefix."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 

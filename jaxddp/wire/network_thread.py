@@ -1,4 +1,4 @@
-"""The thread in which a process keeps its connections to others."""
+"""The thread that serves a process's connections to other processes."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ _FLUSH_SECONDS = 2.0
 
 
 class NetworkThread:
-    """Runs an event loop in its own thread. The other threads of the process call these methods."""
+    """Runs an event loop in its own thread. Other threads of the process call these methods."""
 
     def __init__(self, name: str):
         self._loop = asyncio.new_event_loop()
@@ -32,7 +32,7 @@ class NetworkThread:
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self) -> None:
-        """Cancel all coroutines, which closes their connections, and end the thread."""
+        """Cancel all coroutines, which close their connections, and end the thread."""
         with contextlib.suppress(TimeoutError):
             self.result(_cancel_all(), _FLUSH_SECONDS)
         self.call(self._loop.stop)

@@ -24,7 +24,7 @@ from jaxddp.sections.dependent_keys import NEEDS
 from jaxddp.sections.loss_section import LossConfig
 from jaxddp.sections.model_section import NETWORK_KEYS
 from jaxddp.training.checkpoints.run_identity import FREE, MOVED, RunIdentity
-from jaxddp.workdir.paths import saved_places
+from jaxddp.workdir.paths import saved_with_absolute_paths
 
 _MEND = ("restore it, or start in another ", Option("workdir"))
 _KEEPS = ("a resumed run keeps its recipe: set it back, or start in another ", Option("workdir"))
@@ -124,7 +124,7 @@ def check_measured(directory: Path, config: Config) -> None:
 
 def _settings(saved: dict[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
     """Returns the settings of a config.json by dotted keys. Keys that the file does not have get their defaults."""
-    return saved_places(effective_settings(flatten(Config().to_dict()) | saved, hooks))
+    return saved_with_absolute_paths(effective_settings(flatten(Config().to_dict()) | saved, hooks))
 
 
 def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:

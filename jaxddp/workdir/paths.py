@@ -32,7 +32,7 @@ def absolute(place: str) -> str:
     return plain if os.path.realpath(plain) == os.path.realpath(path) else path
 
 
-def with_places(config: Config, peers: Peers = ALONE) -> Config:
+def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     """Returns a config with absolute paths. `data.name` becomes a path, and the manifest for `data.verify` is added.
 
     `data.name` stays if the hosts of a job have different paths for it. All processes of a job must call this
@@ -56,8 +56,8 @@ def with_places(config: Config, peers: Peers = ALONE) -> Config:
     return config.replace(**changes)
 
 
-def saved_places(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a config.json, given by dotted keys, with absolute paths, as `with_places` does.
+def saved_with_absolute_paths(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a config.json, given by dotted keys, with absolute paths, as `with_absolute_paths` does.
 
     Older releases wrote relative paths, which are resolved in the current directory.
     """

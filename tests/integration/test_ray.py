@@ -96,6 +96,6 @@ def test_a_mistake_is_not_restarted_and_a_job_that_is_asked_to_stop_saves(job):
 def test_a_job_that_needs_too_many_cores_raises_a_one_line_error(job):
     run = job(BRIEF, "--cpus", "1000", "--wait", "2")
     assert run.end() == 2
-    room = "2 processes with {'CPU': 1000.0, 'GPU': 0.0} each, of "
-    assert run.last.startswith(f"ray_job.py: Ray has no room for {room}{{'CPU': "), run.err
-    assert run.last.endswith(" in all, in 2 s; start fewer, or give --wait more seconds")
+    request = "{'CPU': 1000.0, 'GPU': 0.0} for each of 2 processes in 2 s"
+    assert run.last.startswith(f"ray_job.py: Ray did not reserve {request}; the cluster has {{'CPU': "), run.err
+    assert run.last.endswith("; start fewer processes, or raise --wait")

@@ -172,7 +172,7 @@ def test_machines_come_and_go_and_every_example_is_seen_once(observed, undisturb
     first.wait_until(lambda: len(lines(workdir)) >= 14)
     third = start(Machine, tmp_path / "again", 1, place, command)
     assert (first.end(), third.end()) == (0, 0), first.out + first.err + third.out + third.err
-    assert "2 machines are connected; all save, and start again with them" in first.err
+    assert "2 machines are connected; all processes save, and restart on these machines" in first.err
 
     order, starts, seen = SampleOrder(EXAMPLES, BATCH, 0), rows_by_start(workdir / "rows"), {}
     assert [max(map(len, each.values())) for each in starts] == [2, 1, 2]

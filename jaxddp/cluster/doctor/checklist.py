@@ -2,8 +2,8 @@
 
 The checks are independent: a failed check becomes a row of the report, and the other checks still run. In a job, every
 process makes every check. At the end the processes exchange their rows, so each process reports the failures of all
-processes. A collective check starts only if all processes are ready for it. Otherwise the processes that start the
-check would wait for those that do not.
+processes. A collective check starts only if all processes are ready. Otherwise some processes would wait for the
+others.
 """
 
 import json
@@ -41,41 +41,41 @@ class Checklist:
 
     rows: list[CheckRow] = field(default_factory=list)
 
-    def add(self, check: str, look: Callable[..., Finding], *arguments: Any) -> Any | None:
-        """Run a check, add its row, and return its value; None if it failed."""
+    def add(self, check: str, run: Callable[..., Finding], *arguments: Any) -> Any | None:
+        """Run a check, add its row, and return the value of its finding; None if the check failed."""
         try:
             with doing(f"checking {check}"):
-                found = look(*arguments)
+                finding = run(*arguments)
         except JaxddpError as error:
-            found = Finding(str(error), verdict="fail")
+            finding = Finding(str(error), verdict="fail")
         except Exception as error:
             reason = " ".join(str(error).split())[:_LONGEST_REASON]
-            found = Finding(f"{type(error).__name__}: {reason}", verdict="fail")
-        self.rows.append(CheckRow(check, found.verdict, found.detail))
-        return found.value
+            finding = Finding(f"{type(error).__name__}: {reason}", verdict="fail")
+        self.rows.append(CheckRow(check, finding.verdict, finding.detail))
+        return finding.value
 
 
 def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     """Check this machine, and return the rows of the report.
 
-    In a job, all processes must call this function, and all get the same rows.
+    In a job, all processes must call this function. It returns the same rows in all processes.
 
     Args:
-        file: a recipe, whose data, step and checkpoints are checked, too.
-        workdir: a work directory to check, too.
+        file: a recipe, whose data, training step and checkpoint size are also checked.
+        workdir: a work directory, which is also checked.
     """
     report = Checklist()
     parallel = file.config.parallel if file else ParallelConfig()
-    found = report.add("environment", machine_checks.environment)
-    job = next(iter(found or []), None)
-    met = report.add("coordinator", machine_checks.coordinator, job, parallel, found is not None) or peers()
-    topology = report.add("devices", machine_checks.devices, parallel, met)
+    jobs = report.add("environment", machine_checks.environment)
+    job = next(iter(jobs or []), None)
+    job_peers = report.add("coordinator", machine_checks.coordinator, job, parallel, jobs is not None) or peers()
+    topology = report.add("devices", machine_checks.devices, parallel, job_peers)
     report.add("versions", machine_checks.versions)
     if topology is not None:
         report.add("all-reduce", machine_checks.all_reduce, topology)
-    alone = topology is None or topology.process_count == 1
-    # Processes with different arguments would wait for each other in the checks that follow.
-    if alone or report.add("settings", machine_checks.settings, file, workdir, met):
+    is_alone = topology is None or topology.process_count == 1
+    # In the checks below, processes with different arguments would wait for each other.
+    if is_alone or report.add("settings", machine_checks.settings, file, workdir, job_peers):
         process = job.process_id if job else 0
         setup = _rehearse(report, file, topology, process) if file else None
         if workdir is not None:
@@ -83,12 +83,12 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     if topology is None:
         return report.rows
     rows = json.dumps([(row.check, row.verdict, row.detail) for row in report.rows])
-    reports = met.exchange("doctor: rows", rows)
-    return merge([[CheckRow(*row) for row in json.loads(one)] for one in reports])
+    reports = job_peers.exchange("doctor: rows", rows)
+    return merge([[CheckRow(*row) for row in json.loads(text)] for text in reports])
 
 
 def _rehearse(report: Checklist, file: RecipeFile, topology: Topology | None, process: int) -> Any | None:
-    """Return the setup of the recipe's run; None if it could not be made."""
+    """Check the recipe, and return the setup of its run; None if a check failed."""
     tables = report.add("data", rehearsal.data, file.config)
     if tables is not None:
         report.add("images", rehearsal.images, file.config, tables, process)
@@ -117,30 +117,30 @@ def _all_are_ready(topology: Topology | None, ready: bool) -> bool:
     """Return whether every process is ready for a collective check."""
     if topology is None:
         return False
-    return all(word == str(True) for word in topology.peers.exchange("doctor: ready", str(ready)))
+    return all(answer == str(True) for answer in topology.peers.exchange("doctor: ready", str(ready)))
 
 
 def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
-    """Return the rows of process 0, each followed by what the same check reported in other processes."""
+    """Return the rows of process 0. The other processes' warnings and failures follow the rows of the same check."""
     merged = []
     for name in dict.fromkeys(row.check for rows in reports for row in rows):
-        own, *others = ([row for row in rows if row.check == name] for rows in reports)
-        elsewhere: dict[CheckRow, list[str]] = {}
-        for process, rows in enumerate(others, start=1):
+        first_rows, *other_rows = ([row for row in rows if row.check == name] for rows in reports)
+        processes_by_row: dict[CheckRow, list[str]] = {}
+        for process, rows in enumerate(other_rows, start=1):
             for row in rows:
-                if row.verdict != "ok" and row not in own:
-                    elsewhere.setdefault(row, []).append(str(process))
-        merged += own
-        for row, processes in elsewhere.items():
+                if row.verdict != "ok" and row not in first_rows:
+                    processes_by_row.setdefault(row, []).append(str(process))
+        merged += first_rows
+        for row, processes in processes_by_row.items():
             names = f"{plural(len(processes), 'process')} {', '.join(processes)}"
             merged.append(CheckRow(name, row.verdict, f"{names}: {row.detail}"))
     return merged
 
 
-def speaks() -> bool:
-    """Return whether this process prints the rows. Process 0 prints them, and so does a process without devices."""
+def prints_rows() -> bool:
+    """Return whether this process prints the rows: it is process 0, or it has no devices."""
     try:
         return peers().is_first
     except Exception:
-        # If JAX finds no devices, it raises a RuntimeError first, and an AssertionError after that.
+        # If JAX finds no devices, its first error is a RuntimeError, and its later ones are AssertionErrors.
         return True

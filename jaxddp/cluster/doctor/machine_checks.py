@@ -54,15 +54,15 @@ def environment() -> Finding:
     return Finding(f"{machine}: a single process (no launcher's variables)", [])
 
 
-def coordinator(job: Job | None, parallel: ParallelConfig, known: bool) -> Finding:
-    """Simulate the devices that the config specifies, and join the job. The value is the peers of this process.
+def coordinator(job: Job | None, parallel: ParallelConfig, is_described: bool) -> Finding:
+    """Simulate the config's number of CPU devices, if any, and join the job. The value is the peers of this process.
 
     Args:
-        known: whether the environment describes the job.
+        is_described: whether the check of the environment variables succeeded.
     """
     begin = time.monotonic()
     peers = join_job(job, parallel)
-    if not known:
+    if not is_described:
         return Finding("not joined: the environment variables do not describe the job", peers, "fail")
     if job is None:
         return Finding("not in a job", peers)
@@ -71,17 +71,17 @@ def coordinator(job: Job | None, parallel: ParallelConfig, known: bool) -> Findi
 
 
 def devices(parallel: ParallelConfig, peers: Peers) -> Finding:
-    """Find the devices of all processes. The value is their topology."""
+    """Find the devices of all processes. The value is the topology."""
     topology = Topology.create(parallel.devices, peers)
     memory = device_memory(topology)
     each = f", {size(memory)} of memory each" if memory else ""
     over = f" in {topology.process_count} processes" if topology.process_count > 1 else ""
-    found = f"{topology.num_devices} x {topology.device_kind}{over}{each}"
+    text = f"{topology.num_devices} x {topology.device_kind}{over}{each}"
     num_gpus = len(local_gpus())
     if num_gpus and topology.platform == "cpu":
         advice = "install jaxddp[cuda12], or set JAX_PLATFORMS=cpu"
-        return Finding(f"{found}; JAX does not see the {num_gpus} GPUs of this machine: {advice}", topology, "warn")
-    return Finding(found, topology)
+        return Finding(f"{text}; JAX does not see the {num_gpus} GPUs of this machine: {advice}", topology, "warn")
+    return Finding(text, topology)
 
 
 def device_memory(topology: Topology) -> int | None:
@@ -92,19 +92,19 @@ def device_memory(topology: Topology) -> int | None:
 
 def versions() -> Finding:
     """List the installed versions of the packages that a run needs."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         names = ("tensorflow", "tensorflow-cpu") if package == "tensorflow" else (package,)
         absent = "(a checkout)" if package == "jaxddp" else "not installed"
-        found[package] = next(filter(None, map(installed_version, names)), absent)
-    detail = ", ".join(f"{name} {number}" for name, number in found.items())
-    if found["tensorflow"] == "not installed":
+        installed[package] = next(filter(None, map(installed_version, names)), absent)
+    detail = ", ".join(f"{name} {number}" for name, number in installed.items())
+    if installed["tensorflow"] == "not installed":
         return Finding(f"{detail}: without TensorFlow only arrays in memory can be trained on", verdict="warn")
     return Finding(detail)
 
 
 def all_reduce(topology: Topology) -> Finding:
-    """Sum over all devices, check the sums, and measure the ring bandwidth, in bytes per second over one link."""
+    """Sum over all devices, check the sums, and measure the bandwidth of a link of the ring."""
     speeds, sums = [], []
     for name, num_bytes in _SIZES.items():
         if topology.platform == "cpu" and num_bytes > _LARGEST_ON_CPU:
@@ -121,7 +121,7 @@ def all_reduce(topology: Topology) -> Finding:
 
 
 def settings(file: RecipeFile | None, directory: Path | None, peers: Peers) -> Finding:
-    """Check that all processes have the same arguments, because the later collective checks depend on them."""
+    """Check that all processes have the same arguments, which the later collective checks require."""
     values = {} if file is None else {key: str(value) for key, value in flatten(file.config.to_dict()).items()}
     values |= {"the recipe file's digest": str(file.digest()) if file else ""}
     arguments = {"CONFIG": file, "--workdir": directory}
@@ -142,18 +142,18 @@ def work_directory(directory: Path, needed: int | None) -> Finding:
             f"{directory}: {size(free)} free, and checkpoints will take up to {size(needed)}",
             advice=("free some space there, or lower ", Key("checkpoint.keep")),
         )
-    taken = "" if needed is None else f", checkpoints up to {size(needed)}"
-    return Finding(f"{directory}: writable, {size(free)} free{taken}", directory)
+    checkpoints = "" if needed is None else f", checkpoints up to {size(needed)}"
+    return Finding(f"{directory}: writable, {size(free)} free{checkpoints}", directory)
 
 
 def slow_processes(directory: Path) -> Finding:
-    """Report which process made the others wait, from the last measurement of the run in a directory."""
+    """Report the slow processes in the last measurement of the run in a directory. The others wait for them."""
     path = directory / FILE
     with files.reading(path, "another run there writes it anew"):
-        found = StepSeconds.loads(path, files.read(path))
-    slow, steps = found.slow(), f"steps {found.first + 1:,} to {found.last:,} of the run there"
+        measured = StepSeconds.loads(path, files.read(path))
+    slow, steps = measured.slow(), f"steps {measured.first + 1:,} to {measured.last:,} of the run there"
     if not slow:
-        return Finding(f"{counted(len(found.seconds), 'process')}, none makes the others wait ({steps})")
+        return Finding(f"{counted(len(measured.seconds), 'process')}, none makes the others wait ({steps})")
     more = f", and {len(slow) - 1} more" if len(slow) > 1 else ""
     return Finding(f"{slow[0]}{more} ({steps}); the table is in the run's log", verdict="warn")
 

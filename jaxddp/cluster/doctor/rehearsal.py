@@ -1,4 +1,4 @@
-"""Rehearses the start of a run: opens its data, decodes a few images, and compiles its step."""
+"""Rehearses the start of a run: it opens the data, decodes a few images, and compiles the step."""
 
 import time
 from itertools import islice
@@ -32,19 +32,21 @@ def data(config: Config) -> Finding:
     train_table, unlabelled = labelled_and_unlabelled(train_table, config.data)
     more = "" if unlabelled is None else f", {len(unlabelled):,} without labels"
     counts = f"{counted(len(train_table), 'row')} to train, {len(val_table):,} to validate{more}"
-    found = f"{counts}, {counted(train_table.num_classes, 'class')}; every image is there"
-    return Finding(found, (train_table, val_table))
+    detail = f"{counts}, {counted(train_table.num_classes, 'class')}; every image is there"
+    return Finding(detail, (train_table, val_table))
 
 
 def images(config: Config, tables: tuple[Source, Source], process: int) -> Finding:
-    """Decode some of the first training images, different ones in each process, and the first validation images."""
+    """Decode the first training images, with different images in each process, and the first validation images."""
     train_source, val_source = tables
     size = min(_SAMPLE_BATCH, len(train_source))
     steps = -(-min(SAMPLE_IMAGES, len(train_source)) // size)
     order = SampleOrder(len(train_source), size, config.seed)
-    own = range(process * steps, (process + 1) * steps)
-    batches = train_source.train_batches(order, config.data, own, substitutes=train_source.substitutes(config.data))
-    # The clock starts after the first batch, when reading and decoding have started.
+    step_numbers = range(process * steps, (process + 1) * steps)
+    batches = train_source.train_batches(
+        order, config.data, step_numbers, substitutes=train_source.substitutes(config.data)
+    )
+    # The first batch is not timed, because it includes the start of reading and decoding.
     decoded, begin = len(next(batches).row), time.perf_counter()
     timed = sum(len(batch.row) for batch in batches)
     pace = f" at {speed(timed / (time.perf_counter() - begin))} images/s" if timed else ""
@@ -54,7 +56,7 @@ def images(config: Config, tables: tuple[Source, Source], process: int) -> Findi
 
 
 def recipe(file: RecipeFile) -> Finding:
-    """Set up the run as training does. The value is its setup."""
+    """Set up the run as training does. The value is the setup."""
     setup = initialize(open_experiment(file))
     steps = f"{counted(setup.plan.total_steps, 'step')} of {counted(setup.order.batch_size, 'image')}"
     count = count_parameters(setup.state.params)
@@ -63,7 +65,7 @@ def recipe(file: RecipeFile) -> Finding:
 
 
 def step(setup: RunSetup) -> Finding:
-    """Compile the training step. Report its FLOPs and its memory, which includes images that stay on the devices.
+    """Compile the training step. Report its FLOPs and memory, including the images that stay on the devices.
 
     Raises:
         InputError: the step does not fit into the memory of the devices of this process.
@@ -76,7 +78,7 @@ def step(setup: RunSetup) -> Finding:
     kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}
     needs = Needs.of(cost, setup.state.params, setup.topology, kept)
     fit = Fit.of(division, [MemoryReport.of(needs, setup.topology, setup.state)])
-    fit.check(lambda then: needs_of_batch(then, division, program.function, setup.state, feed, setup.topology))
+    fit.check(lambda changed: needs_of_batch(changed, division, program.function, setup.state, feed, setup.topology))
     return Finding(f"{work}; {fit}")
 
 
@@ -87,5 +89,5 @@ def abstract_batch(setup: RunSetup) -> Batch:
 
 
 def checkpoint_bytes(state: TrainState, keep: int) -> int:
-    """Return the most bytes that the checkpoints of a run take: the last `keep`, the best, and one being written."""
+    """Return the maximum bytes of a run's checkpoints: the last `keep`, the best, and the one being written."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state)) * (keep + 2)

@@ -1,1 +1,1 @@
-"""How the launchers of several machines meet, start the processes of a job together, and start them again."""
+"""The coordination of the launchers of several machines, which start and restart a job together."""

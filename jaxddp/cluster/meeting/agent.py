@@ -1,4 +1,4 @@
-"""The state of a launcher on any machine but machine 0. It does what the launcher of machine 0 decides."""
+"""The state of a launcher on any machine except machine 0. It carries out the decisions of machine 0's launcher."""
 
 from dataclasses import dataclass, replace
 
@@ -35,28 +35,28 @@ from jaxddp.cluster.restarts import End
 from jaxddp.core.errors import JaxddpError, Unreachable
 
 _ADMISSION_SECONDS = 60.0
-"""How many seconds machine 0 may take to admit this machine after the two are connected."""
+"""The seconds in which machine 0 must admit this machine after a connection is established."""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """Implements the protocol `jaxddp.cluster.meeting.transitions.State`.
+    """The state of a launcher that follows machine 0, with the protocol `jaxddp.cluster.meeting.transitions.State`.
 
     Attributes:
         is_connected: whether this launcher is connected to machine 0.
-        was_connected: whether this launcher was ever connected to machine 0.
-        give_up: when to stop trying to reach machine 0; None while this launcher does not try.
+        was_connected: whether this launcher is or was connected to machine 0.
+        deadline: when to stop trying to connect to machine 0; None while this launcher does not try.
         is_running: whether processes run on this machine.
-        generation: the number of the generation to which these processes belong.
-        end: how the processes of that generation ended; None while they run, and before the first generation.
-        asked: whether a signal asked this launcher to end.
-        job_code: the exit code of the job, once machine 0 has sent it.
+        generation: the number of the last generation in which this machine took part.
+        end: how the processes of that generation ended; None while the processes run, and before the first generation.
+        asked: whether this launcher received a signal to end.
+        job_code: the exit code of the job; None until machine 0 sends it.
     """
 
     options: Launch
     is_connected: bool = False
     was_connected: bool = False
-    give_up: float | None = None
+    deadline: float | None = None
     is_running: bool = False
     generation: int = 0
     end: End | None = None
@@ -67,15 +67,15 @@ class Agent:
 
     @property
     def wake(self) -> float | None:
-        return self.give_up
+        return self.deadline
 
     def after(self, event: Event, now: float) -> tuple["Agent", list[Effect]]:
         effects: list[Effect] = []
         if self.is_over:
             return self, effects
-        state = self._changed_by(event, now, effects)
-        if not state.is_over and not state.is_running and state.give_up is None:
-            state = state._idle(now, effects)
+        state = self._handle(event, now, effects)
+        if not state.is_over and not state.is_running and state.deadline is None:
+            state = state._decide_when_idle(now, effects)
         return state, effects
 
     def last_messages(self, error: JaxddpError | None) -> list[LauncherMessage]:
@@ -85,19 +85,19 @@ class Agent:
             return [MachineEnded(self.generation, self.code, "asked to stop", asked=True, quits=False)]
         return []
 
-    def _changed_by(self, event: Event, now: float, effects: list[Effect]) -> "Agent":
+    def _handle(self, event: Event, now: float, effects: list[Effect]) -> "Agent":
         match event:
             case Arrived():
-                return replace(self, is_connected=True, was_connected=True, give_up=None)
+                return replace(self, is_connected=True, was_connected=True, deadline=None)
             case Disconnected(_, reason):
                 if self.job_code is None:
                     effects.append(Say(f"machine 0 {reason}"))
                 effects.append(StopProcesses(saved=False))
                 return replace(self, is_connected=False)
             case Unreached(error):
-                return self._unreached(error, effects)
+                return self._give_up(error, effects)
             case Received(_, message):
-                return self._received(message, effects)
+                return self._handle_message(message, effects)
             case LocalFailed(end):
                 effects.append(Send(0, MachineFailed(self.generation, end.code, shortened(end.cause))))
                 return self
@@ -109,11 +109,11 @@ class Agent:
                 effects.append(Say(f"{number.name}: no process runs here; this launcher ends"))
                 return replace(self, is_over=True, code=128 + number, asked=True)
             case TimePassed():
-                if self.give_up is None or now < self.give_up:
+                if self.deadline is None or now < self.deadline:
                     return self
-                return self._unreached(Unreachable(f"--coordinator {self.options.coordinator}: no answer"), effects)
+                return self._give_up(Unreachable(f"--coordinator {self.options.coordinator}: no answer"), effects)
 
-    def _received(self, message: object, effects: list[Effect]) -> "Agent":
+    def _handle_message(self, message: object, effects: list[Effect]) -> "Agent":
         match message:
             case Notice(line):
                 effects.append(Say(line))
@@ -129,8 +129,8 @@ class Agent:
                 pass
         return self
 
-    def _idle(self, now: float, effects: list[Effect]) -> "Agent":
-        """Decide what follows while no process runs: the end, a connection to machine 0, or a wait for its messages."""
+    def _decide_when_idle(self, now: float, effects: list[Effect]) -> "Agent":
+        """Decide the next action while no process runs: end, connect to machine 0, or wait for a message."""
         if self.job_code is not None:
             return replace(self, is_over=True, code=self.job_code)
         options, end = self.options, self.end
@@ -144,8 +144,8 @@ class Agent:
         again = " again" if self.was_connected else ""
         line = f"reaching machine 0 at {options.coordinator}{again}, for up to {options.wait:g} s"
         effects += [Say(line), Reach(options.wait)]
-        return replace(self, give_up=now + options.wait + _ADMISSION_SECONDS)
+        return replace(self, deadline=now + options.wait + _ADMISSION_SECONDS)
 
-    def _unreached(self, error: JaxddpError, effects: list[Effect]) -> "Agent":
+    def _give_up(self, error: JaxddpError, effects: list[Effect]) -> "Agent":
         effects.append(Say(str(error)) if self.was_connected else RaiseError(error))
         return replace(self, is_over=True, code=self.end.code if self.end and self.end.code else 1)

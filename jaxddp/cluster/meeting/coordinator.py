@@ -1,6 +1,6 @@
-"""The state of the launcher that decides: when a generation starts, on which machines, and what follows its end.
+"""The state of the launcher that decides when and on which machines a generation starts, and whether another follows.
 
-The launcher of machine 0 has this state. So does every launcher that does not connect to others.
+The launcher of machine 0 has this state, and so has every launcher that does not connect to other launchers.
 """
 
 import socket
@@ -41,28 +41,28 @@ from jaxddp.core.errors import JaxddpError, Unreachable
 from jaxddp.core.wording import counted
 
 Stage = Literal["gathering", "running", "delay", "over"]
-"""The stages: wait for machines; run a generation; wait before the next one; the job has ended."""
+"""The stages: wait for machines; run a generation; wait before the next generation; the job has ended."""
 
 
 @dataclass(frozen=True)
 class Coordinator:
-    """Implements the protocol `jaxddp.cluster.meeting.transitions.State`.
+    """The state of the deciding launcher, with the protocol `jaxddp.cluster.meeting.transitions.State`.
 
     Attributes:
         processes: the number of processes on each machine.
         sizes: the numbers of machines that the job may have, in ascending order.
         name: the run id of the job.
-        own: the number of this machine.
+        own_machine: the number of this machine.
         present: the host name of this machine and of each connected machine, by the machine's number.
-        budget: how many restarts are left.
-        since: when the stage began.
-        changed: when a machine last connected or disconnected.
-        generation: the number of the last generation, from 0; -1 before the first one.
+        budget: the restarts of the job.
+        stage_start: the time at which the stage began.
+        last_change: the time at which a machine last connected or disconnected.
+        generation: the number of the last generation, from 0; -1 before the first generation.
         members: the machines of the last generation.
-        ends: how the processes of each member ended, once they have.
+        ends: how the processes of each member ended, for the members whose processes have ended.
         failure: the first failure of any member.
-        growing: whether all processes save and stop, so that the next generation has more machines.
-        grow_at: when to check whether newly connected machines can take part; None if no check is due.
+        growing: whether all processes were asked to save and stop, so that the next generation has more machines.
+        grow_at: when to check whether newly connected machines can take part; None if no check is planned.
         delay: seconds between a failure and the next start.
     """
 
@@ -70,11 +70,11 @@ class Coordinator:
     processes: int
     sizes: tuple[int, ...]
     name: str
-    own: int
+    own_machine: int
     present: Mapping[int, str]
     budget: Budget
-    since: float
-    changed: float
+    stage_start: float
+    last_change: float
     stage: Stage = "gathering"
     generation: int = -1
     members: tuple[int, ...] = ()
@@ -87,10 +87,12 @@ class Coordinator:
 
     @classmethod
     def initial(cls, options: Launch, processes: int, sizes: Sequence[int], name: str, now: float) -> "Coordinator":
-        """Return the state before anything happened, in which this machine alone is present."""
-        own, budget = options.nr or 0, Budget(options.restarts)
+        """Return the initial state, in which only this machine is present."""
+        own_machine, budget = options.nr or 0, Budget(options.restarts)
         allowed = tuple(sorted(sizes)) if options.launchers_meet else (1,)
-        return cls(options, processes, allowed, name, own, {own: socket.gethostname()}, budget, now, now)
+        return cls(
+            options, processes, allowed, name, own_machine, {own_machine: socket.gethostname()}, budget, now, now
+        )
 
     @property
     def is_over(self) -> bool:
@@ -99,19 +101,19 @@ class Coordinator:
     @property
     def wake(self) -> float | None:
         if self.stage == "gathering":
-            give_up = self.since + self.options.wait
-            return give_up if self._size is None else min(self.changed + self.options.settle, give_up)
-        return self.since + self.delay if self.stage == "delay" else self.grow_at
+            deadline = self.stage_start + self.options.wait
+            return deadline if self._size is None else min(self.last_change + self.options.settle, deadline)
+        return self.stage_start + self.delay if self.stage == "delay" else self.grow_at
 
     def after(self, event: Event, now: float) -> tuple["Coordinator", list[Effect]]:
         effects: list[Effect] = []
         if self.stage == "over":
             return self, effects
-        state = self._changed_by(event, now, effects)
+        state = self._handle(event, now, effects)
         if state.stage == "running" and not state._pending:
-            state = state._concluded(now, effects)
+            state = state._conclude(now, effects)
         if state.stage == "gathering" and state._size == state.sizes[-1]:
-            state = state._started(now, effects)
+            state = state._start(now, effects)
         return state, effects
 
     def last_messages(self, error: JaxddpError | None) -> list[LauncherMessage]:
@@ -126,72 +128,71 @@ class Coordinator:
 
     @property
     def _size(self) -> int | None:
-        """How many of the present machines can start; None if there are too few."""
+        """The number of machines of the next generation; None if too few machines are present."""
         return max((size for size in self.sizes if size <= len(self.present)), default=None)
 
-    def _changed_by(self, event: Event, now: float, effects: list[Effect]) -> "Coordinator":
+    def _handle(self, event: Event, now: float, effects: list[Effect]) -> "Coordinator":
         match event:
             case Arrived(machine, host):
                 effects.append(Say(f"machine {machine} ({host}) is connected"))
-                grow_at = max(now, self.since + self.options.join_after) if self._pending else None
-                return replace(self, present={**self.present, machine: host}, changed=now, grow_at=grow_at)
+                grow_at = max(now, self.stage_start + self.options.join_after) if self._pending else None
+                return replace(self, present={**self.present, machine: host}, last_change=now, grow_at=grow_at)
             case Disconnected(machine, reason):
-                changed = now if machine in self.present else self.changed
-                state = replace(self, present=_without(self.present, machine), changed=changed)
-                return state._ended(machine, End(1, f"machine {machine} {reason}"), effects)
+                last_change = now if machine in self.present else self.last_change
+                state = replace(self, present=_without(self.present, machine), last_change=last_change)
+                return state._record_end(machine, End(1, f"machine {machine} {reason}"), effects)
             case Received(machine, MachineFailed(generation, code, cause)):
                 is_current = generation == self.generation and machine in self._pending
-                return self._failed(End(code, cause), effects) if is_current else self
+                return self._record_failure(End(code, cause), effects) if is_current else self
             case Received(machine, MachineEnded() as message):
-                return self._received_end(machine, message, effects)
+                return self._handle_end(machine, message, effects)
             case LocalFailed(end):
-                return self._failed(end, effects)
+                return self._record_failure(end, effects)
             case LocalEnded(end):
-                return self._ended(self.own, end, effects)
+                return self._record_end(self.own_machine, end, effects)
             case Signalled(number):
                 effects.append(Say(f"{number.name}: no process runs here; this launcher ends"))
                 return replace(self, stage="over", code=128 + number)
             case TimePassed():
-                return self._woken(now, effects)
+                return self._handle_time(now, effects)
             case _:
                 return self
 
-    def _woken(self, now: float, effects: list[Effect]) -> "Coordinator":
+    def _handle_time(self, now: float, effects: list[Effect]) -> "Coordinator":
         if self.wake is None or now < self.wake:
             return self
         if self.stage == "gathering":
-            return self._too_few(effects) if self._size is None else self._started(now, effects)
+            return self._give_up(effects) if self._size is None else self._start(now, effects)
         if self.stage == "delay":
-            return replace(self, stage="gathering", since=now)
-        return replace(self, grow_at=None)._grown(effects)
+            return replace(self, stage="gathering", stage_start=now)
+        return replace(self, grow_at=None)._grow(effects)
 
-    def _started(self, now: float, effects: list[Effect]) -> "Coordinator":
-        """Start the next generation on as many machines as can share the batch, beginning with the lowest number."""
+    def _start(self, now: float, effects: list[Effect]) -> "Coordinator":
+        """Start the next generation on the first machines, as many of them as can share the batch."""
         members = tuple(sorted(self.present)[: self._size])
-        state = replace(self, stage="running", since=now, generation=self.generation + 1, members=members)
+        state = replace(self, stage="running", stage_start=now, generation=self.generation + 1, members=members)
         state = replace(state, ends={}, failure=None, growing=False, grow_at=None)
         if spare := sorted(self.present.keys() - set(members)):
             names = " and ".join(f"machine {machine}" for machine in spare)
             wait = "waits" if len(spare) == 1 else "wait"
-            state._tell_all(f"{names} {wait} as a spare: the batch is shared by {len(members)}", effects)
+            state._notify_all(f"{names} {wait} as a spare: the job runs on {counted(len(members), 'machine')}", effects)
         effects.append(StartGeneration(state._assignments()))
         return state
 
     def _assignments(self) -> dict[int, Assignment]:
         number, each = self.generation, self.processes
         meets = self.options.launchers_meet
-        # If the launchers of several machines do not meet, they share only the name of the job. They start it only
-        # once.
+        # Launchers of several machines that do not meet share only the name of the job, and start the job only once.
         run_id = f"{self.name}.{number}" if number or meets else self.name
         if not meets:
             total = self.options.machines.most * each
-            return {self.own: Assignment(number, self.own * each, total, "", run_id)}
+            return {self.own_machine: Assignment(number, self.own_machine * each, total, "", run_id)}
         total = len(self.members) * each
         return {
             machine: Assignment(number, index * each, total, "", run_id) for index, machine in enumerate(self.members)
         }
 
-    def _ended(self, machine: int, end: End, effects: list[Effect]) -> "Coordinator":
+    def _record_end(self, machine: int, end: End, effects: list[Effect]) -> "Coordinator":
         """Record that the processes of a machine have ended. If they failed, stop the other machines' processes."""
         if machine not in self._pending:
             return self
@@ -199,9 +200,9 @@ class Coordinator:
         if end.code == PREEMPTED:
             state._stop(effects, saved=True)
             return state
-        return state._failed(end, effects) if end.code else state
+        return state._record_failure(end, effects) if end.code else state
 
-    def _failed(self, failure: End, effects: list[Effect]) -> "Coordinator":
+    def _record_failure(self, failure: End, effects: list[Effect]) -> "Coordinator":
         if self.failure is not None:
             return self
         self._stop(effects, saved=False)
@@ -210,47 +211,47 @@ class Coordinator:
     def _stop(self, effects: list[Effect], *, saved: bool) -> None:
         for machine in sorted(self._pending):
             stop = Stop(self.generation, saved)
-            effects.append(StopProcesses(saved) if machine == self.own else Send(machine, stop))
+            effects.append(StopProcesses(saved) if machine == self.own_machine else Send(machine, stop))
 
-    def _received_end(self, machine: int, message: MachineEnded, effects: list[Effect]) -> "Coordinator":
+    def _handle_end(self, machine: int, message: MachineEnded, effects: list[Effect]) -> "Coordinator":
         elastic, state = self.options.machines.elastic, self
         if message.asked and elastic:
-            # The machine leaves. The end of its connection will not change the state.
+            # The machine leaves the job, so the later end of its connection does not change the state.
             state = replace(self, present=_without(self.present, machine))
         if machine in state._pending and (message.asked or message.generation == self.generation):
             end = End(message.code, message.cause, message.asked, message.quits)
-            return state._ended(machine, end, effects)
+            return state._record_end(machine, end, effects)
         if message.asked and not elastic and not state._pending:
             effects.append(Say(f"machine {machine}: {message.cause}"))
             return replace(state, stage="over", code=message.code)
         if message.asked and machine in self.ends:
-            # The processes of this machine have already ended. The request to stop takes effect when the processes of
-            # the other machines have ended.
+            # The processes of this machine have already ended. The signal takes effect when the processes of all other
+            # machines have ended.
             return replace(state, ends={**self.ends, machine: replace(self.ends[machine], asked=True)})
         return state
 
-    def _grown(self, effects: list[Effect]) -> "Coordinator":
-        """Let all processes save and stop, if the next generation can have more machines than this one."""
+    def _grow(self, effects: list[Effect]) -> "Coordinator":
+        """Ask all processes to save and stop, if the next generation can have more machines than this generation."""
         size = self._size
         all_run = self._pending == set(self.members)
         if self.growing or self.failure or not all_run or size is None or size <= len(self.members):
             return self
-        self._tell_all(f"{size} machines are connected; all save, and start again with them", effects)
+        self._notify_all(f"{size} machines are connected; all processes save, and restart on these machines", effects)
         effects.append(SaveProcesses())
         return replace(self, growing=True)
 
-    def _concluded(self, now: float, effects: list[Effect]) -> "Coordinator":
-        """Decide whether the job ends, or starts again after a delay. All processes of the generation have ended."""
-        elastic, ran = self.options.machines.elastic, now - self.since
+    def _conclude(self, now: float, effects: list[Effect]) -> "Coordinator":
+        """Decide, after all processes of a generation have ended, whether the job ends or restarts after a delay."""
+        elastic, ran = self.options.machines.elastic, now - self.stage_start
         verdict = decide(self.ends, self.failure, self.budget, ran, elastic=elastic, growing=self.growing)
         if isinstance(verdict, int):
             return replace(self, stage="over", code=verdict)
-        self._tell_all(verdict.line, effects)
-        # If too few machines come back, the launcher ends with this exit code.
+        self._notify_all(verdict.line, effects)
+        # If too few machines connect again, the launcher ends with this exit code.
         code = PREEMPTED if self.failure is None else self.failure.code
-        return replace(self, stage="delay", since=now, delay=verdict.delay, budget=verdict.budget, code=code)
+        return replace(self, stage="delay", stage_start=now, delay=verdict.delay, budget=verdict.budget, code=code)
 
-    def _too_few(self, effects: list[Effect]) -> "Coordinator":
+    def _give_up(self, effects: list[Effect]) -> "Coordinator":
         names = ", ".join(f"{machine} ({host})" for machine, host in sorted(self.present.items()))
         line = (
             f"{len(self.present)} of at least {counted(self.sizes[0], 'machine')} came in {self.options.wait:g} "
@@ -260,9 +261,9 @@ class Coordinator:
         effects.append(RaiseError(Unreachable(f"--nodes {self.options.nodes}: {line}")) if never_started else Say(line))
         return replace(self, stage="over")
 
-    def _tell_all(self, line: str, effects: list[Effect]) -> None:
+    def _notify_all(self, line: str, effects: list[Effect]) -> None:
         effects.append(Say(line))
-        others = sorted(self.present.keys() - {self.own})
+        others = sorted(self.present.keys() - {self.own_machine})
         effects += [Send(machine, Notice(shortened(line))) for machine in others]
 
 

@@ -1,4 +1,4 @@
-"""Drives a launcher's state: it collects the events, and performs the effects."""
+"""Drives a launcher's state: collects the events, and performs the effects."""
 
 import hashlib
 import os
@@ -40,23 +40,24 @@ from jaxddp.job.environment import KEY, Job
 from jaxddp.job.ports import LOOPBACK, address_of, is_loopback, listen, split_address
 
 Listen = Callable[[], tuple[socket.socket | None, str]]
-"""A function that returns the coordinator's socket and address; no socket if process 0 is on another machine."""
+"""A function that returns the coordinator's listening socket and address. The socket is None if process 0 runs on
+another machine."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A machine's part in one start of the whole job."""
+    """The assignment of this machine in one start of the whole job."""
 
     assignment: Assignment
     listener: socket.socket | None = None
-    """The socket at the coordinator's address, which process 0 of the job inherits."""
+    """The listening socket of the coordinator, which process 0 of the job inherits."""
 
 
 class Driver:
-    """Handles one event after the other, in the main thread.
+    """Handles events sequentially, in the main thread.
 
     Args:
-        network: the connections to other launchers; None if this launcher has none.
+        network: the connections to other launchers; None if the launchers do not meet.
     """
 
     def __init__(self, state: State, events: EventQueue, network: Network | None, listen: Listen):
@@ -72,41 +73,41 @@ class Driver:
         """Wait for the next generation, and return it; None if the job is over.
 
         Raises:
-            Unreachable: the other machines do not come in time.
+            Unreachable: the other machines do not connect in time.
             InputError: the options of the machines do not match, or an address is invalid.
         """
-        self._take(TimePassed())
+        self._handle(TimePassed())
         while self._generation is None and not self._state.is_over:
             event = self._events.next(self._state.wake)
             if event is None:
                 event = TimePassed()
-            self._take(Signalled(event) if isinstance(event, signal.Signals) else event)
+            self._handle(Signalled(event) if isinstance(event, signal.Signals) else event)
         generation, self._generation = self._generation, None
         return generation
 
-    def take(self, event: Event, group: WorkerGroup) -> None:
+    def handle_event(self, event: Event, group: WorkerGroup) -> None:
         """Handle an event while the processes of this machine run."""
-        self._take(event, group)
+        self._handle(event, group)
 
     def poll(self, group: WorkerGroup) -> None:
-        """Handle `TimePassed` if the time `State.wake` has come, while the processes of this machine run."""
+        """Handle `TimePassed` if it is due at `State.wake`, while the processes of this machine run."""
         if self._state.wake is not None and time.monotonic() >= self._state.wake:
-            self._take(TimePassed(), group)
+            self._handle(TimePassed(), group)
 
-    def failed(self, end: End) -> None:
-        """Record the first failure of a process on this machine. Its other processes are about to end."""
-        self._take(LocalFailed(end))
+    def record_failure(self, end: End) -> None:
+        """Record the first failure of a process on this machine. The other processes may still run."""
+        self._handle(LocalFailed(end))
 
-    def ended(self, end: End) -> None:
+    def record_end(self, end: End) -> None:
         """Record that the processes of this machine have ended."""
-        self._take(LocalEnded(end))
+        self._handle(LocalEnded(end))
 
     def close(self, error: JaxddpError | None = None) -> None:
         """Disconnect from the other launchers. `error` is the error that ends this launcher, if any."""
         if self._network is not None:
             self._network.close(*self._state.last_messages(error))
 
-    def _take(self, event: Event, group: WorkerGroup | None = None) -> None:
+    def _handle(self, event: Event, group: WorkerGroup | None = None) -> None:
         self._state, effects = self._state.after(event, time.monotonic())
         for effect in effects:
             self._perform(effect, group)
@@ -163,8 +164,8 @@ def driver(options: Launch, processes: int, sizes: Sequence[int], events: EventQ
         return Driver(Agent(options), events, LauncherClient(job, facts, events.put), lambda: (None, ""))
     listener = _listen_at(options)
     host = listener.getsockname()[0]
-    # A launcher that the user starts again counts its generations from 0 again. The random suffix keeps the run ids
-    # different.
+    # A launcher that the user starts again numbers its generations from 0 again. A random suffix makes the run ids
+    # unique.
     state = Coordinator.initial(options, processes, sizes, f"{name}.{secrets.token_hex(4)}", now)
     return Driver(state, events, LauncherServer(listener, job, facts, events.put), lambda: _listen_on(host))
 
@@ -200,7 +201,7 @@ def _run_id(options: Launch) -> str:
 
 
 def _job_of_launchers(options: Launch) -> Job:
-    """Return the job of the launchers, in which each process is a launcher. The workers have another run id."""
+    """Return a job whose processes are the launchers. Its run id differs from the run id of the workers."""
     assert options.coordinator is not None and options.nr is not None
     run_id, key = f"{_run_id(options)}/launchers", os.environ.get(KEY, "")
     return Job(options.coordinator, options.machines.most, options.nr, run_id=run_id, sources=(KEY,), key=key)

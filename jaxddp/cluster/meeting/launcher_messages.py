@@ -11,12 +11,12 @@ _LONGEST_LINE = 2000
 
 @dataclass(frozen=True)
 class Assignment:
-    """A machine's part in a generation, which is one start of the whole job. Generations are numbered from 0.
+    """The processes of a machine in a generation. A generation is one start of the whole job, numbered from 0.
 
     Attributes:
         first_rank: the rank of this machine's first process.
         processes: the number of processes on all machines.
-        coordinator: the `host:port` where the processes meet. Each generation has a new one.
+        coordinator: the `host:port` of the coordinator, which differs between generations.
         run_id: the id of the generation. A late process of an earlier generation has another id, and cannot join.
     """
 
@@ -29,9 +29,9 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Stop:
-    """Asks a machine to end its processes, because those of another machine ended.
+    """A request to end the processes of a machine, because the processes of another machine ended.
 
-    If `saved`, the processes get time to save first.
+    If `saved`, the other machine's processes have saved, so these processes have time to save first.
     """
 
     generation: Number
@@ -40,7 +40,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class MachineFailed:
-    """A process of this machine has failed, as the first one. The other processes may still run."""
+    """The first process of the sender's machine has failed. The other processes may still run."""
 
     generation: Number
     code: ExitCode
@@ -49,7 +49,7 @@ class MachineFailed:
 
 @dataclass(frozen=True)
 class MachineEnded:
-    """All processes of this machine have ended. The fields are those of `jaxddp.cluster.restarts.End`."""
+    """All processes of the sender's machine have ended. The other fields are those of `jaxddp.cluster.restarts.End`."""
 
     generation: Number
     code: ExitCode
@@ -60,7 +60,7 @@ class MachineEnded:
 
 @dataclass(frozen=True)
 class Notice:
-    """A line that every launcher shows to its user."""
+    """A line that every launcher prints."""
 
     line: Shown
 
@@ -77,5 +77,5 @@ CODEC = Codec(*HANDSHAKE, Alive, Left, Lost, Assignment, Stop, MachineFailed, Ma
 
 
 def shortened(text: str) -> str:
-    """Return as much of a text as a message may hold, on one line."""
+    """Return a text on one line, cut to the maximum length in a message."""
     return " ".join(text.split())[:_LONGEST_LINE] or "no reason is known"

@@ -1,4 +1,4 @@
-"""How launchers reach each other: the server of machine 0, and the client of every other machine."""
+"""The connections between launchers: the server of machine 0, and the client of every other machine."""
 
 import asyncio
 import contextlib
@@ -16,13 +16,13 @@ from jaxddp.job.watchdog import Loss, Timeouts, Watchdog
 from jaxddp.wire.admission import Admission, start_server
 from jaxddp.wire.client import Client, NotReached
 from jaxddp.wire.connection import Connection
-from jaxddp.wire.handshake import Hello, Refusal, welcome
+from jaxddp.wire.handshake import Hello, Refusal, make_welcome
 from jaxddp.wire.network_thread import NetworkThread
 
 SILENCE_SECONDS = 10.0
-"""A launcher counts as lost after this time without a sign of life."""
+"""A launcher counts as lost after this time without a message."""
 _TAKEOVER_SECONDS = SILENCE_SECONDS + 1
-"""How long a launcher waits until the loss of an earlier launcher of the same machine is noticed."""
+"""The time in which the server must detect the loss of an earlier launcher of the same machine."""
 _FLUSH_SECONDS = 2.0
 _JOIN_SECONDS = 2 * SILENCE_SECONDS + 10
 
@@ -37,11 +37,11 @@ class Network(Protocol):
         ...
 
     def reach(self, seconds: float) -> None:
-        """Try to reach machine 0 for this long."""
+        """Try to connect to machine 0 for this many seconds."""
         ...
 
     def close(self, *last: LauncherMessage) -> None:
-        """Send everyone the last messages, and close all connections."""
+        """Send the last messages to all launchers, and close all connections."""
         ...
 
 
@@ -60,7 +60,7 @@ class LauncherServer(Network):
             "launchers of another job meet there; give each job its own port, and start all machines of a job "
             "with the same --restarts and --nodes"
         )
-        advice = "give all machines the same"
+        advice = "give all machines the same value"
         self._admission = Admission(job.identity, facts, "machine", other_run=other_run, advice=advice)
         self._clients = dict[int, _LauncherConnection]()
         self._thread = NetworkThread("jaxddp-launchers")
@@ -88,7 +88,7 @@ class LauncherServer(Network):
             self._clients[machine].connection.send(message)
 
     async def _serve(self, connection: Connection) -> None:
-        """Serve one connection, of a launcher or of a stranger."""
+        """Serve one connection of a launcher, or refuse a client of another job."""
         hello = await self._admission.authenticate(connection)
         if hello is None:
             return
@@ -98,7 +98,7 @@ class LauncherServer(Network):
             return
         machine = hello.process
         self._clients[machine] = client = _LauncherConnection(connection, hello.host, asyncio.Event())
-        connection.send(welcome(hello, self._job.key))
+        connection.send(make_welcome(hello, self._job.key))
         self._report(Arrived(machine, hello.host))
         reason = "was lost"
         try:
@@ -109,23 +109,23 @@ class LauncherServer(Network):
             self._report(Disconnected(machine, reason))
 
     async def _conflict(self, hello: Hello) -> str | None:
-        """Return why a launcher of this job is refused; None if it is admitted."""
+        """Return the reason for the refusal of a launcher of this job; None if it is admitted."""
         machine, host = hello.process, hello.host
         if machine in self._clients:
-            # A launcher that was lost may be started again before the loss is noticed.
+            # A lost launcher may be started again before its loss is detected.
             client = self._clients[machine]
             try:
                 async with asyncio.timeout(_TAKEOVER_SECONDS):
                     await client.closed.wait()
             except TimeoutError:
-                return f"--nr {machine} twice: on {client.host} and on {host}; give each machine its own"
+                return f"--nr {machine} twice: on {client.host} and on {host}; give each machine its own number"
         if not 0 < machine < self._job.num_processes or machine in self._clients:
-            return f"--nr {machine} on {host}: give each machine its own, 1 to {self._job.num_processes - 1}"
+            return f"--nr {machine} on {host}: give each machine its own number, 1 to {self._job.num_processes - 1}"
         return None
 
 
 class LauncherClient(Network):
-    """Reaches the launcher of machine 0.
+    """Connects to the launcher of machine 0.
 
     Args:
         job: the job of the launchers, in which each process is the launcher of a machine.
@@ -197,14 +197,14 @@ class _LauncherConnection(NamedTuple):
 
 
 async def _listen(connection: Connection, own: int, machine: int, host: str, report: Report) -> str:
-    """Report the messages of another launcher until it is gone, and return the reason."""
+    """Report the messages of another launcher until its connection ends, and return the reason for the end."""
     losses: list[Loss] = []
 
     def end(loss: Loss) -> None:
         losses.append(loss)
         connection.writer.transport.abort()
 
-    # Only the heartbeats of launchers are watched. Launchers make no training progress, so they cannot stall.
+    # The watchdog checks only heartbeats, because launchers do not train and so cannot stall.
     watchdog = Watchdog(own, {machine: connection}, {machine: host}, Timeouts(SILENCE_SECONDS), end)
     beating = asyncio.ensure_future(watchdog.beat())
     try:
@@ -215,7 +215,7 @@ async def _listen(connection: Connection, own: int, machine: int, host: str, rep
             if isinstance(message, LauncherMessage):
                 report(Received(machine, message))
     finally:
-        watchdog.disconnected(machine)
+        watchdog.record_disconnection(machine)
         watchdog.close()
         beating.cancel()
     return losses[0].reason

@@ -1,7 +1,7 @@
 """The events that change a launcher's state, and the effects that follow.
 
-`Coordinator` and `Agent` are such states: `state.after(event, now)` returns the next state and its effects, and does
-nothing else. `jaxddp.cluster.meeting.driver` collects the events, and performs the effects.
+The states are `Coordinator` and `Agent`. `state.after(event, now)` is a pure function, which returns the next state and
+the effects. `jaxddp.cluster.meeting.driver` collects the events, and performs the effects.
 """
 
 import signal
@@ -24,7 +24,7 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The launcher of a machine is not connected any more."""
+    """The connection to the launcher of a machine has ended."""
 
     machine: int
     reason: str
@@ -47,7 +47,7 @@ class Received:
 
 @dataclass(frozen=True)
 class LocalFailed:
-    """A process of this machine has failed, as the first one. The other processes are about to end."""
+    """The first process of this machine has failed. The other processes may still run."""
 
     end: End
 
@@ -68,7 +68,7 @@ class Signalled:
 
 @dataclass(frozen=True)
 class TimePassed:
-    """The time `State.wake` has come, or the launcher starts."""
+    """The launcher starts, or the time `State.wake` is reached."""
 
 
 Event = Arrived | Disconnected | Unreached | Received | LocalFailed | LocalEnded | Signalled | TimePassed
@@ -76,14 +76,14 @@ Event = Arrived | Disconnected | Unreached | Received | LocalFailed | LocalEnded
 
 @dataclass(frozen=True)
 class Say:
-    """Show a line to the user of this machine."""
+    """Print a line on this machine."""
 
     line: str
 
 
 @dataclass(frozen=True)
 class Send:
-    """Send a message to the launcher of a machine. If this launcher is gone, the message is lost."""
+    """Send a message to the launcher of a machine. If that launcher is gone, the message is lost."""
 
     machine: int
     message: LauncherMessage
@@ -91,28 +91,28 @@ class Send:
 
 @dataclass(frozen=True)
 class Reach:
-    """Try to reach machine 0 for so many seconds."""
+    """Try to connect to machine 0 for this many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class StartGeneration:
-    """Start a generation on these machines, which include this one. The driver adds the coordinator's address."""
+    """Start a generation on these machines, including this machine. The driver adds the coordinator's address."""
 
     assignments: Mapping[int, Assignment]
 
 
 @dataclass(frozen=True)
 class JoinGeneration:
-    """Start the processes of this machine, as assigned by machine 0."""
+    """Start the processes that machine 0 has assigned to this machine."""
 
     assignment: Assignment
 
 
 @dataclass(frozen=True)
 class StopProcesses:
-    """End the processes of this machine. If `saved`, they get time to save first."""
+    """End the processes of this machine. If `saved`, they have time to save first."""
 
     saved: bool
 
@@ -124,7 +124,7 @@ class SaveProcesses:
 
 @dataclass(frozen=True)
 class RaiseError:
-    """Raise an error: the job never started."""
+    """Raise an error, because the job did not start."""
 
     error: JaxddpError
 
