@@ -36,8 +36,8 @@ class BatchStatistics:
         if isinstance(text, str) and (ghost := _GHOST.fullmatch(text)):
             return cls(group=int(ghost[1]))
         kind, _, number = str(text).partition(":")
-        meant = [f"ghost:{number}"] if _GHOST.fullmatch(f"ghost:{number}") else []
-        near = "" if kind == "ghost" else nearest(str(text), [*named, *meant])
+        with_prefix = [f"ghost:{number}"] if _GHOST.fullmatch(f"ghost:{number}") else []
+        near = "" if kind == "ghost" else nearest(str(text), [*named, *with_prefix])
         raise InputError(
             Key("model.batch_norm", text),
             f": expected 'local', 'sync' or 'ghost:K' (K images are normalized together, 1 to 99,999,999){near}",

@@ -27,7 +27,7 @@ from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
-from jaxddp.workdir.paths import with_places
+from jaxddp.workdir.paths import with_absolute_paths
 
 N, BATCH, BAD = 8, 4, 3
 
@@ -173,9 +173,9 @@ def test_the_manifest_is_found_by_its_key_or_beside_the_data_set(root: Path, tmp
 
 def test_a_run_records_the_place_of_its_manifest(root: Path):
     config = Config().replace(data={"path": "tree", "verify": "manifest"})
-    assert with_places(config).data.manifest == f"{root}.manifest.jsonl"
+    assert with_absolute_paths(config).data.manifest == f"{root}.manifest.jsonl"
     moved = root.with_name("tree.manifest.jsonl").rename(root.with_name("m"))
-    assert with_places(config.replace(data={"manifest": "m"})).data.manifest == str(moved)
+    assert with_absolute_paths(config.replace(data={"manifest": "m"})).data.manifest == str(moved)
 
 
 def test_a_selection_of_a_table_keeps_its_digests(root: Path, caplog):

@@ -10,7 +10,7 @@ from jaxddp.job.membership import join
 from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.workdir.paths import with_places
+from jaxddp.workdir.paths import with_absolute_paths
 
 _log = logging.getLogger("jaxddp.experiment")
 
@@ -42,7 +42,7 @@ def join_and_resolve(file: RecipeFile) -> tuple[Topology, Config]:
     topology = Topology.create(config.parallel.devices, peers)
     if file.taken.notice and peers.is_first:
         _log.info(file.taken.notice)
-    config = with_places(config, peers)
+    config = with_absolute_paths(config, peers)
     if config.train.precision is None:
         config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
     return topology, config
