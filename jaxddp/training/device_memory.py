@@ -26,7 +26,7 @@ class Memory:
         """The last step that was dispatched."""
 
     @property
-    def is_known(self) -> bool:
+    def is_checked(self) -> bool:
         """Whether `check` was called."""
         return self._fit is not None
 

@@ -62,7 +62,7 @@ class EpochSums:
         """Wait for all steps so far, and return the means of the last step.
 
         Raises:
-            NonFiniteError: a step that was not skipped has a loss that is not finite, or too many were skipped.
+            NonFiniteError: a step that was not skipped has a loss that is not finite, or too many steps were skipped.
             InputError: too many images were substituted.
         """
         steps = [step for chunk, _ in self._pending for step in chunk]

@@ -47,8 +47,8 @@ def fit(run: Run) -> TrainState:
        which may end the run. A checkpoint holds the state before these changes, so a resumed run makes them again.
 
     Raises:
-        NonFiniteError: a loss or the state is not finite, or too many steps in a row have no finite gradient. That
-            state is not saved.
+        NonFiniteError: a loss or the state is not finite, or too many steps in a row have no finite gradient. The
+            state after such a step is not saved.
         GradientError: the averaged gradient of the devices is wrong; no step was taken.
         ReplicaError: the devices hold different states. These states are not saved.
         InputError: the step does not fit the devices' memory (checked before the first step), the memory runs out
@@ -167,7 +167,7 @@ class _Loop:
 
         Before the first chunk, check that the program fits the devices' memory, also for the run's largest images.
         """
-        growth, first = self.run.steps.growth, not self.memory.is_known
+        growth, first = self.run.steps.growth, not self.memory.is_checked
         for needed in (feed, growth.largest(feed)) if first and growth else (feed,):
             if first or not self.run.steps.program.is_ready(*needed):
                 # The steps that the devices still compute are training time; compiling is not.

@@ -89,9 +89,9 @@ class Plan:
 
         A chunk is a range of steps counted from 0: after the chunk, `chunk.stop` steps are done. A chunk has either
         `length` steps or a single step. Actions are due only at the end of a chunk, and either all or none of its steps
-        are traced.
-        Without a profile, a run that resumes after a chunk has the same later chunks as an uninterrupted run. A new
-        chunk begins at each step of `cuts`, which needs another program, for example for larger images.
+        are traced. Without a profile, a run that resumes after a chunk has the same later chunks as an uninterrupted
+        run. At each step of `cuts` a new chunk begins, because the step needs another program, for example for larger
+        images.
         """
         traced = self.traced(done)
         while done < self.total_steps:
@@ -145,7 +145,7 @@ class Plan:
 
 
 def full_length(steps: int, longest: int) -> int:
-    """Return the chunk length, at most `longest`, for which `cut` makes the fewest chunks of a number of steps."""
+    """Return the chunk length, at most `longest`, with which `cut` divides a number of steps into the fewest chunks."""
     return min(range(min(steps, longest), 0, -1), key=lambda length: sum(divmod(steps, length)))
 
 

@@ -53,7 +53,7 @@ class StepSetup:
         parts: the optional parts of the step.
         follow: passes the metrics of a validation to the parts.
         learning_rate: maps a step, from 0, to the learning rate, for the log; None if unknown.
-        growing: the image sizes; None if all images have one size.
+        growth: the image sizes; None if all images have one size.
     """
 
     program: Program

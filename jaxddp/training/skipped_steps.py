@@ -23,7 +23,7 @@ class TooManySkipped(NonFiniteError):
 
 
 class SkippedSteps:
-    """The number of skipped steps in a row, without steps that a smaller loss scale would have prevented.
+    """The number of skipped steps in a row, except steps that a smaller loss scale would have prevented.
 
     Args:
         limit: the run ends after this many skipped steps in a row; 0 ends it at the first one, None sets no limit.
@@ -35,7 +35,9 @@ class SkippedSteps:
         self._limit, self.in_a_row, self._peers = limit, in_a_row, peers
 
     def count_step(self, step: int, means: Mapping[str, float]) -> bool:
-        """Count a step, and return whether the epoch includes its metrics: False for a skipped, non-finite loss.
+        """Count a step, and return whether the epoch includes its metrics.
+
+        A skipped step whose loss is not finite is not included.
 
         Raises: TooManySkipped if `limit` is reached.
         """

@@ -25,7 +25,7 @@ _EXIT_SECONDS = 10.0
 """Seconds that the training thread has to end before the process exits. It may be waiting for an ended process."""
 _REMOVING_SECONDS = 1.0
 _REMOVALS, _REMOVAL_INTERVAL = 5, 0.05
-"""The number of removals of a directory, which other threads may make again, and the seconds between removals."""
+"""The number of attempts to remove a directory, which other threads may make again, and the seconds between them."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
 
 
@@ -127,8 +127,8 @@ def _identity(place: Path) -> tuple[int, int]:
 def watch_workdir(directory: Path, peers: Peers = ALONE) -> Iterator[Callable[[], None]]:
     """Watch a work directory during the block. Yields `Presence.check`, which the training thread calls.
 
-    If the directory was removed, any error in the block becomes an InputError about the removal. The
-    process exits if the block does not end within 10 seconds, because it may wait for another process.
+    After a removal, any error in the block becomes an InputError about the removal. The process exits if the block does
+    not end within 10 seconds, because the block may wait for another process.
 
     Raises:
         InputError: the directory was removed, moved or replaced.

@@ -119,7 +119,7 @@ class Integrity:
                     if last.get(version[1]) == version and version not in self._early_digests and not finished.is_set():
                         with files.open_regular(file) as opened:
                             digest = hashlib.file_digest(opened, "sha256").hexdigest()
-                            # The file of this name may have been replaced.
+                            # Another file may have replaced the file at this path.
                             if _file_version(os.fstat(opened.fileno())) == version:
                                 self._early_digests[version] = digest
                     last[version[1]] = version
@@ -208,7 +208,7 @@ class Integrity:
         return bool(self._index.validations)
 
     def fault_of_validations(self, content: bytes) -> str | None:
-        """Return the fault of content of `validation.json`; None if the index lists this content, or no content."""
+        """Return why the index rejects content of `validation.json`; None if the index lists this content, or none."""
         digest, digests = sha256(content), self._index.validations
         if digest in self._foreign_index.validations:
             return f"{INDEX}, which lists it, {self._foreign_fault}"

@@ -43,7 +43,7 @@ class Checkpoints:
 
     Args:
         peers: the processes that save and restore together.
-        keep: the number of latest checkpoints to keep, beside the best.
+        keep: the number of latest checkpoints to keep, beside the best one.
         goal: the metric by which the best checkpoint is chosen; the default is read from the directory.
         read_only: leave the directory unchanged, because a run may be writing to it.
 
@@ -106,7 +106,7 @@ class Checkpoints:
     def step(self, which: str) -> int:
         """Return the step that `which` names: "latest", "best" or a number.
 
-        Raises: InputError if there is no such checkpoint. The error lists the steps that have one.
+        Raises: InputError if there is no such checkpoint. The error lists the steps that have a checkpoint.
         """
         steps = self.steps()
         named = {"latest": self.latest(), "best": self.best()}
@@ -125,7 +125,7 @@ class Checkpoints:
 
         Raises:
             NonFiniteError: the state holds a NaN or an infinity; it is not saved.
-            InputError: this checkpoint cannot be written, or the previous one could not be.
+            InputError: this checkpoint or the previous one cannot be written.
         """
         if not bool(is_sound(state)):
             latest = self.latest()
@@ -233,7 +233,7 @@ class Checkpoints:
         self._finish_manifest()
 
     def _write_manifest(self, step: int) -> None:
-        """Write the manifest of a step once the checkpoint is complete; runs in a thread, while training goes on."""
+        """Write the manifest of a step once the checkpoint is complete. This runs in a thread beside training."""
         try:
             with self.integrity.hashing_early(step):
                 self._manager.wait_until_finished()

@@ -13,7 +13,7 @@ from jaxddp.training.listeners.step_seconds import FILE, SlowPhase, Spent, StepS
 
 COMPARISON_SECONDS = 30.0
 """Seconds between two comparisons: long enough that single slow steps do not matter."""
-_REPEAT_SECONDS = 600.0
+_LOG_SECONDS = 600.0
 _log = logging.getLogger("jaxddp.training")
 
 
@@ -44,9 +44,7 @@ class SlowProcesses(Listener):
             # This file is optional. If the disk is full, writing a file that the run needs raises the error.
             with contextlib.suppress(InputError):
                 files.replace(self._file, spent.dumps())
-        slow = [
-            each for each in spent.slow() if now - self._logged_at.get(_key(each), -_REPEAT_SECONDS) >= _REPEAT_SECONDS
-        ]
+        slow = [each for each in spent.slow() if now - self._logged_at.get(_key(each), -_LOG_SECONDS) >= _LOG_SECONDS]
         if slow:
             self._logged_at |= {_key(each): now for each in slow}
             steps = f"seconds a step, from step {spent.first + 1:,} to {spent.last:,}:"

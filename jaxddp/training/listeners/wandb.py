@@ -25,7 +25,7 @@ class WandB(TrackingLogger):
     """A logger of the rows of metrics.jsonl as `train/loss`, `val/top1`, …, and of predictions as images with captions.
 
     The config or the environment (`WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_MODE`, …) names the project and the run. The
-    default project is "jaxddp"; the default name is that of the work directory, into which the library writes.
+    default project is "jaxddp"; the default name is the name of the work directory, into which W&B writes.
 
     Rows hold the training step as `step`, which is the axis of all metrics. W&B's own step counter can only grow, so
     W&B would drop the rows of a resumed run for steps that were already sent.

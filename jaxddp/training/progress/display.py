@@ -44,5 +44,5 @@ class PlainLines(lines.RunLines):
         try:
             print(line, file=self._stream, flush=True)
         except BrokenPipeError:
-            # Discard all later output. Otherwise each later print, also at the program's exit, would raise the error again.
+            # Discard all later output, so that no later print, also at the program's exit, raises the error again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
