@@ -36,11 +36,11 @@ class BatchStatistics:
         if isinstance(text, str) and (ghost := _GHOST.fullmatch(text)):
             return cls(group=int(ghost[1]))
         kind, _, number = str(text).partition(":")
-        meant = [f"ghost:{number}"] if _GHOST.fullmatch(f"ghost:{number}") else []
-        near = "" if kind == "ghost" else nearest(str(text), [*named, *meant])
+        with_prefix = [f"ghost:{number}"] if _GHOST.fullmatch(f"ghost:{number}") else []
+        suggestion = "" if kind == "ghost" else nearest(str(text), [*named, *with_prefix])
         raise InputError(
             Key("model.batch_norm", text),
-            f": expected 'local', 'sync' or 'ghost:K' (K images are normalized together, 1 to 99,999,999){near}",
+            f": expected 'local', 'sync' or 'ghost:K' (K images are normalized together, 1 to 99,999,999){suggestion}",
         )
 
     def check(self, batch_size: int, shares: int) -> None:
@@ -58,12 +58,12 @@ class BatchStatistics:
             return
         whole = self.group * shares
         below = batch_size // whole * whole
-        near = ", ".join(str(size) for size in (below, below + whole) if size > 0)
+        fitting = ", ".join(str(size) for size in (below, below + whole) if size > 0)
         group = max(size for size in range(1, min(self.group, share) + 1) if share % size == 0)
         raise InputError(
             Key.plain("model.batch_norm", f"ghost:{self.group}"),
             f" normalizes {counted(self.group, 'image')} together, but ",
             Key("train.batch_size", batch_size),
             f" is computed in {counted(shares, 'part')} of {share}",
-            advice=f"a batch of {near}, or ghost:{group}, would do",
+            advice=f"a batch of {fitting}, or ghost:{group}, would do",
         )

@@ -54,25 +54,25 @@ class Topology:
 
         Raises:
             InputError: `devices` has another type, no devices, more devices than exist, a device twice, or unequal
-                numbers of devices for the processes; or this process is alone, and some devices belong to other
-                processes.
+                numbers of devices for the processes; or some devices belong to other processes, and `peers` has
+                only this process.
         """
         if devices is None or (isinstance(devices, numbers.Integral) and not isinstance(devices, bool)):
             devices = _first(devices if devices is None else int(devices))
-        several: list[Any] = list(devices) if isinstance(devices, Iterable) else [None]
-        if not all(hasattr(device, "process_index") for device in several):
+        device_list: list[Any] = list(devices) if isinstance(devices, Iterable) else [None]
+        if not all(hasattr(device, "process_index") for device in device_list):
             raise InputError(Key("devices", devices), ": give a number of devices, a list of them, or None for all")
-        if not several:
+        if not device_list:
             raise InputError(Key("devices", []), ": give at least one device")
-        if twice := [device for device, count in Counter(several).items() if count > 1]:
-            raise InputError(Key("devices"), f": {twice[0]} is given twice", advice="give each device once")
-        ordered = sorted(several, key=lambda d: (d.process_index, d.id))
+        if repeated := [device for device, count in Counter(device_list).items() if count > 1]:
+            raise InputError(Key("devices"), f": {repeated[0]} is given twice", advice="give each device once")
+        ordered = sorted(device_list, key=lambda d: (d.process_index, d.id))
         counts = Counter(device.process_index for device in ordered)
-        # A program with a single process may compile for the devices of several, without running there.
+        # A single process may compile a program for the devices of several processes, without running it.
         if len(counts) > 1 and peers.is_alone and jax.process_count() > 1:
             raise InputError(
-                f"devices: they belong to {len(counts)} processes, and this one is alone; give Topology.create the "
-                "peers that join returned"
+                f"devices: they belong to {len(counts)} processes, but `peers` has only this process; give "
+                "Topology.create the peers that join returned"
             )
         most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
         if counts[most] != counts[least]:
@@ -159,11 +159,11 @@ class Topology:
         """
         if batch_size < 1 or batch_size % self.num_devices:
             below = batch_size // self.num_devices * self.num_devices
-            near = " or ".join(str(size) for size in (below, below + self.num_devices) if size > 0)
+            fitting = " or ".join(str(size) for size in (below, below + self.num_devices) if size > 0)
             raise InputError(
                 Key(key, batch_size),
                 f" cannot be divided among {counted(self.num_devices, 'device')}",
-                advice=f"{near} would do",
+                advice=f"{fitting} would do",
             )
 
     def slices(self, batch_size: int) -> list[tuple[Device, slice]]:
@@ -251,6 +251,6 @@ def _has_started() -> bool:
 
 
 def varying(tree: Any) -> Any:
-    """Cast arrays inside of a `shard_map` to varying ones, which may differ between devices from here on."""
+    """Cast arrays inside of a `shard_map` to varying arrays, which may differ between devices."""
     is_varying = lambda leaf: AXIS in jax.typeof(leaf).manual_axis_type.varying  # noqa: E731
     return jax.tree.map(lambda leaf: leaf if is_varying(leaf) else lax.pcast(leaf, AXIS, to="varying"), tree)

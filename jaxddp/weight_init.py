@@ -11,9 +11,9 @@ from jaxddp.core.wording import choices, show
 
 _FAMILIES = ("he", "xavier", "glorot", "lecun")
 _NAMES = (*(f"{family}_{kind}" for family in _FAMILIES for kind in ("normal", "uniform")), "orthogonal", "zeros")
-_WITH_DEVIATION = ("normal", "truncated_normal")
-_USUAL_DEVIATION = 0.01
-_FORM = re.compile(rf"({'|'.join(_WITH_DEVIATION)})\(([^()]*)\)")
+_NAMES_WITH_DEVIATION = ("normal", "truncated_normal")
+_DEFAULT_DEVIATION = 0.01
+_PATTERN = re.compile(rf"({'|'.join(_NAMES_WITH_DEVIATION)})\(([^()]*)\)")
 _DEVIATIONS = Range(0, 100, above=True)
 
 
@@ -33,10 +33,10 @@ class WeightInit:
         """
         if text in _NAMES:
             return cls(text)
-        if text in _WITH_DEVIATION:
-            return cls(text, _USUAL_DEVIATION)
-        if (match := _FORM.fullmatch(text)) is None:
-            names = (*_NAMES, *(f"{name}(0.02)" for name in _WITH_DEVIATION))
+        if text in _NAMES_WITH_DEVIATION:
+            return cls(text, _DEFAULT_DEVIATION)
+        if (match := _PATTERN.fullmatch(text)) is None:
+            names = (*_NAMES, *(f"{name}(0.02)" for name in _NAMES_WITH_DEVIATION))
             raise InputError(
                 Key("model.weight_init"), f": unknown weight_init {show(text)}", advice=choices(text, names)
             )

@@ -154,4 +154,4 @@ def test_a_live_display_shows_a_long_activity_in_place_of_the_last_metrics():
     with phases.doing("compiling the step"):
         assert frames.drawn[-1] == "compiling the step"
     assert frames.drawn[-1] == "waiting for the first step"
-    display._hearing.close()
+    display._activity_reports.close()

@@ -73,7 +73,7 @@ def test_a_later_error_and_a_finished_run_keep_the_work_directory(tmp_path):
 def test_a_lock_whose_file_was_removed_is_not_held(tmp_path, monkeypatch):
     tries = []
 
-    def took(file):
+    def try_lock(file):
         """As if the other run ends and removes its lock between the two attempts."""
         tries.append(file)
         if len(tries) == 2:
@@ -81,7 +81,7 @@ def test_a_lock_whose_file_was_removed_is_not_held(tmp_path, monkeypatch):
             (tmp_path / ".lock").touch()
         return len(tries) > 1
 
-    monkeypatch.setattr("jaxddp.workdir.lock.took", took)
+    monkeypatch.setattr("jaxddp.workdir.lock.try_lock", try_lock)
     with pytest.raises(InputError, match="another run is writing there"), locked(tmp_path):
         pass
 

@@ -51,7 +51,7 @@ def test_an_ended_event_loop_prints_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", seen.append)
     import jaxddp.training.checkpoints.orbax_errors as checkpoint_errors
 
-    checkpoint_errors._keep_threads_brief.__wrapped__()
+    checkpoint_errors._shorten_thread_logs.__wrapped__()
     for text in ("Event loop is closed", "another"):
         sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(text)))  # type: ignore[arg-type]
     assert [str(of.exc_value) for of in seen] == ["another"]

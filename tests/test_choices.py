@@ -35,7 +35,7 @@ from jaxddp.sections.dependent_keys import NEEDS
 from jaxddp.sections.fallback_values import FALLBACK_VALUES
 from jaxddp.sections.layers import Groups
 from jaxddp.training.checkpoints.run_identity import RunIdentity
-from jaxddp.workdir.claim import Claim, check_measured, claim
+from jaxddp.workdir.claim import Claim, check_evaluation, claim
 
 HINTS = dict(keys_of(Config))
 OTHER = {
@@ -357,7 +357,7 @@ def test_a_run_of_a_release_that_stored_every_key_resumes_as_the_same_run(name, 
     (tmp_path / "config.json").write_text(json.dumps(content))
     own = read_recipe(tmp_path)
     check_read(own.config, own.hooks)
-    check_measured(tmp_path, file.config)
+    check_evaluation(tmp_path, file.config)
     assert own.config.model.stem == file.config.model.stem
     one, two = (resolved(flatten(config.to_dict()), file.hooks) for config in (own.config, file.config))
     assert one == two

@@ -164,7 +164,7 @@ def test_on_resume_a_changed_key_is_rejected_and_a_longer_duration_is_accepted(f
     message = fails([*arguments, "--optimizer.learning-rate", "0.3"], capfd)
     assert "--optimizer.learning-rate was 0.005 and is now 0.3" in message
     message = fails([*arguments, "--resume", "never"], capfd)
-    assert "step 12" in message and "--resume never would lose" in message
+    assert "step 12" in message and "a new run (--resume never) would lose them" in message
     # Simulates a release that did not write this key.
     config = json.loads((workdir / "config.json").read_text())
     del config["optimizer"]["layer_decay"]

@@ -23,8 +23,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.storage.catalog import CATALOG_VARIABLE
 from jaxddp.recipe_file import recipe_path
-from jaxddp.workdir.claim import MEASURED, check_measured
-from jaxddp.workdir.paths import absolute, saved_with_absolute_paths, with_absolute_paths
+from jaxddp.workdir.claim import EVALUATION_KEYS, check_evaluation
+from jaxddp.workdir.paths import absolute, absolute_settings, with_absolute_paths
 
 LEAN = ["--parallel.devices", "1", "--log.to", "jsonl"]
 RECIPE = """
@@ -118,12 +118,12 @@ def test_train_resumes_a_run_by_its_directory_with_data_at_a_new_place(place, ru
     assert json.loads((run / "result.json").read_text())["step"] == 5
     assert json.loads((run / "config.json").read_text())["data"]["path"] == moved
     line = fails(["train", str(run), "--data.path", moved, "--seed", "1"], capfd)
-    assert "seed was 0 and is now 1" in line and line.endswith(f"jaxddp train {run} goes on with its own settings")
+    assert "seed was 0 and is now 1" in line and line.endswith(f"jaxddp train {run} continues with its own settings")
 
 
 def test_eval_uses_the_network_image_size_and_classes_of_the_run(run):
     own = load(run)
-    check_measured(run, own.replace(seed=3, eval={"views": "mirror"}, data={"eval_size": 12, "path": "/elsewhere"}))
+    check_evaluation(run, own.replace(seed=3, eval={"views": "mirror"}, data={"eval_size": 12, "path": "/elsewhere"}))
     for changes, line in (
         ({"model": {"width": 4}}, "model.width was 3 and is now 4"),
         ({"data": {"mean": (0.5,), "std": (0.5,)}}, r"data.mean was \[0.485, .*\] and is now \[0.5\]"),
@@ -134,8 +134,8 @@ def test_eval_uses_the_network_image_size_and_classes_of_the_run(run):
         with pytest.raises(
             InputError, match=f"^{run}/config.json: {line}; a checkpoint is evaluated as it was trained"
         ):
-            check_measured(run, own.replace(**changes))
-    assert {f"loss.{field.name}" for field in dataclasses.fields(LossConfig)} <= {*MEASURED}
+            check_evaluation(run, own.replace(**changes))
+    assert {f"loss.{field.name}" for field in dataclasses.fields(LossConfig)} <= {*EVALUATION_KEYS}
 
 
 def test_data_of_other_classes_are_refused(place, run, tmp_path, capfd):
@@ -218,11 +218,9 @@ def test_a_data_set_name_is_resolved_to_its_path(tmp_path, monkeypatch):
     data = with_absolute_paths(Config().replace(data={"name": "mine", "train": "few.csv"})).data
     assert (data.path, data.name, data.train, data.classes) == (str(tmp_path / "set"), None, "few.csv", "0:5")
     # The settings of an older release mean the same, as long as the name is known.
-    saved = saved_with_absolute_paths(
-        {"data.name": "mine", "data.path": None, "data.train": "few.csv", "data.classes": None}
-    )
+    saved = absolute_settings({"data.name": "mine", "data.path": None, "data.train": "few.csv", "data.classes": None})
     assert saved == {f"data.{key}": getattr(data, key) for key in ("name", "path", "train", "val", "classes")}
-    assert saved_with_absolute_paths({"data.name": "other"}) == {"data.name": "other"}
+    assert absolute_settings({"data.name": "other"}) == {"data.name": "other"}
 
 
 def test_a_path_on_the_command_line_replaces_a_data_set_name(tmp_path, monkeypatch):

@@ -133,7 +133,7 @@ DOORS = {
         advice="leave it out",
     ),
     "skipped steps": Told(
-        lambda: SkippedSteps(limit=1).see(3, {"loss": float("nan"), "skipped": 1.0}),
+        lambda: SkippedSteps(limit=1).count_step(3, {"loss": float("nan"), "skipped": 1.0}),
         *("train.max_bad_steps", 1, "step 3: 1 step had no finite gradient, as many as {}. Lower the learning rate"),
         *(("train.max_bad_steps=1",), ("max_bad_steps=1",)),
         *(("--train.max-bad-steps", "1"), ("--train.max-bad-steps 1",)),

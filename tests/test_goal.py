@@ -73,7 +73,7 @@ def test_a_run_stops_after_patience_validations_without_gain_also_if_interrupted
             judgement = empty.restored(json.loads(json.dumps(judgement.saved())))
         judgement = judgement.after(step, {"loss": value})
         assert judgement.stops == stop
-    assert not judgement.patient().stops
+    assert not judgement.reset_patience().stops
 
 
 def test_another_goal_resets_the_comparison_and_another_patience_continues_it():

@@ -190,7 +190,7 @@ def test_only_bad_steps_in_a_row_count(skipped, limit):
         for step, bad in enumerate(skipped, start=1):
             run = run + 1 if bad else 0
             longest = max(longest, run)
-            assert found.see(step, {"loss": np.nan if bad else 1.0, "skipped": float(bad)}) != bad
+            assert found.count_step(step, {"loss": np.nan if bad else 1.0, "skipped": float(bad)}) != bad
             assert found.in_a_row == run
     except TooManySkipped as error:
         assert (error.step, run) == (step, limit)
@@ -200,7 +200,7 @@ def test_only_bad_steps_in_a_row_count(skipped, limit):
 
 @pytest.mark.parametrize("peers", [ALONE, Second()])
 def test_process_0_logs_which_step_was_skipped(peers, caplog):
-    SkippedSteps(peers=peers).see(7, {"loss": np.nan, "skipped": 1.0})
+    SkippedSteps(peers=peers).count_step(7, {"loss": np.nan, "skipped": 1.0})
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["step 7"] * peers.is_first
 
 
@@ -241,8 +241,8 @@ def test_without_a_limit_a_bad_step_that_no_loss_scale_mends_ends_the_run():
 def test_a_loss_scale_mends_gradients_but_not_losses_until_it_falls_below_1():
     found, bad = SkippedSteps(3), {"loss": 1.0, "skipped": 1.0, "loss_scale": 1.0}
     for step in range(1, 10):
-        assert found.see(step, bad) and found.in_a_row == 0
-    assert found.see(10, bad | {"loss_scale": 0.5}) and found.in_a_row == 1
-    assert not found.see(11, bad | {"loss": np.inf}) and found.in_a_row == 2
+        assert found.count_step(step, bad) and found.in_a_row == 0
+    assert found.count_step(10, bad | {"loss_scale": 0.5}) and found.in_a_row == 1
+    assert not found.count_step(11, bad | {"loss": np.inf}) and found.in_a_row == 2
     with pytest.raises(TooManySkipped):
-        found.see(12, bad | {"loss_scale": 0.25})
+        found.count_step(12, bad | {"loss_scale": 0.25})

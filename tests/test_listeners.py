@@ -15,7 +15,7 @@ from support.listeners import TOTAL, drive, evaluation_record, run_start, step_r
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.training.events import RunEnd, Used
+from jaxddp.training.events import RunEnd, Usage
 from jaxddp.training.listeners import metric_rows as rows
 from jaxddp.training.listeners import parameters as overview
 from jaxddp.training.listeners import tensorboard
@@ -70,14 +70,14 @@ def test_numpy_figures_keep_their_digits_and_their_loss_scale(tmp_path: Path) ->
     assert "learning_rate" not in row
 
 
-USED = Used(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
+USED = Usage(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
 
 
 def test_known_device_utilization_is_in_the_metrics_line_and_the_result(tmp_path: Path) -> None:
     listener = JsonLines(tmp_path)
     listener.start(run_start())
     listener.step(step_record(1, used=USED))
-    listener.step(step_record(2, used=Used(peak_memory=7)))
+    listener.step(step_record(2, used=Usage(peak_memory=7)))
     listener.end(RunEnd("done", 2, 1.0, used=USED))
     first, second = metrics_lines(tmp_path)
     assert (first["flops_utilization"], first["peak_memory"]) == (0.41234, 12_345_678_901)

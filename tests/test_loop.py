@@ -100,7 +100,7 @@ def test_speed_and_waiting_are_those_of_the_steps_since_the_last_record(monkeypa
         with clock.waiting_for_data():
             now[0] += waits
         now[0] += computes
-        clock.dispatched(1, 0.0)
+        clock.count_dispatch(1, 0.0)
 
     # The first step warms up.
     for waits, computes in ((9, 90), (1, 3), (0, 4)):
@@ -376,7 +376,7 @@ def test_processes_resume_from_the_checkpoint_that_process_0_finds(tmp_path):
                 resume_step(checkpoints, "must")
         else:
             assert resume_step(checkpoints, "must") == expected
-            with pytest.raises(InputError, match="holds checkpoints up to step 8, which --resume never would lose"):
+            with pytest.raises(InputError, match="has checkpoints up to step 8; a new run"):
                 resume_step(checkpoints, "never")
 
 

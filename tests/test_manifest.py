@@ -30,7 +30,7 @@ from jaxddp.training.events import RunEnd, RunStart
 from jaxddp.training.listeners import metric_rows as rows
 from jaxddp.training.listeners.jsonl import JsonLines
 from jaxddp.workdir.claim import Claim, claim
-from jaxddp.workdir.session import session, set_damaged_aside
+from jaxddp.workdir.session import rename_damaged, session
 
 RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 DEEP = "[" * 100_000
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_an_older_release_restores_and_a_line_says_that_it_was_n
         assert f"{place / '4'}: step 4 has no manifest" in caplog.text
         own.checkpoints.save(6, state_of(), {})
     manifests = Integrity(place)
-    assert [manifests.has(step) for step in (4, 6)] == [False, True]
+    assert [manifests.needs_manifest(step) for step in (4, 6)] == [False, True]
     # Without a manifest, the files that every checkpoint has are checked.
     (place / "4" / "state" / "_METADATA").unlink()
     assert manifests.check(4) == "state/_METADATA is missing"
@@ -230,7 +230,7 @@ def test_a_manifest_of_another_form_is_damage_even_with_a_valid_digest(content, 
     del index["sha256"]
     (place / "manifests.json").write_bytes(sealed(index))
     assert (Integrity(place).check(4) or "").startswith("manifest.json is damaged (")
-    assert set_damaged_aside(place) == "4.damaged"
+    assert rename_damaged(place) == "4.damaged"
 
 
 INDICES = {
@@ -281,7 +281,7 @@ def test_a_copy_of_a_step_under_another_number_is_set_aside(place):
     for number in ("3", "6"):
         shutil.copytree(place / "4", place / number)
     assert Integrity(place).check(3) == "its manifest is of step 4"
-    assert set_damaged_aside(place) == "6.damaged" and Integrity(place).check(4) is None
+    assert rename_damaged(place) == "6.damaged" and Integrity(place).check(4) is None
 
 
 def test_a_manifest_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch):
@@ -305,11 +305,12 @@ def test_a_large_file_is_hashed_early_and_again_if_it_changes(tmp_path):
         file.write_bytes(os.urandom(1 << 21))
     manifests, give_up = Integrity(tmp_path), time.monotonic() + 20
     with manifests.hashing_early(8):
-        while len(manifests._early) < 2 and time.monotonic() < give_up:
+        while len(manifests._early_digests) < 2 and time.monotonic() < give_up:
             time.sleep(0.01)
         growing.rename(growing.with_name("d"))
         growing.parent.rename(place)
-    assert sorted(manifests._early.values()) == sorted(sha256((place / name).read_bytes()) for name in ("d", "other"))
+    early = sorted(manifests._early_digests.values())
+    assert early == sorted(sha256((place / name).read_bytes()) for name in ("d", "other"))
     with (place / "other").open("ab") as file:
         file.write(b"more")
     manifests.write(8)
@@ -503,7 +504,7 @@ def test_damaged_metrics_of_validation_raise_a_one_line_error(text, data, workdi
     file = workdir / "checkpoints" / "validation.json"
     file.write_text(text)
     line = line_of(words(data, workdir, "--train.duration", "6 steps"), capfd)
-    assert line.startswith(f"jaxddp: {file}: is damaged (") and line.endswith("so copy that checkpoint first")
+    assert line.startswith(f"jaxddp: {file}: is damaged (") and line.endswith("so copy the best checkpoint first")
     # The advice of the message helps, and the loss of the earlier metrics is logged.
     file.unlink()
     with Checkpoints(file.parent) as checkpoints:

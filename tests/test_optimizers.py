@@ -26,7 +26,7 @@ from jaxddp.mesh import Topology
 from jaxddp.optimizers.decay import decayed
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.sections.layers import Layers
-from jaxddp.workdir.saved_state import restored
+from jaxddp.workdir.saved_state import restore_state
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 
@@ -133,7 +133,7 @@ def test_a_checkpoint_gives_the_metrics_of_its_validation(tmp_path, capsys):
 
 
 def checkpointed(work):
-    return jax.device_get(restored(work, "latest", Topology.create(1)))
+    return jax.device_get(restore_state(work, "latest", Topology.create(1)))
 
 
 # --- The average of a schedule-free optimizer ---

@@ -97,7 +97,7 @@ def test_a_process_without_a_job_is_alone():
 def test_a_process_without_a_job_rejects_devices_of_other_processes(monkeypatch):
     """Otherwise it would compare nothing, and each process would write for all."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    line = "^devices: they belong to 2 processes, and this one is alone; give Topology.create the peers that join"
+    line = "^devices: they belong to 2 processes, but `peers` has only this process; give Topology.create the peers"
     with pytest.raises(InputError, match=line):
         Topology.create([Device(0, 0), Device(1, 1)])
 
@@ -117,5 +117,5 @@ def test_training_compares_everything_with_the_peers_that_it_joined(tmp_path, mo
     assert set(asked.names) == {
         *("digests", "work directory", "work directory written", "work directory seen", "whole checkpoints"),
         *("latest checkpoint", "run id", "metrics of listeners", "predictions", "self-test", "memory of the step"),
-        "what validation measured",
+        "validation metrics",
     }

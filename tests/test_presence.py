@@ -111,10 +111,10 @@ def test_a_process_that_may_wait_forever_ends_after_the_removal(peers, phase, tm
 
     # This process must not exit; the time that it has to end by itself is private.
     monkeypatch.setattr(presence, "end_now", end_now)
-    monkeypatch.setattr(presence, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(presence, "_FAILING_SECONDS", 0.05)
+    monkeypatch.setattr(presence, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(presence, "_EXIT_SECONDS", 0.05)
     workdir.mkdir()
-    with pytest.raises(InputError), presence.staying(workdir, peers), phases.phase(phase):
+    with pytest.raises(InputError), presence.watch_workdir(workdir, peers), phases.phase(phase):
         workdir.rmdir()
         assert ended.wait(30)
         raise TimeoutError

@@ -26,7 +26,7 @@ from jaxddp.mesh import Topology
 from jaxddp.setup.make_run import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.plan import Plan
-from jaxddp.training.run import Keeping
+from jaxddp.training.run import Persistence
 
 FOUR = Topology.create(4)
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8", "uint16", "complex64")
@@ -222,7 +222,7 @@ def run_with_fault(tmp_path, step: int, **changes):
     setup = runs.setup_of(SmallNet(), sgd(0.05, momentum=0.9), TABLE, devices=4, data=AS_THEY_ARE)
     plan = {"log": {"every": "50 steps"}, "train": {"duration": "20 steps"}, "checkpoint": {"every": "8 steps"}}
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    run = dataclasses.replace(make_run(runs.changed(setup, plan | changes)), keeping=Keeping(checkpoints))
+    run = dataclasses.replace(make_run(runs.changed(setup, plan | changes)), persistence=Persistence(checkpoints))
     run = dataclasses.replace(
         run, steps=dataclasses.replace(run.steps, program=FlipsAt(run.steps.program, step, setup.topology))
     )

@@ -506,5 +506,5 @@ def test_a_run_without_available_classes_is_left_out_and_logged(trained, tmp_pat
     python, gone, empty = page.classes.faults
     assert "the run came from Python, and its config does not name the network" in python
     assert "gone.npz: no such directory or file" in gone
-    assert f"{workdirs[2]}: no work directory of a run, which has checkpoints/" in empty
+    assert f"{workdirs[2]}: not the work directory of a run: it has no folder checkpoints/" in empty
     assert STEPS == 40 and render(page).count("its classes are left out:") == 3

@@ -20,19 +20,19 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import on_screen
 from jaxddp.job.process_messages import CODEC
 from jaxddp.job.roster import Roster
-from jaxddp.training.events import RunEnd, Used
+from jaxddp.training.events import RunEnd, Usage
 from jaxddp.training.progress import display as screen
 from jaxddp.training.progress import lines
 from jaxddp.training.progress.display import PlainLines
 from jaxddp.wire.codec import LENGTH, encode
 from jaxddp.wire.handshake import Hello
 
-USED = Used(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
+USED = Usage(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
 
 
 def test_the_screen_shows_a_known_utilization_and_the_memory_at_the_end() -> None:
     assert lines.pace(step_record(1, used=USED)) == "lr 0.03333  1,234 images/s  MFU 41.2%  data wait 14%"
-    assert lines.pace(step_record(1, used=Used(peak_memory=7))) == "lr 0.03333  1,234 images/s  data wait 14%"
+    assert lines.pace(step_record(1, used=Usage(peak_memory=7))) == "lr 0.03333  1,234 images/s  data wait 14%"
     assert (
         lines.closing(RunEnd("done", 9, 61.0, used=USED), 40.0)
         == "done at step 9 after 40.0 s of training and validation (1 min 01 s in all)  MFU 41.2%  "
@@ -57,7 +57,7 @@ def test_control_characters_in_a_strangers_host_name_are_shown_and_not_executed(
 
 def test_numbers_are_printed_readably() -> None:
     metrics = {"loss": 0.43211, "top1": 0.85214, "top10": 1.0, "count": 5, "loss_scale": 32768.0, "tiny": 1.25e-6}
-    assert lines.shown(metrics) == "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
+    assert lines.format_metrics(metrics) == "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
 
 
 def test_the_number_of_epochs_is_the_requested_one() -> None:

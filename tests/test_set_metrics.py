@@ -40,7 +40,7 @@ def of_set(logits, labels, mask=None, names=NAMES):
     mask = np.ones(len(logits), np.float32) if mask is None else mask
     metrics, sums = {name: METRICS.get(name) for name in names}, SetSums()
     sums.add(measured(metrics, jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(mask)), stacked=False)
-    found = sums.found()
+    found = sums.results()
     return finished(metrics, found) | {"confusion": found.get("confusion")}
 
 

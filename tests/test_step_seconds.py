@@ -89,7 +89,7 @@ def test_a_slow_process_is_logged_once_with_a_table_which_the_doctor_reads(tmp_p
         def spent(self) -> dict[int, Spent]:
             return {process: (step, {phase: s * step for phase, s in each.items()}) for process, each in seen.items()}
 
-    monkeypatch.setattr(slow_processes, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(slow_processes, "COMPARISON_SECONDS", 0.0)
     listener = SlowProcesses(Heard())
     listener.start(RunStart(0, 100, 8, 39, 2, 2, workdir=tmp_path))
     for step in (10, 20, 30):

@@ -220,7 +220,9 @@ def test_a_run_without_gain_stops_and_continues_only_with_more_patience_or_epoch
     reason = "no gain in val loss in 2 validations since step 3, where it was "
     assert (ends.status, ends.at, int(state.step)) == ("stopped", 9, 9) and history.val["step"].tolist() == [3, 6, 9]
     assert ends.reason.startswith(reason) and result() | {"reason": ends.reason} == result()
-    assert ends.reason.endswith("; the best checkpoint is step 6; a larger stop_after or another duration continues it")
+    assert ends.reason.endswith(
+        "; the best checkpoint is step 6; to continue, give a larger stop_after or another duration"
+    )
     written = lines(tmp_path)
     again, history = trained(setup, tmp_path, [ends])
     assert (ends.status, ends.at) == ("stopped", 9) and ends.reason.startswith(reason)

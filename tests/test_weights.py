@@ -179,7 +179,7 @@ def test_a_run_gives_the_weights_of_its_checkpoint(tmp_path, caplog):
         ("w.npz", b"no", "w.npz: weights cannot be read from this kind of file; give a .safetensors file, a .pth"),
         ("absent.safetensors", None, "absent.safetensors: no such file; give a .safetensors file"),
         ("absent.pth", None, "absent.pth: no such file; give a .safetensors file"),
-        (".", None, "no work directory of a run, which has checkpoints/; give a .safetensors"),
+        (".", None, "not the work directory of a run: it has no folder checkpoints/; give a .safetensors"),
     ],
 )
 def test_a_bad_file_raises_a_one_line_error(tmp_path, name, content, message):

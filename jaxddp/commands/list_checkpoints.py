@@ -15,7 +15,7 @@ from jaxddp.command_line.parse import check_run, parse
 from jaxddp.command_line.terminal import Row, print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import figure, on_screen, size
-from jaxddp.training.checkpoints.integrity import ASIDE, CHECKPOINTS, INDEX, METADATA, Integrity, steps_in
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS, DAMAGED_SUFFIX, INDEX, METADATA, Integrity, steps_in
 from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE, ValidationFile
 
 
@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
         print_table(("step", "saved", "size", "validation", "", "files"), [row for _, row in listed])
     else:
         print(f"{directory}: contains no checkpoints")
-    for aside in sorted(directory.glob(f"*{ASIDE}")):
+    for aside in sorted(directory.glob(f"*{DAMAGED_SUFFIX}")):
         print(on_screen(f"set aside: {aside} ({size(_bytes(aside))})"))
     print(*map(on_screen, faults), sep="\n", end="\n" if faults else "")
     return int(options.verify and (bool(faults) or any(damaged for damaged, _ in listed)))
@@ -67,7 +67,7 @@ def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bo
             fault = manifests.check(step, quick=quick)
             whole = "sizes match" if quick else "verified"
             unnamed = manifests.run is not None and manifests.run_id(step) is None
-            state = f"{whole}{', no run id' * unnamed}" if manifests.has(step) else "no manifest"
+            state = f"{whole}{', no run id' * unnamed}" if manifests.needs_manifest(step) else "no manifest"
             metrics = {} if validations is None else validations.of(step)
             shown = "  ".join(f"{name} {figure(name, value)}" for name, value in metrics.items() if value is not None)
             marks = " ".join(mark for mark, which in (("latest", steps[-1]), ("best", best)) if which == step)

@@ -25,10 +25,10 @@ class ShowConfig:
 def run(arguments: list[str]) -> int:
     """Run the command; the first argument is a config or a run. Returns the exit code. Raises: InputError."""
     _, file = parse_recipe(ShowConfig, "jaxddp config", arguments)
-    from jaxddp.workdir.paths import saved_with_absolute_paths
+    from jaxddp.workdir.paths import absolute_settings
 
     hidden, origins = unread_keys(file.config, file.hooks), _origins(file, *arguments)
-    values = saved_with_absolute_paths(effective_settings(flatten(file.config.to_dict()), file.hooks))
+    values = absolute_settings(effective_settings(flatten(file.config.to_dict()), file.hooks))
     rows = [(key, _typed(value), origins[key]) for key, value in values.items() if key not in hidden]
     print_table(("key", "value", "from"), rows)
     return 0

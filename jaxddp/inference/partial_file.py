@@ -14,7 +14,7 @@ from pathlib import Path
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.inference.predictions import Row
-from jaxddp.workdir.lock import took
+from jaxddp.workdir.lock import try_lock
 
 _log = logging.getLogger("jaxddp.predictions")
 
@@ -39,7 +39,7 @@ class Partial:
             with files.readable_errors(self.path):
                 file = files.open_regular(self.path, "ab")
             with file:
-                if not took(file):
+                if not try_lock(file):
                     advice = "wait for it, or give another --out"
                     raise InputError(f"{self.path}: another prediction is writing there; {advice}")
                 # Another prediction may have ended and removed the file after this process opened it.

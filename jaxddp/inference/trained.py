@@ -35,8 +35,8 @@ from jaxddp.models.variables import by_path, trees_of
 from jaxddp.recipe.make_recipe import model_of
 from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.setup.classifier import Classifier
-from jaxddp.training.validation.predicted_images import MOST_SHOWN, PredictedImages
-from jaxddp.workdir.saved_state import recipe_of_run, restored
+from jaxddp.training.validation.predicted_images import MAX_SHOWN, PredictedImages
+from jaxddp.workdir.saved_state import recipe_of_run, restore_state
 from jaxddp.workdir.signature import SIGNATURE_FILE, Signature
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ class TrainedRun:
         self._check_one_label()
         chosen = np.asarray(rows).reshape(-1)
         whole = chosen.size > 0 and np.issubdtype(chosen.dtype, np.integer)
-        if chosen.size > MOST_SHOWN:
-            raise InputError(f"rows: {counted(chosen.size, 'row')}; give at most {MOST_SHOWN}")
+        if chosen.size > MAX_SHOWN:
+            raise InputError(f"rows: {counted(chosen.size, 'row')}; give at most {MAX_SHOWN}")
         if not whole or chosen.min() < 0 or chosen.max() >= len(source):
             raise InputError(f"rows={show(rows)}: give numbers of rows of the source, 0 to {len(source) - 1}")
         images = chosen_images(source, self.data_of(source), chosen)
@@ -220,7 +220,7 @@ def restore_run(
         raise InputError(
             f"{file.path}: the run came from Python and its config does not name the network; give model= too"
         )
-    saved = restored(place, step, topology)
+    saved = restore_state(place, step, topology)
     state = fitted(network, saved, signature.image_shape, place)
     return TrainedRun(place, int(saved.step), config, network, state, Preprocess.of(config), signature, topology)
 

@@ -10,14 +10,14 @@ from jaxddp.data.selection.chosen import chosen_images
 from jaxddp.data.source import Source
 from jaxddp.engine.state import TrainState
 from jaxddp.notebook.arguments import errors_name_arguments
-from jaxddp.notebook.results import check_measured, check_one_label
+from jaxddp.notebook.results import check_evaluation, check_one_label
 from jaxddp.overrides import checked
 from jaxddp.setup.input_figure import input_figure
 from jaxddp.setup.resources import check_comparable
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.state_checks import check_setup
 from jaxddp.training.validation.image_predictor import ImagePredictor
-from jaxddp.training.validation.predicted_images import MOST_SHOWN
+from jaxddp.training.validation.predicted_images import MAX_SHOWN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,8 +61,8 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
 
     Raises: see `evaluate`.
     """
-    check_measured(state, setup, table)
-    checked(count, Annotated[int, Range(1, MOST_SHOWN)], "count")
+    check_evaluation(state, setup, table)
+    checked(count, Annotated[int, Range(1, MAX_SHOWN)], "count")
     check_one_label(table)
     # Imported here, because a machine that only trains needs no matplotlib.
     from jaxddp.training.pictures import prediction_grid

@@ -41,7 +41,7 @@ def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = sof
         InputError: an argument is of the wrong kind, the state is of another network, or the table has other classes or
             images than the training data.
     """
-    check_measured(state, setup, table)
+    check_evaluation(state, setup, table)
     return setup.with_loss(loss).evaluator(table)(state)
 
 
@@ -65,7 +65,7 @@ def topk_accuracy(
     Raises:
         InputError: a k is below 1 or above the number of classes; see also `evaluate`.
     """
-    check_measured(state, setup, table)
+    check_evaluation(state, setup, table)
     check_one_label(table)
     several = k if isinstance(k, Iterable) and not isinstance(k, str) else [k]
     wanted = [checked(each, int, "k") for each in several]
@@ -106,7 +106,7 @@ def check_one_label(table: Source) -> None:
         )
 
 
-def check_measured(state: TrainState, setup: RunSetup, table: Source) -> None:
+def check_evaluation(state: TrainState, setup: RunSetup, table: Source) -> None:
     """Check that a state can be measured on a table. Raises: InputError."""
     check_state(state, setup)
     check_source(table, "table")

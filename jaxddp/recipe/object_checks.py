@@ -13,7 +13,7 @@ from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.part import Part
 from jaxddp.hooks import check_parameters
 from jaxddp.overrides import checked
-from jaxddp.training.events import MOMENTS
+from jaxddp.training.events import METHODS
 
 _ABSENT = object()
 
@@ -62,9 +62,9 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
     if not isinstance(listeners, Sequence) or isinstance(listeners, str):
         raise InputError(f"{where}: {kind_of(listeners)} was given; give a list of listeners")
     for listener in listeners:
-        if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in MOMENTS):
-            raise InputError(f"{where}: {kind_of(listener)} has none of a listener's methods ({', '.join(MOMENTS)})")
-        for moment, arguments in MOMENTS.items():
+        if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in METHODS):
+            raise InputError(f"{where}: {kind_of(listener)} has none of a listener's methods ({', '.join(METHODS)})")
+        for moment, arguments in METHODS.items():
             if (method := getattr(listener, moment, _ABSENT)) is not _ABSENT:
                 _check_method(method, where, f"{type(listener).__name__}.{moment}", arguments)
         checked(getattr(listener, "wants_predictions", 0), ShownImages, f"{where}: wants_predictions")

@@ -10,7 +10,7 @@ from jaxddp.inference.outcome import Outcome
 from jaxddp.reports.charts import Chart, plain
 from jaxddp.reports.text_tables import NOTHING, Cell, Column, TextTable
 from jaxddp.reports.validation_images import ValidationImages, thumbnails
-from jaxddp.training.validation.predicted_images import short
+from jaxddp.training.validation.predicted_images import short_class_name
 
 MOST_MISTAKES = 24
 MOST_CONFUSIONS = 20
@@ -105,7 +105,10 @@ def _matrix(chart: str, outcome: Outcome) -> Chart:
     }
     if len(names) <= _WITH_COUNTS:
         heatmap |= {"text": [[str(n) if n else "" for n in row] for row in counts.tolist()], "texttemplate": "%{text}"}
-    ticks: dict[str, Any] = {"tickvals": [*range(len(names))], "ticktext": [plain(short(name)) for name in names]}
+    ticks: dict[str, Any] = {
+        "tickvals": [*range(len(names))],
+        "ticktext": [plain(short_class_name(name)) for name in names],
+    }
     if len(names) > _WITH_COUNTS:
         # The names of so many classes would overlap; they show under the pointer.
         ticks = {"showticklabels": False, "ticks": ""}

@@ -17,7 +17,7 @@ from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.inference.outcome import Outcome
 from jaxddp.inference.trained import restore_run
 from jaxddp.mesh import Topology
-from jaxddp.training.validation.predicted_images import drawable
+from jaxddp.training.validation.predicted_images import to_drawable
 
 LONGEST_SIDE = 128
 
@@ -55,7 +55,7 @@ def thumbnails(source: Source, data: DataConfig, rows: np.ndarray) -> list[str]:
     """Returns images as `data:` URLs of PNG files with at most 128 pixels a side. Raises: see `eval_batches`."""
     if not len(rows):
         return []
-    return [_url(drawable(image)) for image in chosen_images(source, data, rows)]
+    return [_url(to_drawable(image)) for image in chosen_images(source, data, rows)]
 
 
 def _url(pixels: np.ndarray) -> str:

@@ -28,7 +28,7 @@ from jaxddp.measure.memory import images_text, memory_errors
 from jaxddp.mesh import Topology
 from jaxddp.training.epoch_sums import check_substituted
 from jaxddp.training.plan import cut, full_length, max_substituted
-from jaxddp.training.run import Chunk, Growing
+from jaxddp.training.run import Chunk, ImageGrowth
 
 LONGEST_CHUNK = 32
 """The largest number of steps in one dispatch: large enough to hide the cost of a dispatch, and small enough for a fast
@@ -128,12 +128,12 @@ class Feed:
 
         return tuple(map(resized, arguments))
 
-    def growing(self, total_steps: int) -> Growing | None:
+    def growing(self, total_steps: int) -> ImageGrowth | None:
         """Return the growth of the images in a run of this length; None if their size is constant."""
         if self.growth is None:
             return None
         largest = self.growth.side(total_steps - 1)
-        return Growing(self.growth.side, lambda arguments: self.with_side(arguments, largest))
+        return ImageGrowth(self.growth.side, lambda arguments: self.with_side(arguments, largest))
 
     @property
     def images(self) -> ResidentImages:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.data.batch import Batch
 from jaxddp.setup.feed import Feed
-from jaxddp.training.validation.predicted_images import short
+from jaxddp.training.validation.predicted_images import short_class_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,4 +49,4 @@ def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], count: int) ->
 def _label_text(label: jax.Array, names: tuple[str, ...]) -> str:
     """Return the class name of a label, or the class names of a multi-hot label."""
     classes = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
-    return ", ".join(short(names[index]) for index in classes) or "no label"
+    return ", ".join(short_class_name(names[index]) for index in classes) or "no label"

@@ -13,7 +13,7 @@ from jaxddp.setup.non_finite_examples import describe_non_finite
 from jaxddp.setup.resources import warn_of_unseen_classes
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.listeners.slow_processes import SlowProcesses
-from jaxddp.training.run import Checks, Run, Stepping, Validation
+from jaxddp.training.run import Checks, Run, StepSetup, Validation
 from jaxddp.training.validation.evaluator import Evaluator, Measure
 from jaxddp.workdir.digests import checksums
 
@@ -52,7 +52,7 @@ def make_run(
     max_predictions = peers.from_first("predictions", lambda: str(max(map(_prediction_count, listeners), default=0)))
     parts, growing = setup.recipe.parts, setup.feed.growing(plan.total_steps)
     follow = setup.programs.follow(parts, topology)
-    steps = Stepping(program, chunks, setup.division, parts, follow, setup.recipe.learning_rate, growing)
+    steps = StepSetup(program, chunks, setup.division, parts, follow, setup.recipe.learning_rate, growing)
     checks = _checks(setup, resident=resident)
     validation = Validation(evaluator, setup.predictor(int(max_predictions)), early_stopping)
     return Run(

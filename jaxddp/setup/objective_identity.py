@@ -11,7 +11,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import Objective, supervised
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.experiment import Experiment
-from jaxddp.workdir.digests import described
+from jaxddp.workdir.digests import name_and_digest
 
 
 def objective_fingerprints(experiment: Experiment) -> dict[str, str]:
@@ -39,4 +39,4 @@ def objective_identity(recipe: Recipe, objective: Objective, state: TrainState, 
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     name = getattr(recipe.objective, "__qualname__", type(recipe.objective).__name__)
-    return {"objective": described(minimized, state.params, state.model_state, batch, key, name=name)}
+    return {"objective": name_and_digest(minimized, state.params, state.model_state, batch, key, name=name)}

@@ -31,8 +31,8 @@ from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.plan import Plan
 from jaxddp.training.validation.evaluator import Evaluator
-from jaxddp.workdir.claim import check_measured
-from jaxddp.workdir.saved_state import agreed_step, restored
+from jaxddp.workdir.claim import check_evaluation
+from jaxddp.workdir.saved_state import agreed_step, restore_state
 from jaxddp.workdir.signature import Signature
 
 
@@ -53,7 +53,7 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
             "with jaxddp.evaluate, or on the command line with a config that names it"
         )
     topology, config = join_and_resolve(file)
-    check_measured(directory, config)
+    check_evaluation(directory, config)
     # Opening the data takes longer, so check first that the checkpoint exists and is undamaged.
     with Checkpoints(directory / CHECKPOINTS, topology.peers, read_only=True) as checkpoints:
         agreed_step(checkpoints, which)
@@ -66,7 +66,7 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     topology.peers.agree(settings())
     topology.connect()
     # Choose the checkpoint again: a training run may have saved another one since.
-    saved = restored(directory, which, topology)
+    saved = restore_state(directory, which, topology)
     # A part without arrays in the checkpoint has no parameters to evaluate.
     steps = steps_of(config, Plan.of(config, data.num_examples))
     parts = [part for part in parts_of(config, steps, user_object) if part.name in saved.parts]

@@ -27,7 +27,7 @@ from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.loop import fit
 from jaxddp.training.validation.evaluator import Measure
 from jaxddp.workdir.claim import Claim, claim
-from jaxddp.workdir.ended import how_it_ended
+from jaxddp.workdir.ended import describe_end
 from jaxddp.workdir.session import Resume, session
 from jaxddp.workdir.signature import Signature
 
@@ -122,10 +122,10 @@ def train(
         has_config = experiment.file is not None or (directory / CONFIG_FILE).exists()
         resuming = has_config and opened.resume_step is not None
         record, is_same = claim(directory, claimed, peers, resuming=resuming, run_id=opened.run_id)
-        opened.belongs_to(record)
+        opened.set_identity(record)
         if not training.restores_ended:
             total_steps = experiment.layout.plan.total_steps
-            if ended := how_it_ended(directory, opened.resume_step, total_steps, peers, is_same=is_same):
+            if ended := describe_end(directory, opened.resume_step, total_steps, peers, is_same=is_same):
                 if peers.is_first:
                     print(f"{directory}: {ended}", flush=True)
                 return None
@@ -134,7 +134,7 @@ def train(
         run = make_run(setup, all_listeners, evaluators, claimed.objects, record)
         if peers.is_first:
             Signature.of(setup.table, setup.data).write(directory, record[RUN_ID])
-        return fit(opened.joined(run))
+        return fit(opened.restore_into(run))
 
 
 def _claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:

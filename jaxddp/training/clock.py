@@ -11,7 +11,7 @@ from jaxddp.core.phases import phase
 
 
 class Clock:
-    """Measures the training time since the last record, in the current epoch, and in the whole run of this process.
+    """A clock of the training time since the last record, in the current epoch, and in this process as a whole.
 
     Args:
         batch_size: the global batch size.
@@ -47,8 +47,8 @@ class Clock:
         """Exclude the time since the last call of `rates` from training time."""
         self._begin, self._waited, self._steps = time.perf_counter(), 0.0, 0
 
-    def dispatched(self, steps: int, result: Any) -> None:
-        """Count steps that were dispatched together. The first dispatch is a warm-up and is timed apart."""
+    def count_dispatch(self, steps: int, result: Any) -> None:
+        """Count steps that were dispatched together. The first dispatch is a warm-up and is timed separately."""
         if self._started:
             self._steps += steps
             return
@@ -59,9 +59,9 @@ class Clock:
         self.resume()
 
     def rates(self) -> tuple[float, float]:
-        """Returns images per second over all devices, and the share of time waiting for data, since the last call.
+        """Return images per second over all devices, and the share of time waiting for data, since the last call.
 
-        The first dispatch of the run is excluded unless it was the only one; compiling is always excluded.
+        The first dispatch of the run is included only if there was no other; compiling is always excluded.
         """
         seconds = time.perf_counter() - self._begin
         self.epoch_seconds += seconds + self._first_seconds
@@ -74,10 +74,10 @@ class Clock:
         return steps * self._batch_size / seconds, waited / seconds
 
     def rate(self) -> float | None:
-        """Returns images per second over all devices up to the last call of `rates`; None before a second dispatch."""
+        """Return images per second over all devices up to the last call of `rates`; None before a second dispatch."""
         return self._all_steps * self._batch_size / self._all_seconds if self._all_steps else None
 
     def end_epoch(self) -> float:
-        """Returns the training seconds of the epoch that ends, and begins the next one."""
+        """Return the training seconds of the epoch that ends, and begin the next epoch."""
         seconds, self.epoch_seconds = self.epoch_seconds, 0.0
         return seconds

@@ -17,7 +17,7 @@ from jaxddp.training.run import Run
 
 
 class Memory:
-    """Checks whether the step of a run fits the memory of the devices, and explains allocations that fail later."""
+    """The check that a run's step fits the memory of the devices, and the errors for allocations that fail later."""
 
     def __init__(self, run: Run):
         self._run = run
@@ -26,15 +26,15 @@ class Memory:
         """The last step that was dispatched."""
 
     @property
-    def is_known(self) -> bool:
+    def is_checked(self) -> bool:
         """Whether `check` was called."""
         return self._fit is not None
 
     def check(self, state: TrainState, feed: tuple[Any, ...], needed: tuple[Any, ...]) -> None:
         """Check that the last prepared program, together with the feed, fits the devices' memory on all processes.
 
-        All processes must call it together, before the first step. Raises: InputError on all processes if it does
-        not fit on one of them.
+        All processes must call it together, before the first step. Raises: InputError on all processes if the
+        program does not fit on one of them.
 
         Args:
             needed: the feed, or its shapes, for which the program was prepared.
@@ -44,12 +44,12 @@ class Memory:
         needs = None if program.cost is None else Needs.of(program.cost, state.params, topology)
         self._fit = agreed_fit(division, MemoryReport.of(needs, topology, (state, feed)), topology.peers)
         with phase("compile"):
-            self._fit.check(lambda then: needs_of_batch(then, division, program.function, state, needed, topology))
+            self._fit.check(lambda other: needs_of_batch(other, division, program.function, state, needed, topology))
 
-    def of_steps(self) -> AbstractContextManager[None]:
-        """Context for the steps, which turns a failed allocation into an `InputError`."""
+    def during_steps(self) -> AbstractContextManager[None]:
+        """Return a context for the steps that turns a failed allocation into an `InputError`."""
 
-        def when() -> str:
+        def time_of_failure() -> str:
             # The host dispatches steps ahead of the devices, so an earlier step may have failed.
             return f"by step {self.step}" if self.step else "before the first step"
 
@@ -57,10 +57,10 @@ class Memory:
             fit = self._fit or Fit(self._run.steps.division)
             return (f"{fit}; ", fit.advice())
 
-        return memory_errors(when, advice)
+        return memory_errors(time_of_failure, advice)
 
-    def of_validation(self, step: int) -> AbstractContextManager[None]:
-        """Context for the validation after a step. Turns a failed allocation into an `InputError`."""
+    def during_validation(self, step: int) -> AbstractContextManager[None]:
+        """Return a context for the validation after a step that turns a failed allocation into an `InputError`."""
 
         def advice() -> Words:
             return (f"{self._fit}; " if self._fit else "", "lower ", Option("eval.batch_size"))
@@ -69,11 +69,11 @@ class Memory:
 
 
 def needs_of_batch(
-    then: Division, now: Division, function: Any, state: TrainState, feed: tuple[Any, ...], topology: Topology
+    other: Division, current: Division, function: Any, state: TrainState, feed: tuple[Any, ...], topology: Topology
 ) -> Needs | None:
-    """Returns the memory that a jitted step needs for another batch size with the same number of microbatches.
+    """Return the memory that a jitted step needs for another batch size with the same number of microbatches.
 
-    None if the step does not accept such a batch.
+    Returns None if the step does not accept a batch of this size.
 
     Args:
         then: the division of the other batch.
@@ -82,12 +82,12 @@ def needs_of_batch(
     """
 
     def shape(leaf: Any) -> jax.ShapeDtypeStruct:
-        size = leaf.shape[0] * then.batch_size // now.batch_size
+        size = leaf.shape[0] * other.batch_size // current.batch_size
         return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=leaf.sharding)
 
-    other = [jax.tree.map(shape, part) if isinstance(part, Batch) else part for part in feed]
+    changed_feed = [jax.tree.map(shape, part) if isinstance(part, Batch) else part for part in feed]
     try:
-        cost = compile_with_cost(function, state, *other)[1]
+        cost = compile_with_cost(function, state, *changed_feed)[1]
     # A user's network may accept one batch size only.
     except Exception:
         return None

@@ -14,13 +14,13 @@ from jaxddp.engine.parts.guard import SKIPPED
 from jaxddp.engine.step_objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.training.skipped_steps import SkippedSteps
 
-# The host runs ahead of the devices by at most this many steps, or by one chunk if that has more steps. So few batches
-# are on the devices, and a chunk is dispatched while the devices compute the previous chunk.
+# The host runs ahead of the devices by at most this many steps, or by one chunk if a chunk has more steps. This limits
+# the number of batches on the devices, and a chunk is still dispatched while the devices compute the previous chunk.
 _STEPS_IN_FLIGHT = 3
 
 
 class EpochSums:
-    """Adds up the metric sums of an epoch.
+    """The metric sums of an epoch, added up over its steps.
 
     Steps that were skipped because the loss was not finite are excluded from the means. Their substituted images are
     counted.
@@ -43,74 +43,74 @@ class EpochSums:
         return self._values.tolist()
 
     def add(self, steps: range, sums: MetricSums) -> None:
-        """Add the sums of steps that were just dispatched together; waits if too many steps are unfinished.
+        """Add the sums of steps that were just dispatched together; wait if too many steps are unfinished.
 
         Args:
             steps: the numbers of the steps, from 1.
-            sums: the metric sums; those of several steps are stacked along a first axis.
+            sums: the metric sums; the sums of several steps are stacked along a first axis.
         """
         self._pending.append((steps, sums))
         in_flight = 0
-        for dispatched, its_sums in reversed(self._pending):
+        for chunk, chunk_sums in reversed(self._pending):
             if in_flight >= _STEPS_IN_FLIGHT:
                 with phase("device"):
-                    jax.block_until_ready(its_sums.values)
+                    jax.block_until_ready(chunk_sums.values)
                 break
-            in_flight += len(dispatched)
+            in_flight += len(chunk)
 
     def fetch(self) -> dict[str, float]:
-        """Wait for all steps so far, and return the means of the last one.
+        """Wait for all steps so far, and return the means of the last step.
 
         Raises:
-            NonFiniteError: a step that was not skipped has a loss that is not finite, or too many were skipped.
+            NonFiniteError: a step that was not skipped has a loss that is not finite, or too many steps were skipped.
             InputError: too many images were substituted.
         """
-        steps = [step for several, _ in self._pending for step in several]
+        steps = [step for chunk, _ in self._pending for step in chunk]
         with phase("device"):
             fetched = jax.device_get([sums.values for _, sums in self._pending])
         values = [
             value.astype(np.float64)
-            for (several, _), array in zip(self._pending, fetched, strict=True)
-            for value in array.reshape(len(several), *array.shape[-2:])
+            for (chunk, _), array in zip(self._pending, fetched, strict=True)
+            for value in array.reshape(len(chunk), *array.shape[-2:])
         ]
         names, latest = self._pending[-1][1].names, {}
         self._pending.clear()
         self._names = tuple(name for name in names if name != SKIPPED)
         columns = [column for column, name in enumerate((*names, "examples")) if name != SKIPPED]
-        for step, whole in zip(steps, values, strict=True):
-            value, means = whole[columns], means_of(names, whole)
+        for step, all_sums in zip(steps, values, strict=True):
+            value, means = all_sums[columns], means_of(names, all_sums)
             latest, skipped = means_of(self._names, value), means.get(SKIPPED)
-            counts = self._skipped.see(step, means)
-            if counts and not math.isfinite(value[0, 0]):
+            included = self._skipped.count_step(step, means)
+            if included and not math.isfinite(value[0, 0]):
                 raise NonFiniteError(
                     f"step {step}: the loss is {value[0, 0] / value[0, 1]}; the run stops and its state is not saved. "
                     "Lower the learning rate, or lengthen its warm-up"
                 )
-            self._values = self._values + (self._of_skipped(value, counts) if skipped else value)
-            # The sums cover all processes, so all of them stop at the same step.
+            self._values = self._values + (self._skipped_sums(value, included) if skipped else value)
+            # The sums cover all processes, so all processes stop at the same step.
             if self._max_substituted is not None and SUBSTITUTED in self._names:
                 count = round(self._values[self._names.index(SUBSTITUTED), 0])
                 check_substituted(count, self._max_substituted, f"step {step}")
         return latest
 
-    def _of_skipped(self, value: np.ndarray, counts: bool) -> np.ndarray:
-        """Returns the sums that a skipped step adds: its substituted images, and its finite metrics if `counts`.
+    def _skipped_sums(self, value: np.ndarray, included: bool) -> np.ndarray:
+        """Return the sums that a skipped step adds: its substituted images, and its finite metrics if `included`.
 
         Metrics that are not finite, such as the norm of a gradient that overflowed, are left out.
         """
         finite = np.isfinite(value).all(axis=1, keepdims=True)
         substituted = np.array([[name == SUBSTITUTED] for name in (*self._names, "examples")])
-        return np.where(substituted | (counts & finite), value, 0)
+        return np.where(substituted | (included & finite), value, 0)
 
     def end_epoch(self) -> dict[str, float]:
-        """Returns the means of the epoch, NaN if all its steps were skipped, and begins the next epoch."""
+        """Return the means of the epoch, NaN if all its steps were skipped, and begin the next epoch."""
         nothing = np.zeros((len(self._names) + 1, 2))
         means, self._values = means_of(self._names, nothing + self._values), np.array(0.0)
         return means
 
 
 def check_substituted(count: int, limit: int, where: Words) -> None:
-    """Raises `InputError` if more than `limit` images of an epoch were substituted."""
+    """Raise `InputError` if more than `limit` images of an epoch were substituted."""
     if count > limit:
         raise InputError(
             *(where, f": {counted(count, 'image')} of this epoch {'was' if count == 1 else 'were'} substituted, and "),

@@ -12,7 +12,7 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 
 
 @dataclass(frozen=True)
-class Used:
+class Usage:
     """The operations of a step, the utilization of the devices, and their peak memory; None where unknown."""
 
     flops_per_step: int | None = None
@@ -23,21 +23,21 @@ class Used:
     """The largest number of bytes that a device of the first process has held; see `Topology.peak_memory`."""
 
 
-UNKNOWN = Used()
+UNKNOWN = Usage()
 
 Status = Literal["done", "stopped", "preempted", "interrupted", "failed"]
 """How a run ends."""
 
 
 def status_of(error: BaseException) -> Status:
-    """Returns the status of a run that an error ends."""
+    """Return the status of a run that an error ends."""
     if isinstance(error, Preempted):
         return "preempted"
     return "interrupted" if is_ctrl_c(error) else "failed"
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the reason to report for an error that ends a run; empty for Ctrl-C."""
+    """Return the reason to report for an error that ends a run; empty for Ctrl-C."""
     return "" if is_ctrl_c(error) else describe_error(error)
 
 
@@ -75,7 +75,7 @@ class RunStart:
 
 @dataclass(frozen=True)
 class EpochMetrics:
-    """A finished epoch, counted from 1: means over all of its examples, and its training time in seconds."""
+    """A finished epoch: its number, from 1, the means over its examples, and its training time in seconds."""
 
     number: int
     metrics: Mapping[str, float]
@@ -91,7 +91,7 @@ class StepRecord:
         metrics: means over the global batch of this step: `loss`, `top1`, …
         images_per_second, data_wait_fraction: measured over the steps since the last record, without evaluation and
             saving. A step took `RunStart.batch_size / images_per_second` seconds.
-        epoch_end: the epoch that ended with this step; None if none did.
+        epoch_end: the epoch that ended with this step; None if no epoch ended.
         used: the utilization at the speed `images_per_second`.
         image_size: the side of the step's images in pixels; None if all images have one size.
     """
@@ -103,7 +103,7 @@ class StepRecord:
     images_per_second: float
     data_wait_fraction: float
     epoch_end: EpochMetrics | None = None
-    used: Used = UNKNOWN
+    used: Usage = UNKNOWN
     image_size: int | None = None
 
 
@@ -116,9 +116,9 @@ class EvaluationRecord:
         seen, total: examples evaluated so far, and in the set; padding is not counted.
         split: "val", or "val_ema" for averaged parameters, which are evaluated after the trained ones.
         predictions: the predictions of a few images; the images are the same at each evaluation. Only the record of the
-            last split has them, and only if a listener wants them.
-        sets: in a finished evaluation, the NumPy arrays from which each metric over the whole set was computed, by its
-            name.
+            last split has predictions, and only if a listener requests them.
+        sets: in a finished evaluation, the NumPy arrays from which each metric over the whole set was computed, by the
+            metric's name.
     """
 
     step: int
@@ -154,11 +154,11 @@ class RunEnd:
     seconds: float
     validation: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
-    used: Used = UNKNOWN
+    used: Usage = UNKNOWN
     averaged: Mapping[str, float] = field(default_factory=dict)
 
 
-MOMENTS = {"start": "run", "step": "record", "evaluation": "record", "end": "run"}
+METHODS = {"start": "run", "step": "record", "evaluation": "record", "end": "run"}
 """The methods of a listener, in the order of their calls, and the name of each method's argument."""
 
 
@@ -170,19 +170,19 @@ class Listener:
     """
 
     wants_predictions = 0
-    """The number of validation images to predict for `EvaluationRecord.predictions`. If listeners want different
-    numbers, the largest one is used."""
+    """The number of validation images to predict for `EvaluationRecord.predictions`. If listeners request
+    different numbers, the largest number is used."""
     wants_metrics: tuple[str, ...] = ()
     """Names of built-in metrics over a whole set to evaluate in addition to those of the config."""
 
     def start(self, run: RunStart) -> None:
-        """The run starts or resumes."""
+        """Handle the start of a new or resumed run."""
 
     def step(self, record: StepRecord) -> None:
-        """A step was logged."""
+        """Handle a logged step."""
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        """An evaluation is in progress, or finished."""
+        """Handle an evaluation that is in progress or finished."""
 
     def end(self, run: RunEnd) -> None:
-        """The run ended; see `RunEnd.status`."""
+        """Handle the end of the run; see `RunEnd.status`."""

@@ -19,7 +19,7 @@ from jaxddp.sections.goal import VAL, VAL_EMA, flat
 from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import EpochSums
-from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Used, reason_of, status_of
+from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Usage, reason_of, status_of
 from jaxddp.training.listeners.notifier import Notifier
 from jaxddp.training.run import Chunk, Run
 from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
@@ -39,21 +39,21 @@ def fit(run: Run) -> TrainState:
        steps since the last record, stop if a loss is not finite, and call the listeners. If only a stop is due, the
        listeners are not called, because an uninterrupted run has no record at this step.
     4. If a checkpoint is due, or the run was asked to stop: save a checkpoint. Compare the replicas before each save,
-       and by the cadence of the plan.
-    5. If validation is due: evaluate, predict the images that listeners want to show, call the listeners, and write the
+       and at the cadence of the plan.
+    5. If validation is due: evaluate, predict the images that listeners request, call the listeners, and write the
        metrics beside the checkpoint of 4. That checkpoint is saved first, so a failed validation does not lose it. If
        the run is asked to stop during validation, a checkpoint is saved; the resumed run begins with that validation.
     6. Pass the metrics of the validation to the parts of the step, which may change the state, and to early stopping,
        which may end the run. A checkpoint holds the state before these changes, so a resumed run makes them again.
 
     Raises:
-        NonFiniteError: a loss or the state is not finite, or too many steps in a row have no finite gradient. The state
-            after them is not saved.
+        NonFiniteError: a loss or the state is not finite, or too many steps in a row have no finite gradient. The
+            state after such a step is not saved.
         GradientError: the averaged gradient of the devices is wrong; no step was taken.
         ReplicaError: the devices hold different states. These states are not saved.
         InputError: the step does not fit the devices' memory (checked before the first step), the memory runs out
             later, or more images were substituted than the plan allows.
-        Preempted: `run.keeping.should_stop` returned True; the state was saved.
+        Preempted: `run.persistence.should_stop` returned True; the state was saved.
     """
     loop, state = _Loop(run), run.state
     plan, done, begin = run.plan, loop.step, time.perf_counter()
@@ -63,10 +63,10 @@ def fit(run: Run) -> TrainState:
         at_step(done)
         with phase("start", "opening the data"):
             stream = run.steps.chunks(done)
-        profile = run.keeping.profile if run.topology.peers.is_first else None
-        with loop.memory.of_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
+        profile = run.persistence.profile if run.topology.peers.is_first else None
+        with loop.memory.during_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
             while done < plan.total_steps and not loop.early_stopping.stops:
-                chunk = loop.take(stream, state)  # 1
+                chunk = loop.next_chunk(stream, state)  # 1
                 with traced.step(done + 1, state):
                     state = loop.dispatch(done, chunk, state)  # 2
                 done += chunk.steps
@@ -74,25 +74,25 @@ def fit(run: Run) -> TrainState:
                 traced.done(done, state)
                 due = loop.due(done)
                 loop.report(done, state, due)  # 3
-                loop.keep(done, state, due)  # 4
+                loop.save_if_due(done, state, due)  # 4
                 measured = loop.validate(done, state, saved=due.save)  # 5
-                state = loop.judge(done, state, measured)  # 6
-        if run.keeping.checkpoints:
-            run.keeping.checkpoints.wait()
+                state = loop.apply_validation(done, state, measured)  # 6
+        if run.persistence.checkpoints:
+            run.persistence.checkpoints.wait()
     except BaseException as error:
         status = status_of(error)
         seconds = time.perf_counter() - begin
-        loop.notifier.fail(loop.ended(status, seconds, reason_of(error), loop.used), error)
+        loop.notifier.fail(loop.run_end(status, seconds, reason_of(error), loop.used), error)
         raise
-    status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.why_stopped())
+    status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.stop_reason())
     used = run.usage(loop.clock.rate(), loop.work.mean())
     with doing("finishing logs"):
-        loop.notifier.notify("end", loop.ended(status, time.perf_counter() - begin, reason, used))
+        loop.notifier.notify("end", loop.run_end(status, time.perf_counter() - begin, reason, used))
     return state
 
 
 class _Due(NamedTuple):
-    """What is due after a chunk of steps."""
+    """The actions that are due after a chunk of steps."""
 
     stop: bool
     """Whether the run was asked to stop."""
@@ -106,7 +106,7 @@ class _Loop:
 
     def __init__(self, run: Run):
         self.run, self.plan, self.peers = run, run.plan, run.topology.peers
-        self.checkpoints, saved = run.keeping.checkpoints, run.keeping.progress
+        self.checkpoints, saved = run.persistence.checkpoints, run.persistence.progress
         self.clock = Clock(run.plan.batch_size, saved.get("epoch_seconds", 0.0))
         self.skipped = SkippedSteps(run.plan.max_bad_steps, saved.get("skipped_in_a_row", 0), self.peers)
         self.sums = EpochSums(saved.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped)
@@ -119,29 +119,29 @@ class _Loop:
         self.step, self.used, self.logged = int(run.state.step), UNKNOWN, saved.get("logged")
         self._untested, self._logged_once = run.checks.self_test, False
 
-    def ended(self, status: Status, seconds: float, reason: str, used: Used) -> RunEnd:
-        """Returns the record of the run's end for the listeners."""
+    def run_end(self, status: Status, seconds: float, reason: str, used: Usage) -> RunEnd:
+        """Return the record of the run's end for the listeners."""
         last = self.measure.last
         return RunEnd(status, self.step, seconds, last.get(VAL, {}), reason, used, last.get(VAL_EMA, {}))
 
-    def why_stopped(self) -> str:
-        """Returns why the run ends before its last step, and how to continue it."""
+    def stop_reason(self) -> str:
+        """Return the reason for the end of the run before its last step, with advice to continue it."""
         best = None if self.checkpoints is None else self.checkpoints.best()
-        kept = "" if best in (None, self.early_stopping.step) else f"; the best checkpoint is step {best}"
-        return f"{self.early_stopping.reason}{kept}; a larger stop_after or another duration continues it"
+        note = "" if best in (None, self.early_stopping.step) else f"; the best checkpoint is step {best}"
+        return f"{self.early_stopping.reason}{note}; to continue, give a larger stop_after or another duration"
 
     def begin(self, step: int, state: TrainState) -> TrainState:
-        """Returns the state for the first step. A resumed run first does points 5 and 6 of `fit` for its checkpoint."""
-        measured, saved = self.run.keeping.validated, self.run.keeping.progress
+        """Return the state for the first step. A resumed run first does points 5 and 6 of `fit` for its checkpoint."""
+        measured, saved = self.run.persistence.validated, self.run.persistence.progress
         if measured is None:
             measured = self.validate(step, state, saved=True)
-        state = self.judge(step, state, measured or None)
+        state = self.apply_validation(step, state, measured or None)
         if self.early_stopping.stops and saved.get("total_steps") not in (None, self.plan.total_steps):
-            self.early_stopping = self.early_stopping.patient()
+            self.early_stopping = self.early_stopping.reset_patience()
         return state
 
-    def take(self, stream: Iterator[Chunk], state: TrainState) -> Chunk:
-        """Point 1 of `fit`. The gradient is tested on the first chunk, also of a resumed run."""
+    def next_chunk(self, stream: Iterator[Chunk], state: TrainState) -> Chunk:
+        """Return the next chunk (point 1 of `fit`). Test the gradient on the first chunk, also of a resumed run."""
         with self.clock.waiting_for_data():
             chunk = next(stream)
         test, self._untested = self._untested, None
@@ -152,11 +152,11 @@ class _Loop:
         return chunk
 
     def dispatch(self, done: int, chunk: Chunk, state: TrainState) -> TrainState:
-        """Point 2 of `fit`, after `done` steps."""
+        """Dispatch a chunk after `done` steps (point 2 of `fit`), and return the state after the chunk."""
         self.memory.step = done + chunk.steps
         with phase("dispatch"):
             state, sums = self.run.steps.program(state, *chunk.feed)
-        self.clock.dispatched(chunk.steps, sums.values)
+        self.clock.count_dispatch(chunk.steps, sums.values)
         for work in (self.work, self._recent):
             work.add(chunk.steps, self.run.steps.program.cost)
         self.sums.add(range(done + 1, done + chunk.steps + 1), sums)
@@ -167,8 +167,8 @@ class _Loop:
 
         Before the first chunk, check that the program fits the devices' memory, also for the run's largest images.
         """
-        growing, first = self.run.steps.growing, not self.memory.is_known
-        for needed in (feed, growing.largest(feed)) if first and growing else (feed,):
+        growth, first = self.run.steps.growth, not self.memory.is_checked
+        for needed in (feed, growth.largest(feed)) if first and growth else (feed,):
             if first or not self.run.steps.program.is_ready(*needed):
                 # The steps that the devices still compute are training time; compiling is not.
                 with phase("device"):
@@ -179,26 +179,26 @@ class _Loop:
                 self.memory.check(state, feed, needed)
 
     def due(self, step: int) -> _Due:
-        stop, saves = self.run.keeping.should_stop(step), self.plan.saves(step)
+        stop, saves = self.run.persistence.should_stop(step), self.plan.saves(step)
         validates = self.run.validation.evaluator is not None and self.plan.evaluates(step)
         return _Due(stop, self.plan.logs(step) or saves or validates, saves or stop, validates)
 
     def report(self, step: int, state: TrainState, due: _Due) -> None:
-        """Point 3 of `fit`."""
+        """Fetch the sums, and call the listeners with a record, if due (point 3 of `fit`)."""
         if due.record:
             self.record(step, state)
         elif due.stop:
             self.fetch(state)
 
-    def keep(self, step: int, state: TrainState, due: _Due) -> None:
-        """Point 4 of `fit`."""
+    def save_if_due(self, step: int, state: TrainState, due: _Due) -> None:
+        """Compare the replicas, save and stop, if due (point 4 of `fit`)."""
         if self.plan.compares(self.step, step) or (due.save and self.checkpoints):
             self._compare(step, state)
         self.step = step
         if due.save:
             self._save(step, state)
-        if due.stop and (due.validate or not self.plan.last(step)):
-            self._leave(step)
+        if due.stop and (due.validate or not self.plan.is_last(step)):
+            self._stop(step)
 
     def _compare(self, step: int, state: TrainState) -> None:
         if self.run.checks.replicas:
@@ -217,13 +217,13 @@ class _Loop:
                 self.checkpoints.save(step, state, progress)
         self.clock.resume()
 
-    def _leave(self, step: int) -> None:
+    def _stop(self, step: int) -> None:
         if self.checkpoints:
             self.checkpoints.wait()
         raise Preempted(f"asked to stop: saved step {step} of {self.plan.total_steps}; the same command resumes it")
 
     def fetch(self, state: TrainState) -> tuple[dict[str, float], float, float]:
-        """Returns the last step's metrics and the clock's rates; adds the steps so far to the epoch's sums and time."""
+        """Return the last step's metrics and the clock's rates; add the steps so far to the epoch's sums and time."""
         try:
             metrics = self.sums.fetch()
         except TooManySkipped as error:
@@ -242,18 +242,15 @@ class _Loop:
             rate = float(self.run.steps.learning_rate(step - 1)) * rate_factor(self.run.steps.parts, state)
         epoch = self.plan.epoch(step)
         used, self._recent = self.run.usage(images_per_second, self._recent.mean()), MeanCost()
-        side = None if self.run.steps.growing is None else self.run.steps.growing.side(step - 1)
+        side = None if self.run.steps.growth is None else self.run.steps.growth.side(step - 1)
         record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, epoch_end, used, side)
-        # At the first record, listeners open files and import libraries, which takes seconds and is no training time.
+        # At the first record, listeners open files and import libraries, which takes seconds and is not training time.
         with nullcontext() if self._logged_once else self.clock.paused():
             self.notifier.notify("step", record)
         self._logged_once, self.logged = True, {"step": step, "loss": float(metrics["loss"])}
 
     def validate(self, step: int, state: TrainState, *, saved: bool) -> Mapping[str, float | None] | None:
-        """Point 5 of `fit`: returns the `flat` metrics, and writes them beside the step's checkpoint.
-
-        Returns None if no validation is due.
-        """
+        """Validate if due (point 5 of `fit`). Returns the `flat` metrics; None if no validation is due."""
         evaluator = self.run.validation.evaluator
         if evaluator is None or not self.plan.evaluates(step):
             return None
@@ -263,18 +260,16 @@ class _Loop:
                 self._compare(step, state)
                 self._save(step, state)
 
-        def leave_if_asked() -> None:
-            if self.run.keeping.should_stop(step):
+        def stop_if_requested() -> None:
+            if self.run.persistence.should_stop(step):
                 save()
-                self._leave(step)
+                self._stop(step)
 
-        with self.memory.of_validation(step):
-            records = self.measure(evaluator, step, state, leave_if_asked)
+        with self.memory.during_validation(step):
+            records = self.measure(evaluator, step, state, stop_if_requested)
         measured = flat(self.measure.last)
         # The user's metrics may differ between processes, but all processes must stop at the same step.
-        metrics = json.loads(
-            self.peers.from_first("what validation measured", lambda: json.dumps(measured, default=float))
-        )
+        metrics = json.loads(self.peers.from_first("validation metrics", lambda: json.dumps(measured, default=float)))
         self.early_stopping.check(metrics)
         if self.early_stopping.after(step, metrics).stops:
             save()
@@ -285,11 +280,8 @@ class _Loop:
             self.checkpoints.validations.put(step, metrics)
         return metrics
 
-    def judge(self, step: int, state: TrainState, metrics: Mapping[str, float | None] | None) -> TrainState:
-        """Point 6 of `fit`: updates early stopping, and returns the state for the next step.
-
-        Without a validation, the state is unchanged.
-        """
+    def apply_validation(self, step: int, state: TrainState, metrics: Mapping[str, float | None] | None) -> TrainState:
+        """Update early stopping and the state with the metrics (point 6 of `fit`); return the next step's state."""
         if metrics is None:
             return state
         self.early_stopping, following = self.early_stopping.after(step, metrics), self.run.steps.follow(state, metrics)

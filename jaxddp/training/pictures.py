@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jaxddp.training.listeners.metric_rows import Columns, Series
-from jaxddp.training.validation.predicted_images import PredictedImages, drawable
+from jaxddp.training.validation.predicted_images import PredictedImages, to_drawable
 
 # Okabe and Ito's blue, vermilion and green, which are distinct for all kinds of colour vision.
 # https://jfly.uni-koeln.de/color/
@@ -39,21 +39,21 @@ class Picture(Figure):
 
 
 def png(picture: Figure) -> bytes:
-    """Returns the picture as PNG; equal curves give equal bytes."""
+    """Return the picture as PNG; equal curves give equal bytes."""
     file = io.BytesIO()
     picture.savefig(file, format="png", dpi=144, metadata={"Software": None})
     return file.getvalue()
 
 
 def pixels(picture: Figure) -> np.ndarray:
-    """Returns the picture as uint8 [H, W, 4]."""
+    """Return the picture as uint8 [H, W, 4]."""
     canvas = FigureCanvasAgg(picture)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())
 
 
-def drawn(draw: Callable[[], T]) -> T:
-    """Calls a function that draws a figure, returns its result, and frees the figure's memory.
+def draw_and_free(draw: Callable[[], T]) -> T:
+    """Call a function that draws a figure, return its result, and free the figure's memory.
 
     The parts of a figure refer to each other, so only a garbage collection frees their several MB. With the many
     objects of JAX and TensorFlow, a full collection is rare, and takes half a second. A collection of the objects made
@@ -71,9 +71,9 @@ def drawn(draw: Callable[[], T]) -> T:
 
 
 def figure(series: Series) -> Picture:
-    """Returns the curves of loss and top-1 in training (thin: logged steps, bold: epochs) and validation.
+    """Return the curves of loss and top-1 in training (thin: logged steps, bold: epochs) and validation.
 
-    Below each panel there is a small panel with one metric of SMALL. The axis of the loss is logarithmic if the losses
+    Below each panel is a small panel with one metric of `SMALL`. The axis of the loss is logarithmic if the losses
     of epochs and validations span more than a factor of 100. If no row has `top1`, there is no panel for it.
     """
     measures = [name for name in ("loss", "top1") if name == "loss" or any(name in columns for columns in series)]
@@ -121,7 +121,7 @@ def _small_panel(axes: Axes, train: Columns, name: str, title: str) -> None:
 
 
 def _spread(*parts: Columns) -> float:
-    """Returns the largest loss divided by the smallest; 1 if there is no loss, or the smallest is not positive."""
+    """Return the largest loss divided by the smallest; 1 if there is no loss, or the smallest is not positive."""
     losses = np.concatenate([columns.get("loss", np.zeros(0)) for columns in parts])
     losses = losses[np.isfinite(losses)]
     return float(losses.max() / losses.min()) if losses.size and losses.min() > 0 else 1.0
@@ -138,21 +138,21 @@ def _style(axes: Axes, title: str) -> None:
 
 
 def _line(axes: Axes, columns: Columns, name: str, colour: str, **style: Any) -> tuple[float, float] | None:
-    """Draws a metric over epochs, and returns its last point. A line of few points has a marker at each point."""
+    """Draw a metric over epochs, and return its last point. A line of few points has a marker at each point."""
     if name not in columns:
         return None
     x, y = columns["epoch"], columns[name]
     finite = np.isfinite(y)
     if not finite.any():
         return None
-    few = finite.sum() <= 30 and style["linewidth"] > 1.5
-    marker = "o" if few or finite.sum() == 1 else ""
+    has_few_points = finite.sum() <= 30 and style["linewidth"] > 1.5
+    marker = "o" if has_few_points or finite.sum() == 1 else ""
     axes.plot(x, y, color=colour, marker=marker, markersize=4, solid_joinstyle="round", **style)
     return float(x[finite][-1]), float(y[finite][-1])
 
 
 def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -> None:
-    """Writes the name and last value of each line at the right edge, in the line's colour; labels do not overlap."""
+    """Write the name and last value of each line at the right edge, in the line's colour, without overlaps."""
     axes.get_ylim()  # makes matplotlib set the limits
     to_panel = axes.transScale + axes.transLimits
     height = -1.0
@@ -163,7 +163,7 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -
 
 
 def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray, chosen: float | None) -> Picture:
-    """Returns the losses of a range test over the learning rate (thin: steps, bold: smoothed), with the chosen rate.
+    """Return the losses of a range test over the learning rate (thin: steps, bold: smoothed), with the chosen rate.
 
     Losses above twice the first loss lie outside the picture.
     """
@@ -186,23 +186,23 @@ def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray
 
 
 def prediction_grid(predictions: PredictedImages) -> Picture:
-    """Returns images with predicted class and probability. A wrong one has a coloured caption with the true class."""
+    """Return a grid of images with predicted classes. A wrong prediction has a coloured caption with the true class."""
     colours = [VAL if wrong else INK for wrong in predictions.wrong]
     return _grid(predictions.images, predictions.captions, colours, columns=6, fontsize=9)
 
 
 def prediction_pixels(predictions: PredictedImages) -> np.ndarray:
-    """Returns the picture of `prediction_grid` as pixels, uint8 [H, W, 4]."""
-    return drawn(lambda: pixels(prediction_grid(predictions)))
+    """Return the picture of `prediction_grid` as pixels, uint8 [H, W, 4]."""
+    return draw_and_free(lambda: pixels(prediction_grid(predictions)))
 
 
 def input_grid(images: np.ndarray, titles: Sequence[str]) -> Picture:
-    """Returns images, uint8 or uint16 [N, H, W, C], with their titles."""
+    """Return a grid of images, uint8 or uint16 [N, H, W, C], with their titles."""
     return _grid(images, titles, [INK] * len(titles), columns=8, fontsize=7)
 
 
 def _grid(images: np.ndarray, titles: Sequence[str], colours: Sequence[str], *, columns: int, fontsize: int) -> Picture:
-    """Returns a grid of images with at most `columns` in a row; cells that are left over stay empty."""
+    """Return a grid of images with at most `columns` in a row; the last row may have empty cells."""
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
     picture = Picture(figsize=(1.9 * columns, 2.3 * rows), layout="constrained", facecolor="white")
@@ -210,6 +210,6 @@ def _grid(images: np.ndarray, titles: Sequence[str], colours: Sequence[str], *, 
     for cell in cells:
         cell.set_axis_off()
     for cell, image, title, colour in zip(cells, images, titles, colours, strict=False):
-        cell.imshow(drawable(image), cmap="gray", vmin=0, vmax=255)
+        cell.imshow(to_drawable(image), cmap="gray", vmin=0, vmax=255)
         cell.set_title(title, fontsize=fontsize, color=colour)
     return picture

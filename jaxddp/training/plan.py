@@ -9,16 +9,16 @@ from jaxddp.core.duration import Cadence, Duration
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 
-_MOST_STEPS = 2**31 - 1
-"""The state holds the step as an int32."""
-_UNTRACED = 3
-"""The number of steps before the profiled ones, if enough are left. The first step compiles, and the next ones fill the
-queue of dispatched steps."""
+_MAX_STEPS = 2**31 - 1
+"""The largest step that the state can hold: its step is an int32."""
+_WARMUP_STEPS = 3
+"""The number of steps before the profiled steps, if enough steps are left. The first step compiles, and the next two
+fill the queue of dispatched steps."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """When a run ends, and after which steps it logs, validates and saves; the last step of an epoch always logs."""
+    """The length of a run, and the cadences of its actions. The last step of an epoch is always logged."""
 
     num_examples: int
     batch_size: int
@@ -30,13 +30,13 @@ class Plan:
     max_substituted: int
     """The largest number of images that may be substituted in an epoch."""
     profile: int
-    """The number of steps that are traced."""
+    """The number of steps to trace with the profiler."""
     max_bad_steps: int
     """The run ends after this many steps in a row without a finite gradient; 0 ends it at the first such step."""
 
     @classmethod
     def of(cls, config: Config, num_examples: int) -> "Plan":
-        """Returns the plan of a config for a data set of `num_examples` training examples.
+        """Return the plan of a config for a data set of `num_examples` training examples.
 
         Raises:
             InputError: the run would have no step, or more steps than the step counter can hold.
@@ -49,11 +49,11 @@ class Plan:
                 " is less than one step",
                 advice='give at least "1 step"',
             )
-        if total > _MOST_STEPS:
+        if total > _MAX_STEPS:
             raise InputError(
                 Key("train.duration", config.train.duration, f'"{config.train.duration}"'),
                 f" is {total:,} steps",
-                advice=f"at most {_MOST_STEPS:,}",
+                advice=f"at most {_MAX_STEPS:,}",
             )
 
         def cadence(every: Duration) -> Cadence:
@@ -73,11 +73,11 @@ class Plan:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The arguments that a `Duration` of this run needs to become steps or examples."""
+        """The arguments that convert a `Duration` of this run to steps or examples."""
         return {"num_examples": self.num_examples, "batch_size": self.batch_size, "total_steps": self.total_steps}
 
     def epoch(self, step: int) -> float:
-        """Returns the position in epochs after a number of steps."""
+        """Return the position in epochs after a number of steps."""
         return step * self.batch_size / self.num_examples
 
     @property
@@ -85,24 +85,25 @@ class Plan:
         return Cadence(Fraction(self.num_examples), self.batch_size)
 
     def chunks(self, done: int, length: int, cuts: Sequence[int] = ()) -> Iterator[range]:
-        """Cuts the steps after the first `done` into chunks that can be dispatched together.
+        """Yield the steps after the first `done` in chunks, each of which is dispatched as one program.
 
         A chunk is a range of steps counted from 0: after the chunk, `chunk.stop` steps are done. A chunk has either
-        `length` steps or a single step. Nothing is due within a chunk, and either all or none of its steps are traced.
-        Without a profile, a run that resumes after a chunk has the same later chunks as an uninterrupted run. A new
-        chunk begins at each step of `cuts`: from that step on another program is needed, for example for larger images.
+        `length` steps or a single step. Actions are due only at the end of a chunk, and either all or none of its steps
+        are traced. Without a profile, a run that resumes after a chunk has the same later chunks as an uninterrupted
+        run. At each step of `cuts` a new chunk begins, because the step needs another program, for example for larger
+        images.
         """
         traced = self.traced(done)
         while done < self.total_steps:
-            dues = [cadence.following(done) for cadence in self._cadences]
-            dues += [end for end in (traced.start - 1, traced.stop - 1) if traced and end > done]
-            dues += [step for step in cuts if step > done]
-            due = min(self.total_steps, *(due for due in dues if due is not None))
+            due_steps = [cadence.following(done) for cadence in self._cadences]
+            due_steps += [end for end in (traced.start - 1, traced.stop - 1) if traced and end > done]
+            due_steps += [step for step in cuts if step > done]
+            due = min(self.total_steps, *(due for due in due_steps if due is not None))
             yield from cut(range(done, due), length)
             done = due
 
     def chunk_length(self, longest: int) -> int:
-        """Returns the chunk length, at most `longest`, that needs the fewest dispatches for the shortest cadence."""
+        """Return the chunk length, at most `longest`, that needs the fewest dispatches for the shortest cadence."""
         between = [int(cadence.examples / self.batch_size) for cadence in self._cadences if cadence.examples]
         return full_length(max(1, min(between)), longest)
 
@@ -111,47 +112,50 @@ class Plan:
         return self.log, self.evaluate, self.checkpoint, self.epochs
 
     def traced(self, done: int) -> range:
-        """Returns the steps, from 1, that are traced in a run that starts after `done` steps; the range may be empty.
+        """Return the steps, from 1, that are traced in a run that starts after `done` steps; the range may be empty.
 
-        They come after the first step, which compiles, and after a few more if enough steps are left.
+        They come after the first step, which compiles, and after up to two more steps if enough steps are left.
         """
         left = self.total_steps - done
-        begin = done + 1 + max(1, min(_UNTRACED, left - self.profile))
+        begin = done + 1 + max(1, min(_WARMUP_STEPS, left - self.profile))
         return range(begin, min(begin + self.profile, self.total_steps + 1))
 
-    def last(self, step: int) -> bool:
+    def is_last(self, step: int) -> bool:
         return step >= self.total_steps
 
     def logs(self, step: int) -> bool:
-        return self.log.due(step) or self.epochs.due(step) or self.last(step)
+        return self.log.due(step) or self.epochs.due(step) or self.is_last(step)
 
     def evaluates(self, step: int) -> bool:
-        """Whether validation is due after a step; it is always due after the last. `fit` also needs an evaluator."""
-        return self.evaluate.due(step) or self.last(step)
+        """Return whether validation is due after a step; it is always due after the last step.
+
+        `fit` validates only if the run has an evaluator.
+        """
+        return self.evaluate.due(step) or self.is_last(step)
 
     def saves(self, step: int) -> bool:
-        return self.checkpoint.due(step) or self.last(step)
+        return self.checkpoint.due(step) or self.is_last(step)
 
     def compares(self, before: int, step: int) -> bool:
-        """Whether the replicas are compared after the chunk that begins after step `before` and ends at `step`.
+        """Return whether the replicas are compared after the chunk that begins after step `before` and ends at `step`.
 
-        A chunk need not end at a step where a comparison is due: the comparison then takes place after the chunk.
+        If a comparison is due within a chunk, the replicas are compared after the chunk.
         """
         return self.replicas.count(step) > self.replicas.count(before)
 
 
 def full_length(steps: int, longest: int) -> int:
-    """Returns the chunk length, at most `longest`, for which `cut` makes the fewest chunks of a number of steps."""
+    """Return the chunk length, at most `longest`, with which `cut` divides a number of steps into the fewest chunks."""
     return min(range(min(steps, longest), 0, -1), key=lambda length: sum(divmod(steps, length)))
 
 
 def cut(steps: range, length: int) -> Iterator[range]:
-    """Cuts steps into full chunks of `length`, and the rest into single steps."""
+    """Yield steps in chunks of `length`, and the remaining steps as chunks of a single step."""
     full = len(steps) // length * length
     yield from (steps[at : at + length] for at in range(0, full, length))
     yield from (steps[at : at + 1] for at in range(full, len(steps)))
 
 
 def max_substituted(share: float, num_examples: int) -> int:
-    """Returns how many images of an epoch may be substituted: the rounded share, at least 1 for a share above 0."""
+    """Return the largest number of substituted images in an epoch: the rounded share, but 1 or more if `share` > 0."""
     return max(round(share * num_examples), int(share > 0))

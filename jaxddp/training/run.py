@@ -14,7 +14,7 @@ from jaxddp.engine.step import Program
 from jaxddp.measure.cost import Cost
 from jaxddp.mesh import Topology
 from jaxddp.training.checkpoints.manager import Checkpoints
-from jaxddp.training.events import RunStart, Used
+from jaxddp.training.events import RunStart, Usage
 from jaxddp.training.plan import Plan
 from jaxddp.training.validation.early_stopping import EarlyStopping
 from jaxddp.training.validation.evaluator import Evaluator
@@ -32,12 +32,12 @@ Chunks = Callable[[int], Iterator[Chunk]]
 """Maps the number of completed steps to the chunks of all later steps; see `Plan.chunks`."""
 
 
-class Growing(NamedTuple):
+class ImageGrowth(NamedTuple):
     """The image sizes of a run whose images grow.
 
     Attributes:
         side: maps a step, from 0, to the side of its images in pixels.
-        largest: maps the feed of a chunk to a feed with the largest images of the run, or their shapes.
+        largest: maps the feed of a chunk to a feed with the largest images of the run, or with their shapes.
     """
 
     side: Callable[[int], int]
@@ -45,15 +45,15 @@ class Growing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stepping:
+class StepSetup:
     """The program of the steps, and its input.
 
     Attributes:
-        division: how each batch is divided among devices and microbatches.
+        division: the division of each batch among devices and microbatches.
         parts: the optional parts of the step.
         follow: passes the metrics of a validation to the parts.
         learning_rate: maps a step, from 0, to the learning rate, for the log; None if unknown.
-        growing: the image sizes; None if all images have one size.
+        growth: the image sizes; None if all images have one size.
     """
 
     program: Program
@@ -62,7 +62,7 @@ class Stepping:
     parts: Sequence[Part] = ()
     follow: Follow = lambda state, metrics: state
     learning_rate: Callable[[int], Any] | None = None
-    growing: Growing | None = None
+    growth: ImageGrowth | None = None
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Checks:
 
     Attributes:
         self_test: tests the averaged gradient before the first step; None for no such test.
-        replicas: compares the devices' states by the plan's cadence and before each save; None for no comparison.
-        suspects: returns which examples of a step's batch have a loss that is not finite, given the state and the step.
-            All processes must call it together.
+        replicas: compares the devices' states at the plan's cadence and before each save; None for no comparison.
+        suspects: maps the state and a step to a text that lists the examples of the step's batch whose loss is not
+            finite. All processes must call it together.
     """
 
     self_test: SelfTest | None = None
@@ -83,11 +83,11 @@ class Checks:
 
 @dataclass(frozen=True)
 class Validation:
-    """How a run is validated, and when validation stops the run.
+    """The validation of a run, and the criterion by which it stops the run.
 
     Attributes:
         evaluator: evaluates the validation set; None for a run without validation.
-        predictor: predicts the validation images that listeners want to show; None if no listener wants any.
+        predictor: predicts the validation images that listeners request; None if no listener requests any.
         early_stopping: the state of early stopping before the first validation.
     """
 
@@ -97,16 +97,17 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """Where a run saves, and what it was restored from.
+class Persistence:
+    """The checkpoints of a run, and the values that it restored from one of them.
 
     Attributes:
         checkpoints: saves the states; None for a run without checkpoints.
-        should_stop: called after every chunk and between batches of validation; all processes must return the same.
+        should_stop: returns whether to stop after a step, with the same result on all processes. It is called after
+            every chunk and between batches of validation.
         profile: the folder for the trace of the steps of `Plan.traced`; None if no step is traced.
         progress: the values that the loop saved beside the state, such as the sums of the current epoch.
-        validated: the `flat` metrics of the checkpoint that the state was restored from; None if that checkpoint
-            was not validated yet, empty if the state is not from a checkpoint.
+        validated: the `flat` metrics of the restored checkpoint; None if this checkpoint was not validated yet, empty
+            if the state is not from a checkpoint.
     """
 
     checkpoints: Checkpoints | None = None
@@ -122,7 +123,7 @@ class Run:
 
     Attributes:
         state: the replicated state to begin with; its `step` is the number of steps done. Training consumes it.
-        listeners: see `jaxddp.training.events.Listener`; only those of the first process are called.
+        listeners: see `jaxddp.training.events.Listener`; only the first process calls its listeners.
         record: the content of config.json, for the listeners.
         class_names: the class names of the training data, for the listeners.
     """
@@ -130,28 +131,28 @@ class Run:
     plan: Plan
     topology: Topology
     state: TrainState
-    steps: Stepping
+    steps: StepSetup
     checks: Checks = field(default_factory=Checks)
     validation: Validation = field(default_factory=Validation)
-    keeping: Keeping = field(default_factory=Keeping)
+    persistence: Persistence = field(default_factory=Persistence)
     listeners: Sequence[Any] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
 
-    def usage(self, images_per_second: float | None, cost: Cost | None) -> Used:
-        """Returns how much of the devices is used, given a speed and the cost of a step."""
+    def usage(self, images_per_second: float | None, cost: Cost | None) -> Usage:
+        """Return the utilization and the peak memory of the devices, given a speed and the cost of a step."""
         memory = self.topology.peak_memory()
         if cost is None:
-            return Used(peak_memory=memory)
+            return Usage(peak_memory=memory)
         utilization = None
         if images_per_second:
             seconds = self.plan.batch_size / images_per_second
             utilization = cost.utilization(seconds, self.topology.num_devices, self.topology.device_kind)
-        return Used(cost.flops, utilization, memory)
+        return Usage(cost.flops, utilization, memory)
 
     def start(self) -> RunStart:
-        """Returns the record of the run's start for the listeners."""
-        done, checkpoints = int(self.state.step), self.keeping.checkpoints
+        """Return the record of the run's start for the listeners."""
+        done, checkpoints = int(self.state.step), self.persistence.checkpoints
         return RunStart(
             start_step=done,
             total_steps=self.plan.total_steps,
@@ -161,9 +162,9 @@ class Run:
             processes=self.topology.process_count,
             device_kind=self.topology.device_kind,
             params=self.state.params,
-            traced=self.plan.traced(done) if self.plan.profile and self.keeping.profile else None,
+            traced=self.plan.traced(done) if self.plan.profile and self.persistence.profile else None,
             workdir=checkpoints.directory.parent if checkpoints else None,
             config=self.record,
             class_names=self.class_names,
-            logged=self.keeping.progress.get("logged"),
+            logged=self.persistence.progress.get("logged"),
         )

@@ -15,7 +15,7 @@ _log = logging.getLogger("jaxddp.training")
 
 
 class TooManySkipped(NonFiniteError):
-    """Too many steps in a row were skipped. `step` is the last of them; none of them changed the parameters."""
+    """The error that too many steps in a row were skipped. They did not change the parameters; `step` is the last."""
 
     def __init__(self, *problem: Words, step: int):
         super().__init__(*problem)
@@ -23,7 +23,7 @@ class TooManySkipped(NonFiniteError):
 
 
 class SkippedSteps:
-    """Counts the steps in a row that were skipped, except those that a smaller loss scale would have prevented.
+    """The number of skipped steps in a row, except steps that a smaller loss scale would have prevented.
 
     Args:
         limit: the run ends after this many skipped steps in a row; 0 ends it at the first one, None sets no limit.
@@ -34,15 +34,17 @@ class SkippedSteps:
     def __init__(self, limit: int | None = None, in_a_row: int = 0, peers: Peers = ALONE):
         self._limit, self.in_a_row, self._peers = limit, in_a_row, peers
 
-    def see(self, step: int, means: Mapping[str, float]) -> bool:
-        """Returns whether the epoch includes a step's metrics: False for a skipped step whose loss is not finite.
+    def count_step(self, step: int, means: Mapping[str, float]) -> bool:
+        """Count a step, and return whether the epoch includes its metrics.
+
+        A skipped step whose loss is not finite is not included.
 
         Raises: TooManySkipped if `limit` is reached.
         """
         finite = math.isfinite(means["loss"])
-        # If float16 overflows, the loss scale is lowered, and the next step may be good. Below 1 this no longer helps.
-        mended = finite and means.get(LOSS_SCALE, 0.0) >= 1
-        if not means.get(SKIPPED) or mended:
+        # After an overflow of float16, a lower loss scale may make the next step finite. A scale below 1 does not help.
+        can_lower_scale = finite and means.get(LOSS_SCALE, 0.0) >= 1
+        if not means.get(SKIPPED) or can_lower_scale:
             self.in_a_row = 0
             return True
         self.in_a_row += 1

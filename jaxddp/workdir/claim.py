@@ -24,22 +24,22 @@ from jaxddp.sections.dependent_keys import NEEDS
 from jaxddp.sections.loss_section import LossConfig
 from jaxddp.sections.model_section import NETWORK_KEYS
 from jaxddp.training.checkpoints.run_identity import FREE, MOVED, RunIdentity
-from jaxddp.workdir.paths import saved_with_absolute_paths
+from jaxddp.workdir.paths import absolute_settings
 
-_MEND = ("restore it, or start in another ", Option("workdir"))
-_KEEPS = ("a resumed run keeps its recipe: set it back, or start in another ", Option("workdir"))
-MEASURED = (
+_RESTORE_ADVICE = ("restore it, or start in another ", Option("workdir"))
+_RECIPE_ADVICE = ("a resumed run keeps its recipe: set it back, or start in another ", Option("workdir"))
+EVALUATION_KEYS = (
     *(*(f"model.{key}" for key in NETWORK_KEYS), *(f"data.{key}" for key in IMAGE_KEYS)),
     *("data.classes", "data.val_share", *(f"loss.{field.name}" for field in fields(LossConfig)), "train.ema"),
 )
 """The keys that must be equal in an evaluation and its run: those of the network, the images, the classes and the loss.
-No others are compared, because an evaluation makes no optimizer and no training batch."""
+Other keys are not compared, because an evaluation makes no optimizer and no training batch."""
 _log = logging.getLogger("jaxddp.experiment")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a run writes into config.json.
+    """The content that a run writes into config.json.
 
     Attributes:
         settings: the keys of its config and their values, by section.
@@ -54,7 +54,7 @@ class Claim:
     objects: Mapping[str, str] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """Returns the content of config.json as it is read again, with plain numbers in place of NumPy's."""
+        """Return the content of config.json as it is read again, with plain numbers in place of NumPy's."""
         record: dict[str, Any] = {**self.settings, "fingerprint": dict(self.fingerprints)}
         if self.recipe is not None and (digest := self.recipe.digest()):
             record["recipe"] = {"file": self.recipe.sources.main, "digest": digest}
@@ -66,7 +66,7 @@ class Claim:
 def claim(
     directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bool, run_id: str | None = None
 ) -> tuple[dict[str, Any], bool]:
-    """Write config.json and a copy of the recipe's files. On resume, first compare both with the saved ones.
+    """Write config.json and a copy of the recipe's files. On resume, first compare both with the saved files.
 
     A new run gets an id, which it keeps. If a run of an older release has no id, it gets the id in its checkpoint,
     `run_id`, or a new one. The paths of the data may change. A change is logged, because the fingerprints of the data
@@ -81,12 +81,12 @@ def claim(
     path, record, saved = directory / CONFIG_FILE, claimed.record(), None
     if resuming:
         saved = _read(path)
-        kept = saved.get("recipe")
-        if claimed.recipe is not None and isinstance(kept, dict) and kept.get("digest") and record.get("recipe"):
+        recipe = saved.get("recipe")
+        if claimed.recipe is not None and isinstance(recipe, dict) and recipe.get("digest") and record.get("recipe"):
             for name, file in claimed.recipe.files().items():
                 copy = directory / COPY_FOLDER / name
                 if copy.is_file() and files.read(copy) != file:
-                    raise InputError(f"{copy}: the recipe file {name} has changed", advice=_KEEPS)
+                    raise InputError(f"{copy}: the recipe file {name} has changed", advice=_RECIPE_ADVICE)
         hooks = () if claimed.recipe is None else claimed.recipe.hooks
         _compare(path, saved, record, hooks, peers)
         record = _as_saved(saved, record)
@@ -95,15 +95,15 @@ def claim(
     record = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **record}
     if peers.is_first:
         if claimed.recipe is not None:
-            _keep(directory / COPY_FOLDER, claimed.recipe.files())
+            _replace_files(directory / COPY_FOLDER, claimed.recipe.files())
         files.replace(path, (json.dumps(record, indent=2) + "\n").encode())
     return record, saved == record
 
 
-def check_measured(directory: Path, config: Config) -> None:
+def check_evaluation(directory: Path, config: Config) -> None:
     """Check that a config has the network, the images and the classes of a run that is to be evaluated.
 
-    A run from Python is not checked: its config.json does not hold them. The error names the first key that
+    A run from Python is not checked: its config.json does not hold these settings. The error names the first key that
     differs, and both values.
 
     Raises:
@@ -114,7 +114,7 @@ def check_measured(directory: Path, config: Config) -> None:
     if "model" not in saved:
         return
     of_run, of_config = _settings(flatten(saved)), effective_settings(flatten(config.to_dict()))
-    for key in MEASURED:
+    for key in EVALUATION_KEYS:
         if of_run[key] != of_config[key]:
             raise InputError(
                 *(f"{path}: ", Key(key), f" was {of_run[key]!r} and is now {of_config[key]!r}"),
@@ -124,15 +124,15 @@ def check_measured(directory: Path, config: Config) -> None:
 
 def _settings(saved: dict[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
     """Returns the settings of a config.json by dotted keys. Keys that the file does not have get their defaults."""
-    return saved_with_absolute_paths(effective_settings(flatten(Config().to_dict()) | saved, hooks))
+    return absolute_settings(effective_settings(flatten(Config().to_dict()) | saved, hooks))
 
 
 def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content for config.json, with the saved values of the keys that only some choices read.
+    """Return the content for config.json, with the saved values of the keys that only some choices read.
 
-    A choice is, for example, an optimizer, and `optimizer.beta2` is such a key. An older release may have written a
-    value for it where a config now holds None, and the choice has its own default. The values must not change, because
-    checkpoints hold a digest of them.
+    A choice is, for example, an optimizer, and only some optimizers read `optimizer.beta2`. For such a key, an older
+    release may have written a value where a config now holds None, for the default of the choice. The saved values must
+    not change, because checkpoints hold a digest of them.
     """
     flat, keys = flatten(saved), (keys_of_choices() | NEEDS.keys()) - FREE
 
@@ -147,7 +147,7 @@ def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _keep(folder: Path, contents: Mapping[str, bytes]) -> None:
+def _replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Replace the files of a folder."""
     with files.readable_errors(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -161,8 +161,8 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
     before = _settings(saved_keys, hooks)
     written, release = before.get("objects.jax"), now.get("objects.jax")
     if release is not None and written != release:
-        # The digests depend on the release of JAX, so they are not compared. Whether an object exists, such as a
-        # schedule, does not depend on it, and is compared.
+        # The digests depend on the release of JAX, so they are not compared. The names of the objects are compared:
+        # an object, such as a schedule, exists with any release of JAX.
         if peers.is_first:
             by = "without the release of jax" if written is None else f"with jax {written}"
             _log.warning(f"{path}: written {by}; its model, loss and optimizer cannot be compared")
@@ -177,15 +177,15 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
     # Some keys determine the values of other keys. The error names such a key rather than a key that changes with it.
     for key in sorted(changed, key=lambda key: (key not in NAMES, key not in DECIDING_KEYS)):
         if key not in FREE:
-            own = f"; jaxddp train {path.parent} goes on with its own settings" if "model" in saved else ""
-            raise InputError(f"{path}: ", Key(key), f" {changed[key]}", advice=(_KEEPS, own))
+            continuation = f"; jaxddp train {path.parent} continues with its own settings" if "model" in saved else ""
+            raise InputError(f"{path}: ", Key(key), f" {changed[key]}", advice=(_RECIPE_ADVICE, continuation))
     for key in MOVED:
         if key in changed and peers.is_first:
             _log.info(f"{key} {changed[key]}: the fingerprints are equal; they do not cover the image files")
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with files.reading(path, _MEND, missing=("is missing beside the checkpoints; ", _MEND)):
+    with files.reading(path, _RESTORE_ADVICE, missing=("is missing beside the checkpoints; ", _RESTORE_ADVICE)):
         content = files.read(path)
     try:
         saved = json.loads(content)
@@ -193,4 +193,4 @@ def _read(path: Path) -> dict[str, Any]:
             raise ValueError(f"it holds {show(saved)}")
         return saved
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({error})", advice=_MEND) from None
+        raise InputError(f"{path}: cannot be read ({error})", advice=_RESTORE_ADVICE) from None

@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: tuple[int, ...]) -> dict[str, str]:
-    """Returns, for each object of a recipe, its name and a digest of its traced JAX program.
+    """Return, for each object of a recipe, its name and a digest of its traced JAX program.
 
     A digest depends on every constant, such as a learning rate, a class weight, or the width of a layer, and on the
     release of JAX, but not on the number of devices.
@@ -36,7 +36,7 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     labels = logits if recipe.loss.labels.several else jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
-    digests = {"loss": described(recipe.loss.function, logits, labels)}
+    digests = {"loss": name_and_digest(recipe.loss.function, logits, labels)}
     digests |= {f"metric {name}": _metric(each, logits, labels) for name, each in recipe.metrics.items()}
 
     def following(grads: Any, opt_state: Any, params: Any) -> Any:
@@ -58,12 +58,12 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     try:
         digests["model"] = f"{model} {network_of(1)}"
     except InputError:
-        # Ghost batch norm needs at least a group of images.
+        # Ghost batch norm needs at least one group of images.
         digests["model"] = f"{model} {network_of(recipe.config.train.batch_size)}"
     if recipe.schedule is not None:
-        digests["schedule"] = described(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
+        digests["schedule"] = name_and_digest(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
     if recipe.augmentation is not None:
-        digests["augmentation"] = described(recipe.augmentation, key, image)
+        digests["augmentation"] = name_and_digest(recipe.augmentation, key, image)
     # Parts without arrays in the state may change on resume.
     if parts := [part for part in recipe.parts if part.name in state.parts]:
         digests["parts"] = ", ".join(_part(part, state) for part in parts)
@@ -71,9 +71,9 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
 
 
 def shared_settings(recipe: Recipe, val: Source | None, **others: Any) -> dict[str, str]:
-    """Returns the settings that all processes of a job must share, and other values, as text.
+    """Return the settings that all processes of a job must share, and other values, as text.
 
-    The settings decide the results, and when processes wait for each other.
+    The settings determine the results, and the steps at which processes wait for each other.
     """
     config = recipe.config
     settings = flatten({"data": plain(config.data), "train": plain(config.train)})
@@ -85,7 +85,7 @@ def shared_settings(recipe: Recipe, val: Source | None, **others: Any) -> dict[s
 
 
 def checksums(state: TrainState) -> dict[str, str]:
-    """Returns checksums of this process's state by component; they cover structure, dtypes, shapes and values."""
+    """Return checksums of this process's state by component; they cover structure, dtypes, shapes and values."""
     components = {
         "the initial parameters": (state.params, state.model_state),
         "the optimizer's initial state": state.opt_state,
@@ -96,7 +96,7 @@ def checksums(state: TrainState) -> dict[str, str]:
 
 
 def checksum(tree: Any) -> str:
-    """Returns the CRC-32 of a tree of arrays: its structure, and the values on this process's first device."""
+    """Return the CRC-32 of a tree of arrays: its structure, and the values on this process's first device."""
     crc = zlib.crc32(repr(sorted(array_types(tree).items())).encode())
     for leaf in jax.tree.leaves(tree):
         plain = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
@@ -106,17 +106,17 @@ def checksum(tree: Any) -> str:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _initial_numbers(init: Callable[[Any], Any], params: Any) -> list[jax.Array]:
-    """Returns the scalars that an optimizer keeps in its state, as `optax.inject_hyperparams` does."""
+    """Return the scalars that an optimizer keeps in its state, as `optax.inject_hyperparams` does."""
     leaves = jax.tree.leaves(init(params))
     return [leaf for leaf in leaves if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.floating)]
 
 
 def _metric(metric: Any, logits: Any, labels: Any) -> str:
     if not is_set_metric(metric):
-        return described(metric, logits, labels)
+        return name_and_digest(metric, logits, labels)
     if hasattr(metric, "examples"):
-        return described(metric.examples, logits, labels)
-    return described(metric.sums, logits, labels, jax.ShapeDtypeStruct((2,), jnp.float32))
+        return name_and_digest(metric.examples, logits, labels)
+    return name_and_digest(metric.sums, logits, labels, jax.ShapeDtypeStruct((2,), jnp.float32))
 
 
 def _part(part: Part, state: TrainState) -> str:
@@ -132,24 +132,24 @@ def _part(part: Part, state: TrainState) -> str:
     return f"{part.name} {_digest(methods, state.parts[part.name], state)}"
 
 
-def described(function: Callable[..., Any], *arguments: Any, name: str | None = None) -> str:
-    """Returns the name of a function and the digest of its program for these arguments: arrays or their shapes."""
+def name_and_digest(function: Callable[..., Any], *arguments: Any, name: str | None = None) -> str:
+    """Return the name of a function and the digest of its program for these arguments: arrays or their shapes."""
     return f"{name or getattr(function, '__qualname__', type(function).__name__)} {_digest(function, *arguments)}"
 
 
 def _digest(function: Callable[..., Any], *arguments: Any) -> str:
-    """Returns 12 hex digits of the SHA-256 of a function's jaxpr and all its constants."""
+    """Return 12 hex digits of the SHA-256 of a function's jaxpr and all its constants."""
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
     traced = jax.make_jaxpr(function, axis_env=[(AXIS, 1)])(*abstract)
     digest = hashlib.sha256(_ADDRESS.sub("", str(traced)).encode())
-    # A printed jaxpr has no constants, and only the ends of a large literal.
+    # A printed jaxpr omits the constants, and the middle of a large literal.
     for constant in _constants(traced):
         digest.update(np.ascontiguousarray(constant).tobytes())
     return digest.hexdigest()[:12]
 
 
 def _constants(closed: Any) -> Iterator[Any]:
-    """Yields the constants and literals of a jaxpr, and of the jaxprs inside its operations."""
+    """Yield the constants and literals of a jaxpr, and of the jaxprs inside its operations."""
     yield from (constant for constant in getattr(closed, "consts", ()) if hasattr(constant, "dtype"))
     jaxpr = getattr(closed, "jaxpr", closed)
     for equation in jaxpr.eqns:

@@ -1,4 +1,4 @@
-"""Finds out whether a run has ended. If it has, the same command has nothing left to train."""
+"""Describes the end of a run. The same command has nothing left to train after a run has ended."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,13 @@ import jaxddp.core.files as files
 from jaxddp.core.peers import Peers
 from jaxddp.sections.goal import VAL
 from jaxddp.training.listeners.jsonl import RESULT
-from jaxddp.training.progress.lines import shown
+from jaxddp.training.progress.lines import format_metrics
 
-_ENDS = ("done", "stopped")
+_END_STATUSES = ("done", "stopped")
 
 
-def how_it_ended(directory: Path, step: int | None, total_steps: int, peers: Peers, *, is_same: bool) -> str:
-    """Returns how a run ended, from its result.json; empty unless it ended at its latest checkpoint.
+def describe_end(directory: Path, step: int | None, total_steps: int, peers: Peers, *, is_same: bool) -> str:
+    """Return a line about the end of a run, from its result.json; empty if it did not end at its latest checkpoint.
 
     All processes must call it together.
 
@@ -31,10 +31,10 @@ def how_it_ended(directory: Path, step: int | None, total_steps: int, peers: Pee
         # Another program may have written the file. A new run replaces it.
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
-        if status not in _ENDS or ended != step:
+        if status not in _END_STATUSES or ended != step:
             return ""
         metrics = {name: value for name, value in validation.items() if isinstance(value, float)}
-        measured = f"; result: {VAL} {shown(metrics)}" if metrics else ""
+        measured = f"; result: {VAL} {format_metrics(metrics)}" if metrics else ""
         reason = f" ({result.get('reason')})" if status == "stopped" else ""
         return f"{status} at step {step:,} of {total_steps:,}{reason}: nothing to train{measured}"
 

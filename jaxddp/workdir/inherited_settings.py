@@ -1,4 +1,4 @@
-"""A run that starts with the weights of an earlier run takes over settings: those of the network and the images."""
+"""The network and image settings that a run takes over from an earlier run, together with its weights."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ from jaxddp.workdir.signature import Signature
 
 
 def with_settings_of_run(file: RecipeFile, weights: str, workdir: Path | None) -> RecipeFile:
-    """Returns a recipe file with the settings of the run that trained `weights`; unchanged if no run did.
+    """Return a recipe file with the settings of the run that trained `weights`; unchanged without such a run.
 
     If `workdir` has a run that began with these weights, its settings are read, because the earlier run may be gone.
 
@@ -26,7 +26,7 @@ def with_settings_of_run(file: RecipeFile, weights: str, workdir: Path | None) -
         InputError: the config.json of the run cannot be read.
     """
     place = Path(os.path.expanduser(weights))
-    if workdir is not None and _began_with(workdir, weights):
+    if workdir is not None and _started_from(workdir, weights):
         place = workdir
     if not os.path.isfile(place / CONFIG_FILE):
         return file
@@ -38,14 +38,14 @@ def with_settings_of_run(file: RecipeFile, weights: str, workdir: Path | None) -
 
 
 def with_notice(file: RecipeFile, weights: str) -> RecipeFile:
-    """Returns the recipe file with a line that lists the settings that were taken over, if there are any."""
+    """Return the recipe file with a line that lists the settings that were taken over, if there are any."""
     now, keys = flatten(file.config.to_dict()), file.taken.keys
     listed = ", ".join(f"{key}={now[key]}" for key in sorted(keys) if now[key] is not None)
     notice = f"{weights}: the run's settings are taken over: {listed}" if listed else ""
     return dataclasses.replace(file, taken=TakenSettings(keys, notice))
 
 
-def _began_with(workdir: Path, weights: str) -> bool:
+def _started_from(workdir: Path, weights: str) -> bool:
     if not os.path.isfile(workdir / CONFIG_FILE):
         return False
     config, content = read_config(workdir / CONFIG_FILE)
@@ -54,21 +54,21 @@ def _began_with(workdir: Path, weights: str) -> bool:
 
 
 def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
-    """Returns the settings of a run as changes of a config.
+    """Return the settings of a run as changes of a config.
 
     The network's settings are left out if only one of the two recipes defines the network in code.
     """
     config, content = read_config(place / CONFIG_FILE)
     images = _images(place, config.data)
     changes = {"data": {key: getattr(images, key) for key in (*IMAGE_KEYS, "eval_size", "resize")}}
-    if "model" in content and _brings_network(place) == own_network:
+    if "model" in content and _defines_network(place) == own_network:
         model = config.model if own_network else without_unread(config).model
         changes["model"] = {key: getattr(model, key) for key in NETWORK_KEYS}
     return plain(changes)
 
 
 def _images(place: Path, data: DataConfig) -> DataConfig:
-    """Returns the config that reads images like the run's. If the run trained on arrays, files are resized to match."""
+    """Return the config that reads images like the run's. If the run trained on arrays, files are resized to match."""
     signature = Signature.read(place)
     if signature is None or not signature.in_memory:
         return data
@@ -78,8 +78,8 @@ def _images(place: Path, data: DataConfig) -> DataConfig:
         return data  # Image files cannot have the shape of the arrays.
 
 
-def _brings_network(place: Path) -> bool:
-    """Returns whether a run's copy of its recipe defines `get_model`.
+def _defines_network(place: Path) -> bool:
+    """Return whether a run's copy of its recipe defines `get_model`.
 
     It does not import the recipe, whose modules may have the names of other modules.
     """

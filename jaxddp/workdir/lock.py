@@ -1,4 +1,4 @@
-"""The lock of a work directory, which one run at a time holds and others can query."""
+"""The lock of a work directory. One run at a time holds it, and other processes can query it."""
 
 import fcntl
 import os
@@ -13,13 +13,13 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Option
 
 LOCK_FILE = ".lock"
-_LOOK_SECONDS = 0.1
+_RETRY_SECONDS = 0.1
 """Seconds until a second attempt; longer than `is_locked` holds the lock."""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a work directory during the block. Without a lock, a second run would delete files that this one writes.
+    """Lock a work directory during the block. Without a lock, a second run would delete files that this run writes.
 
     The lock ends with the process. On a file system without locks, nothing is locked.
 
@@ -30,17 +30,17 @@ def locked(directory: Path) -> Iterator[None]:
     with files.readable_errors(directory / LOCK_FILE):
         lock = files.open_regular(directory / LOCK_FILE, "ab")
     with lock:
-        if not took(lock):
-            # It may be held by `is_locked` only.
-            time.sleep(_LOOK_SECONDS)
-            # The run that held it may have removed its directory, and another may have made a new one.
-            if not took(lock) or not os.path.samestat(os.fstat(lock.fileno()), os.stat(directory / LOCK_FILE)):
+        if not try_lock(lock):
+            # Perhaps only `is_locked` holds the lock.
+            time.sleep(_RETRY_SECONDS)
+            # The run that held the lock may have removed its directory, and another run may have made a new one.
+            if not try_lock(lock) or not os.path.samestat(os.fstat(lock.fileno()), os.stat(directory / LOCK_FILE)):
                 advice = ("wait for it, or give another ", Option("workdir"))
                 raise InputError(f"{directory}: another run is writing there", advice=advice)
         yield
 
 
-def took(file: BinaryIO) -> bool:
+def try_lock(file: BinaryIO) -> bool:
     """Lock an open file until it is closed, and return True; False if another process holds it.
 
     Returns True on a file system without locks.
@@ -55,11 +55,11 @@ def took(file: BinaryIO) -> bool:
 
 
 def is_locked(directory: Path) -> bool | None:
-    """Returns whether a run holds the lock of a directory; None if unknown. It needs no permission to write."""
+    """Return whether a run holds the lock of a directory; None if unknown. No write permission is needed."""
     try:
         with files.open_regular(directory / LOCK_FILE) as lock:
             try:
-                # Shared, so several processes can query it; it is released at once.
+                # The lock is shared, so several processes can query it, and is released at once.
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return True

@@ -16,14 +16,14 @@ from jaxddp.data.storage.home import is_address
 from jaxddp.data.unlabelled import TRAIN
 from jaxddp.overrides import flatten
 
-_PLACES = (
+_PATH_KEYS = (
     *("data.path", "data.unlabelled", "data.data_dir", "data.local_cache", "data.manifest", "model.weights"),
     "objective.teacher",
 )
 
 
 def absolute(place: str) -> str:
-    """Returns the absolute path of a file, with links kept; a URL or tfds:NAME is unchanged."""
+    """Return the absolute path of a file without resolving links; a URL or tfds:NAME is unchanged."""
     if is_address(place):
         return place
     path = str(Path(os.path.expanduser(place)).absolute())
@@ -33,7 +33,7 @@ def absolute(place: str) -> str:
 
 
 def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
-    """Returns a config with absolute paths. `data.name` becomes a path, and the manifest for `data.verify` is added.
+    """Return a config with absolute paths. `data.name` becomes a path, and the manifest for `data.verify` is added.
 
     `data.name` stays if the hosts of a job have different paths for it. All processes of a job must call this
     function together.
@@ -42,45 +42,45 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
         InputError: no data set has this name, or there is no manifest.
     """
     changes: dict[str, dict[str, Any]] = {"data": {}}
-    for key, place in _absolute(flatten(config.to_dict())).items():
+    for key, place in _absolute_paths(flatten(config.to_dict())).items():
         section, _, name = key.partition(".")
         changes.setdefault(section, {})[name] = place
     data = config.to_dict()["data"] | changes["data"]
     if data["name"] is not None and data["path"] is None:
-        named = _named(data)
-        if len({*peers.exchange("data.name", json.dumps(named))}) == 1:
-            changes["data"] |= named
+        catalog_settings = _catalog_settings(data)
+        if len({*peers.exchange("data.name", json.dumps(catalog_settings))}) == 1:
+            changes["data"] |= catalog_settings
     path = (data | changes["data"])["path"]
     if data["verify"] == "manifest" and data["manifest"] is None and path is not None:
         changes["data"]["manifest"] = str(find_manifest(path, None))
     return config.replace(**changes)
 
 
-def saved_with_absolute_paths(saved: Mapping[str, Any]) -> dict[str, Any]:
+def absolute_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a config.json, given by dotted keys, with absolute paths, as `with_absolute_paths` does.
 
     Older releases wrote relative paths, which are resolved in the current directory.
     """
-    flat = {**saved, **_absolute(saved)}
+    flat = {**saved, **_absolute_paths(saved)}
     data = {key.removeprefix("data."): value for key, value in flat.items() if key.startswith("data.")}
     if data.get("name") is None or data.get("path") is not None:
         return flat
     try:
-        return flat | {f"data.{key}": value for key, value in _named(data).items()}
+        return flat | {f"data.{key}": value for key, value in _catalog_settings(data).items()}
     except InputError:
         return flat  # The name was known on the machine where the run began.
 
 
-def _absolute(flat: Mapping[str, Any]) -> dict[str, str]:
-    """Returns, by dotted key, the absolute path for each setting that holds a path."""
-    paths = {key: place for key in _PLACES if isinstance(place := flat.get(key), str)}
+def _absolute_paths(flat: Mapping[str, Any]) -> dict[str, str]:
+    """Return, by dotted key, the absolute path for each setting that holds a path."""
+    paths = {key: place for key in _PATH_KEYS if isinstance(place := flat.get(key), str)}
     if paths.get("data.unlabelled") == TRAIN:
         del paths["data.unlabelled"]
     return {key: absolute(place) for key, place in paths.items()}
 
 
-def _named(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entry of datasets.toml for a name, as keys of `data`. Values in `data` take precedence."""
+def _catalog_settings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of datasets.toml for a name, as keys of `data`. Values in `data` take precedence."""
     entry = dataclasses.asdict(catalog.resolve(data["name"]))
     settings = {key: data.get(key) or entry[key] for key in ("train", "val", "classes")}
     return {**settings, "path": entry["path"], "name": None}

@@ -17,79 +17,79 @@ from jaxddp.job.membership import abandon
 from jaxddp.job.process_exit import end_now
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
-from jaxddp.training.checkpoints.orbax_errors import UNFINISHED
+from jaxddp.training.checkpoints.orbax_errors import UNFINISHED_SUFFIX
 from jaxddp.training.listeners.jsonl import RESULT
 
-_LOOK_SECONDS = 1.0
-_FAILING_SECONDS = 10.0
-"""How long the training thread may take to end by itself. It may be waiting for a process that has ended."""
+_POLL_SECONDS = 1.0
+_EXIT_SECONDS = 10.0
+"""Seconds that the training thread has to end before the process exits. It may be waiting for an ended process."""
 _REMOVING_SECONDS = 1.0
-_CLEARINGS, _CLEARING_SECONDS = 5, 0.05
-"""How often a directory is removed, and the seconds between removals. Other threads may make it again."""
+_REMOVALS, _REMOVAL_INTERVAL = 5, 0.05
+"""The number of attempts to remove a directory, which other threads may make again, and the seconds between them."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
 
 
 class Presence:
-    """Recognizes a work directory, its folder of checkpoints and its config.json by device and inode."""
+    """The device and inode of a work directory, of its folder of checkpoints and of its config.json."""
 
     def __init__(self, directory: Path):
-        self._places = (directory, directory / CHECKPOINTS, directory / CONFIG_FILE)
-        self._known: dict[Path, tuple[int, int]] = {}
-        self._unchanged: tuple[int, int, int] | None = None
-        self._held = contextlib.ExitStack()
+        self._paths = (directory, directory / CHECKPOINTS, directory / CONFIG_FILE)
+        self._identities: dict[Path, tuple[int, int]] = {}
+        self._checked_state: tuple[int, int, int] | None = None
+        self._open_directories = contextlib.ExitStack()
         self.fault()
 
     def check(self) -> None:
-        """Raises `InputError` if the directory was removed, moved or replaced.
+        """Raise `InputError` if the directory was removed, moved or replaced.
 
         It is called after each step, so it must be fast. It does nothing if the directory's inode and modification time
-        are those of the last full check. On file systems without modification times of directories, the thread of
-        `staying` finds a change.
+        are unchanged since the last full check. On file systems without modification times of directories, the
+        thread of `watch_workdir` finds a change.
         """
         state = None
         with contextlib.suppress(OSError):
-            status = os.stat(self._places[0])
+            status = os.stat(self._paths[0])
             state = status.st_dev, status.st_ino, status.st_mtime_ns
-            if state == self._unchanged:
+            if state == self._checked_state:
                 return
         if (fault := self.fault()) is not None:
             raise InputError(fault)
-        self._unchanged = state
+        self._checked_state = state
 
     def fault(self) -> str | None:
-        """Returns what was removed or replaced; None if nothing, or if the file server does not answer."""
+        """Return an error message about a removed or replaced path; None if all paths are unchanged or unreachable."""
         if (fault := self._fault()) is not None:
-            self._unchanged = None
+            self._checked_state = None
         return fault
 
     def _fault(self) -> str | None:
-        for place in self._places:
+        for place in self._paths:
             try:
                 identity = _identity(place)
             except OSError as error:
-                is_gone = error.errno in _GONE and place in self._known
+                is_gone = error.errno in _GONE and place in self._identities
             else:
-                if place not in self._known:
-                    self._hold(place)
-                is_gone = self._known.setdefault(place, identity) != identity
+                if place not in self._identities:
+                    self._keep_open(place)
+                is_gone = self._identities.setdefault(place, identity) != identity
             if is_gone:
-                directory, *_ = self._places
+                directory, *_ = self._paths
                 advice = f"bring {directory} back, and the same command resumes there"
                 return f"{place}: was removed, moved or replaced while the run wrote there; {advice}"
         return None
 
-    def _hold(self, place: Path) -> None:
+    def _keep_open(self, place: Path) -> None:
         """Keep a directory open: file systems such as gcsfuse give it a new inode when no process has it open."""
         with contextlib.suppress(OSError):
-            self._held.callback(os.close, os.open(place, os.O_RDONLY | os.O_DIRECTORY))
+            self._open_directories.callback(os.close, os.open(place, os.O_RDONLY | os.O_DIRECTORY))
 
     def close(self) -> None:
-        self._held.close()
+        self._open_directories.close()
 
     def fault_after(self, error: BaseException) -> str | None:
-        """Returns what was removed or replaced, after an error.
+        """Return the message of `fault` after an error.
 
-        If a file is missing, an `rm -r` may be at work. So this waits up to a second until the directory is gone, too.
+        If a file is missing, an `rm -r` may be running. So wait up to a second until the directory is gone, too.
         """
         cause, give_up = error.__cause__ or error, time.monotonic() + _REMOVING_SECONDS
         is_gone = isinstance(cause, OSError) and cause.errno in _GONE
@@ -97,60 +97,60 @@ class Presence:
             time.sleep(_REMOVING_SECONDS / 20)
         return fault
 
-    def clear_away(self) -> None:
+    def remove_recreated(self) -> None:
         """Remove directories that a save made again. The next run would take them for a work directory.
 
         Orbax and TensorStore make the parent folders of each file that they write.
         """
-        directory, checkpoints, _ = self._places
-        for _ in range(_CLEARINGS):
+        directory, checkpoints, _ = self._paths
+        for _ in range(_REMOVALS):
             with contextlib.suppress(OSError):
-                is_new = _identity(checkpoints) != self._known.get(checkpoints)
-                if is_new and all(UNFINISHED in name for name in os.listdir(checkpoints)):
+                is_new = _identity(checkpoints) != self._identities.get(checkpoints)
+                if is_new and all(UNFINISHED_SUFFIX in name for name in os.listdir(checkpoints)):
                     shutil.rmtree(checkpoints, ignore_errors=True)
             with contextlib.suppress(OSError):
-                if _identity(directory) != self._known[directory]:
-                    # result.json is useless without the rest of the run.
+                if _identity(directory) != self._identities[directory]:
+                    # result.json is useless without the other files of the run.
                     if os.listdir(directory) == [RESULT]:
                         (directory / RESULT).unlink()
                     directory.rmdir()
-            time.sleep(_CLEARING_SECONDS)
+            time.sleep(_REMOVAL_INTERVAL)
 
 
 def _identity(place: Path) -> tuple[int, int]:
-    """Returns the device and inode of a directory; (0, 0) for config.json, whose inode changes when it is written."""
+    """Return the device and inode of a directory; (0, 0) for config.json, whose inode changes when it is written."""
     status = os.stat(place)
     return (0, 0) if place.name == CONFIG_FILE else (status.st_dev, status.st_ino)
 
 
 @contextmanager
-def staying(directory: Path, peers: Peers = ALONE) -> Iterator[Callable[[], None]]:
-    """Watch a work directory during the block. Yields `Presence.check`, which the thread that trains calls.
+def watch_workdir(directory: Path, peers: Peers = ALONE) -> Iterator[Callable[[], None]]:
+    """Watch a work directory during the block. Yields `Presence.check`, which the training thread calls.
 
-    If the directory was removed, any error in the block becomes an InputError about the removal. The
-    process exits if the block does not end within 10 seconds, because it may wait for another process.
+    After a removal, any error in the block becomes an InputError about the removal. The process exits if the block does
+    not end within 10 seconds, because the block may wait for another process.
 
     Raises:
         InputError: the directory was removed, moved or replaced.
     """
-    presence, over = Presence(directory), threading.Event()
-    threading.Thread(target=_look, args=(presence, over, peers), name="jaxddp-workdir", daemon=True).start()
+    presence, finished = Presence(directory), threading.Event()
+    threading.Thread(target=_watch, args=(presence, finished, peers), name="jaxddp-workdir", daemon=True).start()
     try:
         yield presence.check
     except Exception as error:
         if (fault := presence.fault_after(error)) is not None:
-            presence.clear_away()
+            presence.remove_recreated()
             raise InputError(fault) from error
         raise
     finally:
-        over.set()
+        finished.set()
         presence.close()
 
 
-def _look(presence: Presence, over: threading.Event, peers: Peers) -> None:
-    """Check the directory until the block is over; exit the process if it does not end after a change."""
-    while not over.wait(_LOOK_SECONDS):
-        if presence.fault() is None or over.wait(_FAILING_SECONDS):
+def _watch(presence: Presence, finished: threading.Event, peers: Peers) -> None:
+    """Check the directory until the block is over; exit the process if the block does not end after a change."""
+    while not finished.wait(_POLL_SECONDS):
+        if presence.fault() is None or finished.wait(_EXIT_SECONDS):
             continue
         # A single process waits for no other process. But the threads of Orbax wait for each other, for up to an hour.
         may_wait = not peers.is_alone or progress().phase in ("save", COMMIT)

@@ -1,4 +1,4 @@
-"""Reads what a run has saved: its recipe, and the state of a checkpoint of any architecture."""
+"""Reads the recipe of a run, and the state of a checkpoint of any architecture."""
 
 from pathlib import Path
 
@@ -14,32 +14,32 @@ from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.weights.state_dict import FORMS
 
-_A_RUN = "give a run's work directory"
+_ADVICE = "give a run's work directory"
 
 
 def recipe_of_run(directory: Path) -> RecipeFile:
-    """Returns the recipe of a run.
+    """Return the recipe of a run.
 
     Raises:
         InputError: there is no such run, or its copy of the recipe has changed.
     """
     path = directory / CONFIG_FILE
-    with files.reading(path, _A_RUN, missing=f"no such file; {_A_RUN}"):
+    with files.reading(path, _ADVICE, missing=f"no such file; {_ADVICE}"):
         files.read(path)
     file = read_recipe(path)
     file.check_copy()
     return file
 
 
-def restored(directory: Path, which: str, topology: Topology, advice: str = _A_RUN) -> TrainState:
-    """Returns the state of a checkpoint (see `agreed_step`) on every device, with plain dicts as trees.
+def restore_state(directory: Path, which: str, topology: Topology, advice: str = _ADVICE) -> TrainState:
+    """Return the state of a checkpoint (see `agreed_step`) on every device, with plain dicts as trees.
 
     Raises:
         InputError: there is no such checkpoint, or it is damaged.
     """
     place = directory / CHECKPOINTS
     if not place.is_dir():
-        raise InputError(f"{directory}: no work directory of a run, which has {CHECKPOINTS}/; {advice}")
+        raise InputError(f"{directory}: not the work directory of a run: it has no folder {CHECKPOINTS}/; {advice}")
     with Checkpoints(place, topology.peers, read_only=True) as checkpoints:
         if checkpoints.latest() is None:
             raise InputError(f"{directory}: the run has no checkpoint yet; wait for its first, or give another run")
@@ -47,21 +47,21 @@ def restored(directory: Path, which: str, topology: Topology, advice: str = _A_R
 
 
 def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:
-    """Returns the step of a run's checkpoint ("latest", "best" or a number), and the arrays for evaluation by path.
+    """Return the step of a run's checkpoint ("latest", "best" or a number), and the arrays for evaluation by path.
 
     "best" means the latest checkpoint if the run was never validated.
 
     Raises:
         InputError: there is no such checkpoint, or it is damaged.
     """
-    state = restored(directory, which, topology, f"give {FORMS}")
+    state = restore_state(directory, which, topology, f"give {FORMS}")
     return int(state.step), {
         path: np.asarray(leaf) for path, leaf in by_path(state.eval_params, state.model_state).items()
     }
 
 
 def agreed_step(checkpoints: Checkpoints, which: str) -> int:
-    """Returns the step of a checkpoint ("latest", "best" or a number). Process 0 verifies it for all processes.
+    """Return the step of a checkpoint ("latest", "best" or a number). Process 0 verifies it for all processes.
 
     "best" means the latest checkpoint if the run was never validated.
 

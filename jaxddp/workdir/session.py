@@ -1,4 +1,4 @@
-"""The session of a run in its work directory: the lock, the checkpoints, where to resume, and when to stop.
+"""The session of a run in its work directory: its lock, its checkpoints, the step to resume from, and the stop request.
 
 The directory must be visible to all processes of the run, and no other run may use it.
 """
@@ -24,17 +24,17 @@ from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
 from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER
 from jaxddp.sections.goal import Goal
-from jaxddp.training.checkpoints.integrity import ASIDE, CHECKPOINTS, INDEX, Integrity, steps_in
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS, DAMAGED_SUFFIX, INDEX, Integrity, steps_in
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.checkpoints.run_identity import RunIdentity
-from jaxddp.training.run import Keeping, Run
+from jaxddp.training.run import Persistence, Run
 from jaxddp.workdir.lock import LOCK_FILE, locked
-from jaxddp.workdir.presence import staying
+from jaxddp.workdir.presence import watch_workdir
 from jaxddp.workdir.signature import SIGNATURE_FILE
 
 Resume = Literal["auto", "never", "must"]
 _SHARED_SECONDS = 5
-_BEGINNING = frozenset((CHECKPOINTS, CONFIG_FILE, COPY_FOLDER, LOCK_FILE, SIGNATURE_FILE))
+_INITIAL_FILES = frozenset((CHECKPOINTS, CONFIG_FILE, COPY_FOLDER, LOCK_FILE, SIGNATURE_FILE))
 """The files of a work directory before anything is logged or saved."""
 _log = logging.getLogger("jaxddp.experiment")
 
@@ -60,12 +60,12 @@ class Session:
         """The id of the run that is resumed, from its checkpoint."""
         return None if self.resume_step is None else self.checkpoints.integrity.run_id(self.resume_step)
 
-    def belongs_to(self, record: Mapping[str, Any]) -> None:
+    def set_identity(self, record: Mapping[str, Any]) -> None:
         """Write the id of the run into the manifests of later checkpoints. `record` is the content of config.json."""
-        self.checkpoints.integrity.belong_to(RunIdentity.of(record))
+        self.checkpoints.integrity.set_writer(RunIdentity.of(record))
 
-    def joined(self, run: Run) -> Run:
-        """Returns the run with the state of its checkpoint, and with this directory to save to.
+    def restore_into(self, run: Run) -> Run:
+        """Return the run with the state of its checkpoint, and with this directory to save to.
 
         Raises:
             InputError: the checkpoint is of another run or step, or the directory was removed.
@@ -85,7 +85,7 @@ class Session:
             run, restored = replace(run, state=state), {"progress": progress, "validated": measured or None}
         self.checkpoints.validations.resume(self.resume_step or 0)
         profile = self.directory / FOLDER
-        return replace(run, keeping=Keeping(self.checkpoints, self.should_stop, profile, **restored))
+        return replace(run, persistence=Persistence(self.checkpoints, self.should_stop, profile, **restored))
 
 
 @contextmanager
@@ -97,15 +97,19 @@ def session(
     For `keep` and `goal` see `Checkpoints`.
 
     Raises:
-        InputError: the directory cannot be used; see also `staying`.
+        InputError: the directory cannot be used; see also `watch_workdir`.
     """
     before = {*os.listdir(directory)} if directory.is_dir() else None
     check_shared(files.create(directory), peers)
     place = directory / CHECKPOINTS
-    with held(directory, peers), withdrawn(directory, before, peers), staying(directory, peers) as check:
+    with (
+        lock_for_job(directory, peers),
+        remove_failed_start(directory, before, peers),
+        watch_workdir(directory, peers) as check,
+    ):
         if resume != "never":
             # Damaged checkpoints are renamed first, because Orbax would count them among the latest ones to keep.
-            peers.from_first("whole checkpoints", lambda: set_damaged_aside(place))
+            peers.from_first("whole checkpoints", lambda: rename_damaged(place))
         with Checkpoints(place, peers, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
 
             def should_stop(step: int) -> bool:
@@ -116,8 +120,8 @@ def session(
             yield Session(directory, checkpoints, resume_step(checkpoints, resume), should_stop, check)
 
 
-def set_damaged_aside(place: Path) -> str:
-    """Rename the checkpoints after the last undamaged one, so a run resumes from that one.
+def rename_damaged(place: Path) -> str:
+    """Rename the damaged checkpoints after the last undamaged one, from which a run then resumes.
 
     Returns the new names. Each checkpoint is logged with its damaged file.
 
@@ -140,20 +144,20 @@ def set_damaged_aside(place: Path) -> str:
             advice=("no checkpoint there is whole, so restore the files, or start in another ", Option("workdir")),
         )
     for each, fault in damaged.items():
-        aside = place / f"{each}{ASIDE}"
-        with files.readable_errors(aside):
-            if aside.exists():
-                shutil.rmtree(aside)
-            (place / str(each)).rename(aside)
+        renamed = place / f"{each}{DAMAGED_SUFFIX}"
+        with files.readable_errors(renamed):
+            if renamed.exists():
+                shutil.rmtree(renamed)
+            (place / str(each)).rename(renamed)
         _log.warning(
             f"{place / str(each)}: step {each} is damaged: {fault}; the run resumes from step {step}, the latest "
-            f"undamaged one, and this one is kept as {aside.name}"
+            f"undamaged one, and this one is kept as {renamed.name}"
         )
-    return " ".join(f"{each}{ASIDE}" for each in damaged)
+    return " ".join(f"{each}{DAMAGED_SUFFIX}" for each in damaged)
 
 
 def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
-    """Returns the step of the latest checkpoint; None for a new run.
+    """Return the step of the latest checkpoint; None for a new run.
 
     Raises:
         InputError: `resume` is "must", but there is no checkpoint; or it is "never", but there is one.
@@ -168,14 +172,14 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
         )
     if resume == "never" and latest is not None:
         raise InputError(
-            f"{checkpoints.directory}: holds checkpoints up to step {latest}, which --resume never would lose",
+            f"{checkpoints.directory}: has checkpoints up to step {latest}; a new run (--resume never) would lose them",
             advice=("choose another ", Option("workdir"), ", remove it, or --resume auto"),
         )
     return latest
 
 
 def check_shared(directory: Path, peers: Peers) -> None:
-    """Raises `InputError` if a process does not see process 0's files, for which Orbax would wait forever."""
+    """Raise `InputError` if a process does not see process 0's files, for which Orbax would wait forever."""
     name = peers.exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
     if peers.is_first:
         with files.readable_errors(directory):
@@ -186,29 +190,29 @@ def check_shared(directory: Path, peers: Peers) -> None:
     while not (seen := (directory / name).exists()) and time.monotonic() < give_up:
         time.sleep(0.1)
     all_saw = peers.exchange("work directory seen", str(seen))
-    blind = [process for process, saw in enumerate(all_saw) if saw != str(True)]
+    without_access = [process for process, saw in enumerate(all_saw) if saw != str(True)]
     if peers.is_first:
         files.remove(directory / name)
-    if blind:
+    if without_access:
         raise InputError(
-            f"{directory}: process {blind[0]} does not see what process 0 writes there",
+            f"{directory}: process {without_access[0]} does not see what process 0 writes there",
             advice=("give a ", Option("workdir"), " that all hosts share"),
         )
 
 
 @contextmanager
-def withdrawn(directory: Path, before: set[str] | None, peers: Peers) -> Iterator[None]:
+def remove_failed_start(directory: Path, before: set[str] | None, peers: Peers) -> Iterator[None]:
     """If an input error ends a new run before it logs or saves, remove the files that it wrote.
 
-    Files that were there `before` stay. The directory is removed if it was not there before.
+    Files that existed `before` stay. The directory is removed if it did not exist before.
     """
-    begins = peers.is_first and not (directory / CONFIG_FILE).exists()
+    is_new = peers.is_first and not (directory / CONFIG_FILE).exists()
     try:
         yield
     except InputError:
         with contextlib.suppress(OSError):
             written = {*os.listdir(directory)} - (before or set())
-            if begins and written <= _BEGINNING and not os.listdir(directory / CHECKPOINTS):
+            if is_new and written <= _INITIAL_FILES and not os.listdir(directory / CHECKPOINTS):
                 for entry in (directory / name for name in written):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
                 if before is None:
@@ -217,7 +221,7 @@ def withdrawn(directory: Path, before: set[str] | None, peers: Peers) -> Iterato
 
 
 @contextmanager
-def held(directory: Path, peers: Peers = ALONE) -> Iterator[None]:
+def lock_for_job(directory: Path, peers: Peers = ALONE) -> Iterator[None]:
     """Lock a work directory for a job. Process 0 holds the lock; see `locked`."""
     if not peers.is_first:
         yield

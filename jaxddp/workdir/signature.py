@@ -23,7 +23,7 @@ from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
 from jaxddp.training.checkpoints.run_identity import RunIdentity
 
 SIGNATURE_FILE = "signature.json"
-_DECODED = (1, 3, 4)
+_FILE_CHANNELS = (1, 3, 4)
 _Side = Annotated[int, Range(1, 1_000_000)]
 
 
@@ -48,7 +48,7 @@ class Signature:
 
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "Signature":
-        """Returns the signature of a run that trains on a source. It describes the images as they are evaluated."""
+        """Return the signature of a run that trains on a source. It describes the images as they are evaluated."""
         data = data.of_evaluation
         dtype, arrays = image_dtype(source, data).name, source.pixel_shape is not None
         labels = labels_of(source)
@@ -61,7 +61,7 @@ class Signature:
 
     @classmethod
     def read(cls, directory: Path) -> "Signature | None":
-        """Reads the signature of a work directory; None if the run is of an older release without one.
+        """Read the signature of a work directory; None if an older release trained the run without a signature.
 
         Raises:
             InputError: the file is damaged, or belongs to another run than config.json.
@@ -80,11 +80,11 @@ class Signature:
             dtype = checked(entries["dtype"], Literal["uint8", "uint16"], "dtype")
             # Older releases do not write `multi_label`.
             flags = {"in_memory": entries["in_memory"], "multi_label": entries.get("multi_label", False)}
-            of_images = {key: checked(value, bool, key) for key, value in flags.items()}
+            checked_flags = {key: checked(value, bool, key) for key, value in flags.items()}
             run_id, run = entries.get(RUN_ID), RunIdentity.in_workdir(directory)
             if run_id is not None and run is not None and run_id != run.id:
                 raise ValueError(f"it belongs to run {show(run_id)}, and {CONFIG_FILE} names run {run.id}")
-            return cls(**names, image_shape=shape, dtype=dtype, **of_images)
+            return cls(**names, image_shape=shape, dtype=dtype, **checked_flags)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InputError(f"{path}: is damaged ({error}); remove it to use the run's data instead") from None
 
@@ -94,7 +94,7 @@ class Signature:
         files.replace(directory / SIGNATURE_FILE, (json.dumps(content, indent=2) + "\n").encode())
 
     def pixels(self, images: np.ndarray) -> np.ndarray:
-        """Converts arrays [N, H, W, C] to pixels of this dtype.
+        """Convert arrays [N, H, W, C] to pixels of this dtype.
 
         Raises:
             InputError: the arrays have another shape or dtype; see also `as_pixels`.
@@ -115,13 +115,13 @@ class Signature:
         return images
 
     def data(self, data: DataConfig) -> DataConfig:
-        """Returns the config that reads images of this format from files.
+        """Return the config that reads images of this format from files.
 
         Raises:
             InputError: image files cannot have this shape.
         """
         height, width, channels = self.image_shape
-        if channels not in _DECODED or height != width:
+        if channels not in _FILE_CHANNELS or height != width:
             raise InputError(
                 f"the run was trained on arrays of {height}x{width} pixels with {channels} channels, which files "
                 f"cannot have; give an array, {self.dtype}[N, {height}, {width}, {channels}]"

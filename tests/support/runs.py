@@ -108,9 +108,11 @@ def train(
     made = changed(setup, {"eval": {"batch_size": setup.order.batch_size}} | dict(changes), val, **more)
     run = make_run(made, listeners, evaluators)
     if checkpoints is not None:
-        run = Session(checkpoints.directory.parent, checkpoints, resume_step).joined(run)
+        run = Session(checkpoints.directory.parent, checkpoints, resume_step).restore_into(run)
     stop = should_stop or (lambda step: False)
-    return fit(dataclasses.replace(run, keeping=dataclasses.replace(run.keeping, profile=profile, should_stop=stop)))
+    return fit(
+        dataclasses.replace(run, persistence=dataclasses.replace(run.persistence, profile=profile, should_stop=stop))
+    )
 
 
 def logged_in_two_parts(workdir: Path, train: Any, val: Any, log_to: str | list[str]) -> Path:

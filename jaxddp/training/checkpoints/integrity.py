@@ -27,23 +27,23 @@ CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a work directory."""
 MANIFEST = "manifest.json"
 INDEX = "manifests.json"
-ASIDE = ".damaged"
-"""The suffix of the directory of a damaged step that was renamed."""
+DAMAGED_SUFFIX = ".damaged"
+"""The suffix that the directory of a damaged step is given."""
 METADATA = "_CHECKPOINT_METADATA"
-"""Orbax's metadata file of a step; Orbax reads those of all steps when it opens the directory."""
-_LEAST = (METADATA, "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
-"""Orbax's files without which no checkpoint can be restored."""
+"""Orbax's metadata file of a step; Orbax reads the metadata of all steps when it opens the directory."""
+_REQUIRED_FILES = (METADATA, "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
+"""The files of Orbax that every restore needs."""
 _THREADS = 4
-_LARGE = 1 << 20
+_LARGE_FILE_BYTES = 1 << 20
 """A file of at least this many bytes is hashed before the checkpoint is complete."""
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
-Written = tuple[int, int, int, int]
+FileVersion = tuple[int, int, int, int]
 """Device, inode, size and modification time of a file. Renaming the file keeps them; writing to it changes them."""
 
 
 class Integrity:
-    """Reads, writes and compares the manifests of a directory of checkpoints.
+    """The manifests of a directory of checkpoints.
 
     Only one process writes. A file that cannot be read is treated as damaged. If a file cannot be written, InputError
     is raised.
@@ -54,7 +54,7 @@ class Integrity:
 
     Attributes:
         run: the run that the checkpoints must belong to, from config.json; None if config.json names no run.
-        fault: what is wrong with the index, or None.
+        fault: the fault of the index; None if it has none.
     """
 
     def __init__(self, directory: Path, workdir: Path | None = None):
@@ -63,13 +63,13 @@ class Integrity:
         self._writer = self.run
         self.fault: str | None = None
         self._index = Index()
-        self._another, self._of_another = Index(), ""
-        self._early: dict[Written, str] = {}
+        self._foreign_index, self._foreign_fault = Index(), ""
+        self._early_digests: dict[FileVersion, str] = {}
         # A thread writes the manifest of a step while training goes on.
         self._lock = threading.Lock()
         self._read_index()
 
-    def belong_to(self, run: RunIdentity | None) -> None:
+    def set_writer(self, run: RunIdentity | None) -> None:
         """Write manifests for this run from now on. The attribute `run` is replaced if its id differs."""
         self._writer = run
         if self.run is not None and run is not None and self.run.id != run.id:
@@ -80,10 +80,10 @@ class Integrity:
         folder = self.directory / str(step)
         with files.readable_errors(folder):
             names = sorted(_names(folder))
-            digests = dict(zip(names, _digests(folder, names, self._early), strict=True))
+            digests = dict(zip(names, _digests(folder, names, self._early_digests), strict=True))
             sizes = {name: (folder / name).stat().st_size for name in names}
         content = StepManifest(step, {name: (sizes[name], digests[name]) for name in names}, self._writer).encode()
-        self._early.clear()
+        self._early_digests.clear()
         files.replace(folder / MANIFEST, content)
         with self._lock:
             # Drop the steps that Orbax has removed.
@@ -94,62 +94,62 @@ class Integrity:
 
     @contextmanager
     def hashing_early(self, step: int) -> Iterator[None]:
-        """While a step is being written, hash those of its large files that are complete.
+        """Hash the complete large files of a step while Orbax writes the step.
 
         `write` uses the digest of a file that has not changed since, also if Orbax has renamed it.
         """
-        over = threading.Event()
-        thread = threading.Thread(target=self._hash_early, args=(step, over), name="early hashes")
+        finished = threading.Event()
+        thread = threading.Thread(target=self._hash_early, args=(step, finished), name="early hashes")
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            finished.set()
             thread.join()
 
-    def _hash_early(self, step: int, over: threading.Event) -> None:
-        last: dict[int, Written] = {}
-        while not over.wait(_LOOK_SECONDS):
+    def _hash_early(self, step: int, finished: threading.Event) -> None:
+        last: dict[int, FileVersion] = {}
+        while not finished.wait(_POLL_SECONDS):
             # Orbax adds a suffix to the step in the name of an unfinished directory. If it names the directory in
             # another way, no file is hashed early.
             with suppress(OSError):
                 candidates = [file for place in self.directory.glob(f"{step}.*") for file in _large_files(place)]
-                for file, written in candidates:
-                    # A file that is still being written changes between two looks.
-                    if last.get(written[1]) == written and written not in self._early and not over.is_set():
+                for file, version in candidates:
+                    # A file that is still being written changes between two polls.
+                    if last.get(version[1]) == version and version not in self._early_digests and not finished.is_set():
                         with files.open_regular(file) as opened:
                             digest = hashlib.file_digest(opened, "sha256").hexdigest()
-                            # The file of this name may have been replaced.
-                            if _written(os.fstat(opened.fileno())) == written:
-                                self._early[written] = digest
-                    last[written[1]] = written
+                            # Another file may have replaced the file at this path.
+                            if _file_version(os.fstat(opened.fileno())) == version:
+                                self._early_digests[version] = digest
+                    last[version[1]] = version
 
     def forget(self, step: int) -> None:
         """Remove the digest of an earlier checkpoint of a step that is about to be written."""
         with self._lock:
             removed = self._index.steps.pop(str(step), None) is not None
-            # Write the index before the first checkpoint: later, a missing index, or that of another run, counts as
-            # damage.
+            # Write the index before the first checkpoint: later, a missing index or the index of another run counts
+            # as damage.
             if removed or self._index.run_id != self._writer_id or not (self.directory / INDEX).exists():
                 self._write_index()
 
-    def has(self, step: int) -> bool:
-        """Whether a step must have a manifest.
+    def needs_manifest(self, step: int) -> bool:
+        """Return whether a step must have a manifest.
 
-        A step has none if an older release saved it, or if the run was killed before the manifest was written.
+        A step has no manifest if an older release saved it, or if the run was killed before the manifest was written.
         """
         expected = self.fault is not None or str(step) in self._index.steps
         return expected or (self.directory / str(step) / MANIFEST).exists()
 
     def run_id(self, step: int) -> str | None:
-        """Returns the id of the run that the manifest of a step names; None if it names no run or is unreadable."""
+        """Return the id of the run that the manifest of a step names; None if it names no run or is unreadable."""
         with suppress(OSError, ValueError):
             run = StepManifest.parse(files.read(self.directory / str(step) / MANIFEST)).run
             return None if run is None else run.id
         return None
 
     def check(self, step: int, *, quick: bool = False) -> str | None:
-        """Returns the first fault of a checkpoint, beginning with the name of the file; None if there is none.
+        """Return the first fault of a checkpoint, beginning with the name of the file; None if there is none.
 
         Args:
             quick: compare names and sizes only.
@@ -162,8 +162,8 @@ class Integrity:
         if not folder.is_dir():
             raise FileNotFoundError(str(folder))
         try:
-            if not self.has(step):
-                return next((f"{name} is missing" for name in _LEAST if not (folder / name).is_file()), None)
+            if not self.needs_manifest(step):
+                return next((f"{name} is missing" for name in _REQUIRED_FILES if not (folder / name).is_file()), None)
             with nullcontext() if quick else doing(f"verifying step {step:,}"):
                 return self._compare(folder, step, quick)
         except OSError as error:
@@ -198,7 +198,7 @@ class Integrity:
         return next((f"{name} does not hold what was saved" for (name, (_, was)), now in digests if now != was), None)
 
     def expect_validations(self, content: bytes) -> None:
-        """Accept this content of `validation.json`, which is about to be written, as well as its present content."""
+        """Accept new content of `validation.json`, which is about to be written, beside its present content."""
         with self._lock:
             self._index.validations = [sha256(content), *self._index.validations[:1]]
             self._write_index()
@@ -208,10 +208,10 @@ class Integrity:
         return bool(self._index.validations)
 
     def fault_of_validations(self, content: bytes) -> str | None:
-        """Returns the fault of this content of `validation.json`; None if it has none or the index lists none."""
+        """Return why the index rejects content of `validation.json`; None if the index lists this content, or none."""
         digest, digests = sha256(content), self._index.validations
-        if digest in self._another.validations:
-            return f"{INDEX}, which lists it, {self._of_another}"
+        if digest in self._foreign_index.validations:
+            return f"{INDEX}, which lists it, {self._foreign_fault}"
         return f"its SHA-256 is not that in {INDEX}" if digests and digest not in digests else None
 
     @property
@@ -224,8 +224,8 @@ class Integrity:
             if self.run is None or index.run_id in (None, self.run.id):
                 self._index = index
             else:
-                self._of_another = f"is of run {index.run_id}, and {CONFIG_FILE} names run {self.run.id}"
-                self._another, self.fault = index, self._of_another
+                self._foreign_fault = f"is of run {index.run_id}, and {CONFIG_FILE} names run {self.run.id}"
+                self._foreign_index, self.fault = index, self._foreign_fault
         except FileNotFoundError:
             if any((self.directory / str(step) / MANIFEST).exists() for step in steps_in(self.directory)):
                 self.fault = "is missing"
@@ -248,7 +248,7 @@ class Integrity:
 
 
 def steps_in(directory: Path) -> list[int]:
-    """Returns the steps that have a directory, in order, damaged or not."""
+    """Return all steps that have a directory, in order, also damaged steps."""
     try:
         names = [entry.name for entry in os.scandir(directory) if entry.is_dir()]
     except OSError:
@@ -257,7 +257,7 @@ def steps_in(directory: Path) -> list[int]:
 
 
 def _names(folder: Path) -> set[str]:
-    """Returns the relative paths of all files below a folder, without the manifest and without hidden files."""
+    """Return the relative paths of all files below a folder, without the manifest and without hidden files."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -269,14 +269,14 @@ def _names(folder: Path) -> set[str]:
     return paths - {MANIFEST}
 
 
-def _digests(folder: Path, names: list[str], known: Mapping[Written, str] | None = None) -> Iterator[str]:
-    """Yields the SHA-256 of each file in hex. A digest in `known` is used if the file has not changed."""
+def _digests(folder: Path, names: list[str], known: Mapping[FileVersion, str] | None = None) -> Iterator[str]:
+    """Yield the SHA-256 of each file in hex. A digest in `known` is used if the file has not changed."""
 
     def digest(name: str) -> str:
         file = folder / name
-        early = known.get(_written(file.stat())) if known else None
-        if early is not None:
-            return early
+        early_digest = known.get(_file_version(file.stat())) if known else None
+        if early_digest is not None:
+            return early_digest
         with files.open_regular(file) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
 
@@ -285,15 +285,15 @@ def _digests(folder: Path, names: list[str], known: Mapping[Written, str] | None
         yield from pool.map(digest, names)
 
 
-def _written(status: os.stat_result) -> Written:
+def _file_version(status: os.stat_result) -> FileVersion:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _large_files(folder: Path) -> Iterable[tuple[Path, Written]]:
-    if folder.name.endswith(ASIDE):
+def _large_files(folder: Path) -> Iterable[tuple[Path, FileVersion]]:
+    if folder.name.endswith(DAMAGED_SUFFIX):
         return
     for place, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):
-                if (written := _written(Path(place, name).stat()))[2] >= _LARGE:
-                    yield Path(place, name), written
+                if (version := _file_version(Path(place, name).stat()))[2] >= _LARGE_FILE_BYTES:
+                    yield Path(place, name), version

@@ -28,7 +28,7 @@ from jaxddp.training.checkpoints.validation_file import ValidationFile
 
 _STEPS = Range(0, 2**63 - 1)
 _DELETING_SECONDS = 0.3
-_FAILING_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0
 _log = logging.getLogger("jaxddp.training")
 
 
@@ -43,14 +43,14 @@ class Checkpoints:
 
     Args:
         peers: the processes that save and restore together.
-        keep: the number of latest checkpoints to keep, beside the best.
-        goal: the metric that decides which checkpoint is the best; the default is read from the directory.
-        read_only: change nothing, because a run may be writing to the directory.
+        keep: the number of latest checkpoints to keep, beside the best one.
+        goal: the metric by which the best checkpoint is chosen; the default is read from the directory.
+        read_only: leave the directory unchanged, because a run may be writing to it.
 
     Attributes:
         peers: see Args.
         integrity: the manifests of the checkpoints.
-        validations: the metrics of the checkpoints, which decide which one is the best.
+        validations: the metrics of the checkpoints, by which the best one is chosen.
 
     Raises:
         InputError: a file of the directory cannot be read or written.
@@ -71,42 +71,42 @@ class Checkpoints:
         self._read_only = read_only
         self._writer = ThreadPoolExecutor(1, "manifest")
         self._manifest: Future[None] | None = None
-        kept = [keep_policy.LatestN(n=keep), _Best(self.validations)]
-        to_write = {
-            "preservation_policy": keep_policy.AnyPreservationPolicy(kept),
+        policies = [keep_policy.LatestN(n=keep), _Best(self.validations)]
+        write_options = {
+            "preservation_policy": keep_policy.AnyPreservationPolicy(policies),
             # Remove the unfinished checkpoint of a killed run.
             "cleanup_tmp_directories": True,
-            # If a process does not write its part, the watchdog finds out before this timeout, and names the process.
+            # If a process does not write its part, the watchdog reports the process before this timeout.
             "async_options": ocp.AsyncOptions(
                 timeout_secs=round(peers.longest_wait), barrier_sync_fn=Barrier(ocp.multihost.get_barrier_sync_fn())
             ),
         }
-        to_read = {"read_only": True, "create": False, "save_interval_steps": 0}
+        read_options = {"read_only": True, "create": False, "save_interval_steps": 0}
         _check_metadata(self.directory)
         with reading(self.directory) if read_only else writing(self.directory):
             self._manager = _Manager(
                 self.directory,
-                options=ocp.CheckpointManagerOptions(**(to_read if read_only else to_write)),
+                options=ocp.CheckpointManagerOptions(**(read_options if read_only else write_options)),
                 # A manager that has not saved anything needs these handlers to read the checkpoints.
                 item_handlers={"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()},
             )
 
     def steps(self) -> list[int]:
-        """Returns the steps of all complete checkpoints, in order."""
+        """Return the steps of all complete checkpoints, in order."""
         return sorted(self._manager.all_steps())
 
     def latest(self) -> int | None:
-        """Returns the step of the latest complete checkpoint; None if there is none."""
+        """Return the step of the latest complete checkpoint; None if there is none."""
         return self._manager.latest_step()
 
     def best(self) -> int | None:
-        """Returns the step with the best validation, the latest of equal ones; None if no step was validated."""
+        """Return the step with the best validation, the latest of equal steps; None if no step was validated."""
         return self.validations.best(self.steps())
 
     def step(self, which: str) -> int:
-        """Returns the step that `which` names: "latest", "best" or a number.
+        """Return the step that `which` names: "latest", "best" or a number.
 
-        Raises: InputError if there is no such checkpoint. The error lists the steps that have one.
+        Raises: InputError if there is no such checkpoint. The error lists the steps that have a checkpoint.
         """
         steps = self.steps()
         named = {"latest": self.latest(), "best": self.best()}
@@ -125,14 +125,14 @@ class Checkpoints:
 
         Raises:
             NonFiniteError: the state holds a NaN or an infinity; it is not saved.
-            InputError: this checkpoint cannot be written, or the previous one could not be.
+            InputError: this checkpoint or the previous one cannot be written.
         """
         if not bool(is_sound(state)):
             latest = self.latest()
-            good = "there is no checkpoint yet" if latest is None else f"the last good one is step {latest}"
-            raise NonFiniteError(f"step {step}: the state is not finite and was not saved; {good}")
-        # If the last save failed, raise its error here, and not in Orbax's `save`. If that save failed in this process
-        # alone, Orbax would first wait for the other processes, which do not save.
+            last_saved = "there is no checkpoint yet" if latest is None else f"the last good one is step {latest}"
+            raise NonFiniteError(f"step {step}: the state is not finite and was not saved; {last_saved}")
+        # Raise the error of a failed last save here, before Orbax's `save`. If the last save failed in this process
+        # alone, `save` would first wait for the other processes, which do not save.
         self.wait()
         # An earlier checkpoint of this step may have been removed without its metrics and its digest.
         self.validations.forget(step)
@@ -160,7 +160,7 @@ class Checkpoints:
         try:
             fault = self.integrity.check(step)
             if fault is not None and self._read_only:
-                # A training run may be removing it at this moment.
+                # A training run may be removing the checkpoint at this moment.
                 time.sleep(_DELETING_SECONDS)
                 fault = self.integrity.check(step)
         except FileNotFoundError:
@@ -168,18 +168,18 @@ class Checkpoints:
                 f"{place}: was removed while it was read; the run is still training, so try again"
             ) from None
         if fault is not None:
-            sound = [str(each) for each in self.steps() if each != step and self._is_sound(each)]
-            others = f"undamaged steps: {', '.join(sound)}" if sound else "there is no other undamaged step"
+            undamaged = [str(each) for each in self.steps() if each != step and self._is_undamaged(each)]
+            others = f"undamaged steps: {', '.join(undamaged)}" if undamaged else "there is no other undamaged step"
             raise InputError(f"{place}: step {step} is damaged: {fault}; {others}")
-        if not self.integrity.has(step):
+        if not self.integrity.needs_manifest(step):
             _warn_once(f"{place}: step {step} has no manifest, so its files cannot be verified")
         elif self.integrity.run is None or self.integrity.run_id(step) is None:
-            missing = f"no {CONFIG_FILE} beside it" if self.integrity.run is None else f"no entry of its {MANIFEST}"
-            _warn_once(f"{place}: {missing} names the run, so whether step {step} is this run's cannot be compared")
+            absence = f"no {CONFIG_FILE} beside it" if self.integrity.run is None else f"no entry of its {MANIFEST}"
+            _warn_once(f"{place}: {absence} names the run, so step {step} may be of another run")
 
     @phase("restore")
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Returns the state and the progress (see `save`) of a step, with the shardings of `like`.
+        """Return the state and the progress (see `save`) of a step, with the shardings of `like`.
 
         Raises:
             InputError: the checkpoint is damaged, was removed, or is of another architecture or optimizer.
@@ -187,8 +187,8 @@ class Checkpoints:
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step) as place:
             saved = self._manager.item_metadata(step)["state"]
-            if differs := first_difference(saved, like):
-                name, saved_as, needed = differs
+            if difference := first_difference(saved, like):
+                name, saved_as, needed = difference
                 raise InputError(
                     f"{place}: the checkpoint is of another architecture or optimizer: {name} is "
                     f"{saved_as} in the checkpoint and {needed} in this run",
@@ -203,7 +203,7 @@ class Checkpoints:
 
     @phase("restore")
     def restore_as_saved(self, step: int, sharding: jax.sharding.Sharding) -> TrainState:
-        """Returns a step's state, of any architecture. All arrays get the given sharding. Raises: see `restore`."""
+        """Return a step's state, of any architecture. All arrays get the given sharding. Raises: see `restore`."""
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step):
             saved = self._manager.item_metadata(step)["state"]
@@ -215,14 +215,14 @@ class Checkpoints:
             restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
         return TrainState(**restored["state"])
 
-    @phase("save", "finishing what is saved")
+    @phase("save", "finishing the last save")
     def wait(self) -> None:
         """Wait until all checkpoints are on disk. Raises: InputError if a save in the background failed."""
         with writing(self.directory):
             self._manager.wait_until_finished()
         self._finish_manifest()
 
-    @phase("save", "finishing what is saved")
+    @phase("save", "finishing the last save")
     def close(self) -> None:
         """Finish the checkpoint that is being written. Otherwise the directory's next manager would delete it."""
         try:
@@ -233,7 +233,7 @@ class Checkpoints:
         self._finish_manifest()
 
     def _write_manifest(self, step: int) -> None:
-        """Write the manifest of a step once the checkpoint is complete; runs in a thread, while training goes on."""
+        """Write the manifest of a step once the checkpoint is complete. This runs in a thread beside training."""
         try:
             with self.integrity.hashing_early(step):
                 self._manager.wait_until_finished()
@@ -247,7 +247,7 @@ class Checkpoints:
         if pending is not None:
             pending.result()
 
-    def _is_sound(self, step: int) -> bool:
+    def _is_undamaged(self, step: int) -> bool:
         try:
             return self.integrity.check(step) is None
         except FileNotFoundError:
@@ -261,14 +261,14 @@ class Checkpoints:
             if error is None or isinstance(error, Preempted) or self.peers.is_alone:
                 self.close()
                 return
-            # Orbax would wait for the other processes, which may not save. This process waits only a few seconds, so
-            # that it can then tell the other processes why it ends.
+            # Orbax would wait for the other processes, which may not save. This process waits only a few seconds, and
+            # can then report to the other processes why it ends.
             with contextlib.suppress(TimeoutError):
-                ThreadPoolExecutor(1, "close").submit(self.close).result(_FAILING_SECONDS)
+                ThreadPoolExecutor(1, "close").submit(self.close).result(_CLOSE_SECONDS)
 
 
 def _check_metadata(directory: Path) -> None:
-    """Raises `InputError` if a step's metadata file is not a regular file. Orbax would wait forever at a FIFO."""
+    """Raise `InputError` if a step's metadata file is not a regular file. Orbax would wait forever at a FIFO."""
     for step in steps_in(directory):
         if (metadata := directory / str(step) / METADATA).exists():
             with files.reading(metadata, f"move the directory of step {step} away"):
@@ -283,12 +283,12 @@ def _warn_once(line: str) -> None:
 
 class _Manager(ocp.CheckpointManager):
     def reached_preemption(self, step: int) -> bool:
-        """Returns False without a call of JAX. JAX counts these calls, so only `stop_on_sigterm` may make them."""
+        """Return False without a call of JAX. JAX counts these calls, so only `stop_on_sigterm` may make them."""
         return False
 
 
 class _Best(keep_policy.PreservationPolicy):
-    """Keeps the checkpoint with the best validation. Orbax asks the policy when it saves another checkpoint."""
+    """A policy that keeps the checkpoint with the best validation. Orbax calls it at each save."""
 
     def __init__(self, validations: ValidationFile):
         self.validations = validations

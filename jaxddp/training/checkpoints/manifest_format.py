@@ -29,7 +29,7 @@ class StepManifest:
 
     @classmethod
     def parse(cls, data: bytes) -> "StepManifest":
-        """Reads the content of the file. Raises: ValueError if the content is invalid."""
+        """Read the content of the file. Raises: ValueError if the content is invalid."""
         content = unsealed(data)
         step, entries, run = content.get("step"), content.get("files"), content.get("run")
         if type(step) is not int or not isinstance(entries, dict):
@@ -38,13 +38,13 @@ class StepManifest:
         return cls(step, files, None if run is None else RunIdentity.parse(run))
 
     def encode(self) -> bytes:
-        """Returns the content of the file."""
+        """Return the content of the file."""
         files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in self.files.items()}
         run = {} if self.run is None else {"run": self.run.plain()}
         return sealed({"step": self.step, **run, "files": files})
 
     def differs(self, step: int, run: RunIdentity | None) -> str | None:
-        """Returns why the manifest is not of this step and run; None if it is. An unknown run is not compared."""
+        """Return why the manifest is not of this step and run; None if it is. An unknown run is not compared."""
         if self.run is not None and run is not None and (other := self.run.differs(run)) is not None:
             return other
         return f"its manifest is of step {self.step}" if self.step != step else None
@@ -66,7 +66,7 @@ class Index:
 
     @classmethod
     def parse(cls, data: bytes) -> "Index":
-        """Reads the content of the file. Raises: ValueError if the content is invalid."""
+        """Read the content of the file. Raises: ValueError if the content is invalid."""
         content = unsealed(data)
         steps, validations, run_id = content.get("steps"), content.get("validations"), content.get(RUN_ID)
         if not isinstance(steps, dict) or not all(isinstance(digest, str) for digest in steps.values()):
@@ -78,18 +78,18 @@ class Index:
         return cls(steps, validations, run_id)
 
     def encode(self) -> bytes:
-        """Returns the content of the file."""
+        """Return the content of the file."""
         run = {} if self.run_id is None else {RUN_ID: self.run_id}
         return sealed({**run, "steps": self.steps, "validations": self.validations})
 
 
 def sha256(data: bytes) -> str:
-    """Returns the SHA-256 of bytes in hex."""
+    """Return the SHA-256 of bytes in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def _path(name: str) -> str:
-    """Returns the name. Raises: ValueError if it is not a relative path below the step's directory."""
+    """Return a file's path. Raises: ValueError if it is not a relative path below the step's directory."""
     path = PurePosixPath(name)
     os.fsencode(name)  # raises for a lone surrogate
     if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
@@ -105,13 +105,13 @@ def _entry(name: str, entry: Any) -> tuple[int, str]:
 
 
 def sealed(content: dict[str, Any]) -> bytes:
-    """Returns content as JSON, with the SHA-256 of the content as a further entry."""
+    """Return content as JSON, with the SHA-256 of the content as a further entry."""
     seal = sha256(json.dumps(content).encode())
     return (json.dumps({**content, _SEAL: seal}, indent=1) + "\n").encode()
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """Returns the content of `sealed` bytes. Raises: ValueError if the SHA-256 in them does not match the content."""
+    """Return the content of `sealed` bytes. Raises: ValueError if the SHA-256 in them does not match the content."""
     try:
         content = json.loads(data)
         del content[_SEAL]

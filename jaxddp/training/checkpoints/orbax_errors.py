@@ -17,34 +17,34 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Option
 from jaxddp.core.phases import committing
 
-UNFINISHED = ".orbax-checkpoint-tmp"
+UNFINISHED_SUFFIX = ".orbax-checkpoint-tmp"
 """The usual suffix of directories that Orbax has not finished."""
 # TensorStore, which writes the arrays, raises a ValueError whose text contains `_OS_ERROR`. If a file that it or
 # Orbax wrote is gone, the text starts with one of `_GONE`.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
 _GONE = ("NOT_FOUND: ", "No ArrayMetadata found ", "Checkpoint directory does not exist")
-_UNFINISHED = re.compile(rf"(/[^\s'\"]*{UNFINISHED})")
+_UNFINISHED = re.compile(rf"(/[^\s'\"]*{UNFINISHED_SUFFIX})")
 # The errors of Orbax and TensorStore for damaged files.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError)
-# Modules of Orbax that log an error of a save in each thread, although they also raise it.
+# Modules of Orbax that both log and raise the error of a failed save, in each thread.
 _RAISING_MODULES = ("future", "async_checkpointer", "checkpoint_manager")
 
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Context that turns an error in writing a file into an `InputError` of one line, and shortens Orbax's logs."""
-    _keep_threads_brief()
+    """Turn an error in writing a file in the block into an `InputError` of one line, and shorten Orbax's logs."""
+    _shorten_thread_logs()
     with files.readable_errors(directory):
         try:
             yield
         except ValueError as error:
-            if (of_file := _of_file(error)) is None:
+            if (file_error := _file_error(error)) is None:
                 raise
-            raise of_file from error
+            raise file_error from error
 
 
-def _of_file(error: BaseException | None) -> OSError | None:
-    """Returns a file error as an OSError, and None for any other error."""
+def _file_error(error: BaseException | None) -> OSError | None:
+    """Return a file error as an OSError; None for any other error."""
     if isinstance(error, OSError):
         return error
     if not isinstance(error, ValueError):
@@ -60,30 +60,30 @@ def _of_file(error: BaseException | None) -> OSError | None:
 
 
 @functools.cache
-def _keep_threads_brief() -> None:
-    """Shorten what Orbax's threads log about file errors, for as long as the process lives.
+def _shorten_thread_logs() -> None:
+    """Shorten the log records of Orbax's threads about file errors, until the process ends.
 
-    With a full disk they print 20 tracebacks and more, some of them after the save has failed. An error that is not
+    On a full disk, the threads log 20 or more tracebacks, some of them after the save has failed. An error that is not
     about a file keeps its traceback.
     """
-    logging.getLogger("absl").addFilter(_shortened)
+    logging.getLogger("absl").addFilter(_shorten_record)
     previous = sys.unraisablehook
 
     def unraisable(raised: "sys.UnraisableHookArgs") -> None:
-        # After an error has closed an event loop, TensorStore may still finish a write that the loop waited for. The
-        # second error is not reported.
+        # After an error has closed an event loop, TensorStore may still finish a write that the loop waited for. Do
+        # not report the error that follows.
         if not (isinstance(raised.exc_value, RuntimeError) and str(raised.exc_value) == "Event loop is closed"):
             previous(raised)
 
     sys.unraisablehook = unraisable
 
 
-def _shortened(record: logging.LogRecord) -> bool:
-    """A log filter: shortens a record about a file error to one line, and drops records that repeat another error."""
-    error = _of_file(record.exc_info[1]) if record.exc_info else None
+def _shorten_record(record: logging.LogRecord) -> bool:
+    """Shorten a log record about a file error to one line. Returns False for a record that repeats an error."""
+    error = _file_error(record.exc_info[1]) if record.exc_info else None
     if error is None:
-        # Drops warnings about missing files of an unfinished step: the error that they cause is clearer.
-        return record.levelno >= logging.ERROR or UNFINISHED not in record.getMessage()
+        # Drop warnings about missing files of an unfinished step: the error that follows is clearer.
+        return record.levelno >= logging.ERROR or UNFINISHED_SUFFIX not in record.getMessage()
     if record.module in _RAISING_MODULES:
         return False
     record.msg, record.args = f"{record.getMessage()}: {error.strerror or type(error).__name__}", ()
@@ -92,7 +92,7 @@ def _shortened(record: logging.LogRecord) -> bool:
 
 
 class Wait(Protocol):
-    """Waits until all processes wait with the same key. Raises: any error if a process does not within `timeout_ms`."""
+    """A function that waits until all processes wait with the same key. Raises: an error after `timeout_ms`."""
 
     def __call__(self, *, key: str, timeout_ms: int) -> None: ...
 
@@ -119,7 +119,7 @@ class Barrier:
 
 @contextmanager
 def reading(directory: Path) -> Iterator[None]:
-    """Context that turns an error in reading a file into an `InputError` of one line, and hides Orbax's warnings."""
+    """Turn an error in reading a file in the block into an `InputError` of one line, and hide Orbax's warnings."""
     log = logging.getLogger("absl")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -132,7 +132,7 @@ def reading(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def restoring(directory: Path, step: int) -> Iterator[Path]:
-    """Context that turns errors of a step's checkpoint into InputError or Unreachable; yields the step's directory."""
+    """Turn errors of a step's checkpoint in the block into InputError or Unreachable. Yields the step's directory."""
     place = directory / str(step)
     try:
         yield place
@@ -141,8 +141,8 @@ def restoring(directory: Path, step: int) -> Iterator[Path]:
     except _UNREADABLE as error:
         if isinstance(error, TimeoutError) and error.errno is None:
             raise  # A wait for another process timed out.
-        if (of_file := _of_file(error)) is not None:
-            files.check_server(place, of_file)
+        if (file_error := _file_error(error)) is not None:
+            files.check_server(place, file_error)
         if not place.is_dir():
             raise InputError(
                 f"{place}: was removed while it was read; the run is still training, so try again"

@@ -49,7 +49,7 @@ class RunIdentity:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "RunIdentity | None":
-        """Returns the identity in the content of a config.json; None if it has no id, as in older releases."""
+        """Return the identity in the content of a config.json; None if it has no id, as in older releases."""
         flat = flatten(dict(config))
         if not isinstance(run_id := flat.get(RUN_ID), str) or not run_id:
             return None
@@ -59,7 +59,7 @@ class RunIdentity:
 
     @classmethod
     def in_workdir(cls, directory: Path) -> "RunIdentity | None":
-        """Returns the identity of a work directory's run; None if config.json names no run or is unreadable."""
+        """Return the identity of a work directory's run; None if config.json names no run or is unreadable."""
         with suppress(OSError, ValueError, RecursionError):
             content = json.loads(files.read(directory / CONFIG_FILE))
             return cls.of(content) if isinstance(content, dict) else None
@@ -67,18 +67,18 @@ class RunIdentity:
 
     @classmethod
     def parse(cls, entry: Any) -> "RunIdentity":
-        """Returns the identity that `plain` wrote. Raises: ValueError if the entry is not a run's identity."""
+        """Return the identity that `plain` wrote. Raises: ValueError if the entry is not a run's identity."""
         names = {field.name for field in fields(cls)}
         if not isinstance(entry, dict) or entry.keys() != names or not all(isinstance(v, str) for v in entry.values()):
             raise ValueError(f"its run is {show(entry)}")
         return cls(**entry)
 
     def plain(self) -> dict[str, str]:
-        """Returns the identity as a dict, to be written as JSON."""
+        """Return the identity as a dict, to be written as JSON."""
         return asdict(self)
 
     def differs(self, config: "RunIdentity") -> str | None:
-        """Returns why a checkpoint of this run does not belong to the run of config.json; None if it does."""
+        """Return why a checkpoint of this run does not belong to the run of config.json; None if it does."""
         if self.id != config.id:
             return f"it belongs to run {self.id}, and {CONFIG_FILE} names run {config.id}; restore the right one"
         if self.keys == config.keys and self.values != config.values:
@@ -91,7 +91,7 @@ def _digest(values: list[Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value with integers for floats that are whole, so that 1 and 1.0 have the same digest."""
+    """Return a value with whole floats replaced by integers, so that 1 and 1.0 have the same digest."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -14,7 +14,7 @@ from jaxddp.training.checkpoints.integrity import Integrity
 
 VALIDATION_FILE = "validation.json"
 _GOAL = "goal"
-_ADVICE = "remove it; the best checkpoint is then unknown, so copy that checkpoint first"
+_ADVICE = "remove it; the best checkpoint is then unknown, so copy the best checkpoint first"
 _log = logging.getLogger("jaxddp.training")
 
 Metrics = dict[str, float | None]
@@ -24,8 +24,8 @@ class ValidationFile:
     """The `flat` metrics of each validated step, and the goal by which the run compares them.
 
     Args:
-        integrity: holds the digest of the file. It is None on all processes but the first: these only read the file,
-            and a network file system may show them an older version.
+        integrity: holds the digest of the file. It is None on processes that only read the file (all but the first),
+            because a network file system may show them an older version.
         goal: the goal of the run that writes the file; None takes the goal in the file, or the default goal.
 
     Raises:
@@ -47,7 +47,7 @@ class ValidationFile:
         return sorted(self._known)
 
     def of(self, step: int) -> Metrics:
-        """Returns the metrics of a step; empty if it was not validated."""
+        """Return the metrics of a step; empty if it was not validated."""
         return self._known.get(step, {})
 
     def put(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -71,7 +71,7 @@ class ValidationFile:
             self._write()
 
     def best(self, steps: Iterable[int]) -> int | None:
-        """Returns the best of these steps; the latest if several are equal, None if none was validated."""
+        """Return the best of these steps; the latest if several are equal, None if none was validated."""
         goal = self.goal
         measured = {step: value for step in self.steps if (value := self.of(step).get(goal.metric)) is not None}
         values = dict(zip(measured, goal.values(measured.values()), strict=True))

@@ -15,7 +15,7 @@ CONFUSION = "confusion.csv"
 
 
 class ConfusionTable(Listener):
-    """Writes `confusion.csv` after each validation: a row for each class, with the step in the first field of the file.
+    """A logger of `confusion.csv`, written after each validation: a row for each class; the first field holds the step.
 
     A row holds the class, its accuracy (empty for a class without images), its number of images, and how many of them
     were predicted as each class. Raises: InputError if the file cannot be written.
@@ -24,11 +24,11 @@ class ConfusionTable(Listener):
     wants_metrics = ("confusion",)
 
     def __init__(self, directory: Path, *, guard_formulas: bool = False):
-        self._file, self._guards = directory / CONFUSION, guard_formulas
+        self._file, self._guard_formulas = directory / CONFUSION, guard_formulas
         self._names: tuple[str, ...] = ()
 
     def start(self, run: RunStart) -> None:
-        self._names = tuple(map(as_text, run.class_names)) if self._guards else run.class_names
+        self._names = tuple(map(as_text, run.class_names)) if self._guard_formulas else run.class_names
         files.create(self._file.parent)
 
     def evaluation(self, record: EvaluationRecord) -> None:
@@ -37,7 +37,7 @@ class ConfusionTable(Listener):
 
 
 def confusion_csv(matrix: np.ndarray, names: tuple[str, ...], step: int) -> bytes:
-    """Returns a confusion matrix int[K, K], with labels in rows, as CSV with class names."""
+    """Return a confusion matrix int[K, K], with labels in rows, as CSV with class names."""
     text = io.StringIO()
     write = csv.writer(text, lineterminator="\n").writerow
     write([f"step {step}", "accuracy", "images", *names])

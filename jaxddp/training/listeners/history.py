@@ -21,11 +21,11 @@ Part = Literal["train", "epochs", "val", "val_ema"]
 
 
 class History(RowListener):
-    """Collects the metrics of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
+    """The metrics of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
 
     `history.val_ema` holds the metrics of averaged parameters. Each of these is a dict of arrays, which is empty if
     there are no rows; see `jaxddp.training.listeners.metric_rows.Series`. A notebook shows a history as its curves. A
-    resumed run continues the history after the restored step; a run from step 0 starts an empty one.
+    resumed run continues the history after the restored step; a run from step 0 starts with an empty history.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class History(RowListener):
 
     @classmethod
     def read(cls, workdir: str | Path) -> "History":
-        """Reads the history from the metrics.jsonl of a work directory, whose run may still be training.
+        """Read the history from the metrics.jsonl of a work directory, whose run may still be training.
 
         Raises:
             InputError: there is no such file, it cannot be read, or a line is not a row of metrics.
@@ -67,11 +67,11 @@ class History(RowListener):
         return series(self._rows).val_ema
 
     def to_frame(self, part: Part | None = None) -> "DataFrame":
-        """Returns the metrics as a pandas DataFrame, in the order in which they were logged.
+        """Return the metrics as a pandas DataFrame, in the order in which they were logged.
 
         Without `part` it has all rows, with the columns of metrics.jsonl: `step` (int64), `epoch`, `split` ("train",
         "val", …), `loss`, …; the means of an epoch begin with `epoch_`. With a part it has the columns of `train`,
-        `epochs`, `val` or `val_ema`. Numbers are float64, NaN where a row has none.
+        `epochs`, `val` or `val_ema`. Numbers are float64, NaN where a row has no value.
 
         Raises:
             InputError: `part` is not one of these names, or pandas is not installed.
@@ -85,7 +85,7 @@ class History(RowListener):
         return pd.DataFrame(table(self._rows))
 
     def plot(self) -> Any:
-        """Returns the curves as a matplotlib Figure."""
+        """Return the curves as a matplotlib Figure."""
         from jaxddp.training import pictures
 
         return pictures.figure(series(self._rows))

@@ -20,11 +20,11 @@ RESULT = "result.json"
 
 
 class JsonLines(RowListener):
-    """Writes `metrics.jsonl`, a line for every logged step and finished evaluation, and `result.json`.
+    """The logger of `metrics.jsonl`, a line for every logged step and finished evaluation, and of `result.json`.
 
     A line is passed to the operating system before the next step. A resumed run continues the file: lines after the
-    restored step and an incomplete last line are removed, and the rest stays as it is. A run from step 0 replaces both
-    files. Raises: InputError if a file cannot be read or written, or `metrics.jsonl` is of another run.
+    restored step and an incomplete last line are removed, and all other lines stay. A run from step 0 replaces both
+    files. Raises: InputError if a file cannot be read or written, or `metrics.jsonl` belongs to another run.
     """
 
     def __init__(self, directory: Path):
@@ -34,17 +34,17 @@ class JsonLines(RowListener):
     def start(self, run: RunStart) -> None:
         self._run = run
         files.create(self._metrics.parent)
-        # If nothing more is trained or validated, the result of the run stays as it is.
-        self._ended = None
+        # If nothing more is trained or validated, the result of the run stays unchanged.
+        self._previous_result = None
         if run.start_step and self._result.exists():
             with files.reading(self._result, "remove it"):
-                self._ended = files.read(self._result)
+                self._previous_result = files.read(self._result)
         files.remove(self._result)
         kept = _rewind(self._metrics, run)
         self._validations = {row["split"]: row for row in kept if row["split"] != "train"}
 
     def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
-        self._ended, split = None, row["split"]
+        self._previous_result, split = None, row["split"]
         # If a run ends after this line of a validation was written, but before its metrics were saved with the
         # checkpoint, the resumed run validates again. The line must not be written twice.
         if self._validations.get(split, {}).get("step") != row["step"]:
@@ -53,8 +53,8 @@ class JsonLines(RowListener):
             self._validations[split] = row
 
     def end(self, run: RunEnd) -> None:
-        if self._ended is not None and run.status in ("done", "stopped"):
-            files.replace(self._result, self._ended)
+        if self._previous_result is not None and run.status in ("done", "stopped"):
+            files.replace(self._result, self._previous_result)
             return
         result: Row = {"status": run.status, "step": run.step}
         result |= {"devices": self._run.devices, "processes": self._run.processes, VAL: None}
@@ -69,14 +69,14 @@ class JsonLines(RowListener):
 
 
 def _metrics(validation: Mapping[str, Any]) -> Row:
-    """Returns the metrics and the count of a validation; None for a value that was not finite."""
+    """Return the metrics and the count of a validation; None for a value that was not finite."""
     names = [name for name in validation if name not in ("step", "epoch", "split", "count", "seconds")]
     metrics = {name: None if validation[name] is None else float(validation[name]) for name in names}
     return metrics | {"count": int(validation.get("count") or 0)}
 
 
 def encode(row: Row) -> bytes:
-    """Returns a row as a line of JSON with all digits of numbers, and `null` for a number that is not finite."""
+    """Return a row as a line of JSON with all digits of numbers, and `null` for a number that is not finite."""
     return (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
 
 
@@ -87,20 +87,20 @@ def _finite(value: object) -> object:
 
 
 def _rewind(path: Path, run: RunStart) -> list[Row]:
-    """Removes the lines after the run's first step from the file at `path`, and returns the rows that stay."""
+    """Remove the lines after the run's first step from the file at `path`, and return the rows that stay."""
     if run.start_step == 0 or not path.exists():
         files.replace(path, b"")
         return []
     kept = [(line, row) for line, row in parse(path) if row["step"] <= run.start_step]
-    _check_own(path, [row for _, row in kept], run.logged)
+    _check_same_run(path, [row for _, row in kept], run.logged)
     content = b"".join(line for line, _ in kept)
     if len(content) != path.stat().st_size:
         files.replace(path, content)
     return [row for _, row in kept]
 
 
-def _check_own(path: Path, kept: list[Row], logged: Mapping[str, Any] | None) -> None:
-    """Raises `InputError` if the rows have another loss for the last logged step than the checkpoint."""
+def _check_same_run(path: Path, kept: list[Row], logged: Mapping[str, Any] | None) -> None:
+    """Raise `InputError` if the rows have another loss for the last logged step than the checkpoint."""
     if logged is None:
         return
     step, loss = logged["step"], _finite(logged["loss"])

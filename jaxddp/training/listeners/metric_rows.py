@@ -33,7 +33,7 @@ class Series(NamedTuple):
 
 
 class RowListener(Listener):
-    """A listener that takes a row for each logged step and each finished evaluation."""
+    """A listener that receives a row for each logged step and each finished evaluation."""
 
     def step(self, record: StepRecord) -> None:
         self.log(step_row(record))
@@ -43,12 +43,12 @@ class RowListener(Listener):
             self.log(evaluation_row(record), record.predictions)
 
     def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
-        """Take a row. The row of an evaluation may come with predictions to show."""
+        """Handle a row. The row of an evaluation may have predictions."""
         raise NotImplementedError
 
 
 def step_row(record: StepRecord) -> Row:
-    """Returns the row of a logged step, without unknown values. At the end of an epoch it has also `epoch_loss`, …"""
+    """Return the row of a logged step, without unknown values. At the end of an epoch it has also `epoch_loss`, …"""
     row: Row = {"step": int(record.step), "epoch": float(record.epoch), "split": "train"}
     row |= {name: float(value) for name, value in record.metrics.items()}
     if record.learning_rate is not None:
@@ -66,19 +66,19 @@ def step_row(record: StepRecord) -> Row:
 
 
 def evaluation_row(record: EvaluationRecord) -> Row:
-    """Returns the row of a finished evaluation."""
+    """Return the row of a finished evaluation."""
     row: Row = {"step": int(record.step), "epoch": float(record.epoch), "split": record.split}
     row |= {name: float(value) for name, value in record.metrics.items()}
     return row | {"count": int(record.seen), "seconds": float(record.seconds)}
 
 
 def scalars(row: Row) -> Row:
-    """Returns the numbers of a row by the names for loggers: `train/loss`, `train/epoch_top1`, `val/loss`, …"""
+    """Return the numbers of a row by the names for loggers: `train/loss`, `train/epoch_top1`, `val/loss`, …"""
     return {f"{row['split']}/{name}": value for name, value in row.items() if name not in ("step", "split")}
 
 
 def series(rows: Iterable[Row]) -> Series:
-    """Returns the columns of logged steps, finished epochs and evaluations."""
+    """Return the columns of logged steps, finished epochs and evaluations."""
     rows = list(rows)
     train = [row for row in rows if row["split"] == "train"]
     steps = [{name: value for name, value in row.items() if not name.startswith(EPOCH_PREFIX)} for row in train]
@@ -88,7 +88,7 @@ def series(rows: Iterable[Row]) -> Series:
 
 
 def table(rows: Iterable[Row]) -> Columns:
-    """Returns all rows as columns: `step` int64[n], `epoch`, `split` (strings), and every other name of a row."""
+    """Return all rows as columns: `step` int64[n], `epoch`, `split` (strings), and every other name of a row."""
     rows = list(rows)
     columns = {name: np.zeros(0, np.int64 if name == "step" else np.float64) for name in ("step", "epoch")}
     columns |= {"split": np.array([row["split"] for row in rows], object)}
@@ -96,7 +96,7 @@ def table(rows: Iterable[Row]) -> Columns:
 
 
 def parse(path: Path) -> list[tuple[bytes, Row]]:
-    """Returns the lines of a `metrics.jsonl`, with their newline, and their rows.
+    """Return the lines of a `metrics.jsonl`, with their newline, and their rows.
 
     An incomplete last line, which a killed run may leave, is left out.
 
@@ -104,7 +104,7 @@ def parse(path: Path) -> list[tuple[bytes, Row]]:
         InputError: the file cannot be read, or a line is not a row.
     """
     with files.reading(path, "give a run's metrics.jsonl"):
-        *lines, _torn = files.read(path).split(b"\n")
+        *lines, _incomplete = files.read(path).split(b"\n")
     return [(line + b"\n", _parse_line(path, number, line)) for number, line in enumerate(lines, 1)]
 
 
@@ -132,5 +132,5 @@ def _epoch_means(row: Row) -> Row:
 def _columns(rows: Iterable[Row]) -> Columns:
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row if name != "split")
-    kinds = {"step": np.int64}
-    return {name: np.array([row.get(name) for row in rows], kinds.get(name, np.float64)) for name in names}
+    dtypes = {"step": np.int64}
+    return {name: np.array([row.get(name) for row in rows], dtypes.get(name, np.float64)) for name in names}

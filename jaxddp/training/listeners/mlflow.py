@@ -18,12 +18,12 @@ _STATUSES = {
     **{"done": "FINISHED", "stopped": "FINISHED"},
     **{"failed": "FAILED", "preempted": "KILLED", "interrupted": "KILLED"},
 }
-_MOST_PARAMS, _MOST_METRICS = 100, 1000
+_MAX_PARAMS, _MAX_METRICS = 100, 1000
 """The limits of one MLflow request."""
-_LONGEST_PARAM = 6000
+_MAX_PARAM_LENGTH = 6000
 _SECONDS_BETWEEN = 1.0
 """Seconds between two requests: a request takes tens of milliseconds, during which the devices may be idle."""
-_UNLESS_SET = {
+_ENVIRONMENT_DEFAULTS = {
     # Training waits for each request. Without a server, a request fails after seconds with these values, and after 15
     # minutes with MLflow's defaults.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -35,22 +35,22 @@ _UNLESS_SET = {
 
 
 class MLflow(TrackingLogger):
-    """Logs the rows of metrics.jsonl as `train/loss`, `val/top1`, …, the config as parameters, predictions as pictures.
+    """A logger of the rows of metrics.jsonl as `train/loss`, …, of the config as parameters, and of predicted images.
 
     The environment names the server (`MLFLOW_TRACKING_URI`, …); the default is mlflow.db in the current directory. The
     config or the environment (`MLFLOW_EXPERIMENT_NAME`, …) names the experiment; the default is "jaxddp". The run is
-    named by the config, or after its work directory. A step that a resumed run repeats has a second point. MLflow's
+    named by the config, or after its work directory. A step that a resumed run repeats is logged twice. MLflow's
     parameters cannot change, so a setting that a resumed run changes is logged as a tag of the same name.
     """
 
     library = "mlflow"
     _client: Any = None
     _id = ""
-    _sent = 0.0
+    _last_sent = 0.0
 
     def open(self, saved_id: str | None, recorded: Mapping[str, Any]) -> str:
         self._unsent: list[Any] = []
-        for name, value in _UNLESS_SET.items():
+        for name, value in _ENVIRONMENT_DEFAULTS.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
@@ -64,7 +64,7 @@ class MLflow(TrackingLogger):
             self._id = saved_id
         return self._id
 
-    def opened(self, recorded: Mapping[str, Any]) -> None:
+    def finish_open(self, recorded: Mapping[str, Any]) -> None:
         # The URI may contain a password.
         print(on_screen(f"mlflow: run {self._id} at {re.sub(r'//[^/]*@', '//', self._client.tracking_uri)}"))
         self._log_params({name: str(value) for name, value in recorded.items()})
@@ -74,7 +74,7 @@ class MLflow(TrackingLogger):
 
         now = int(time.time() * 1000)
         self._unsent += [Metric(name, value, now, row["step"]) for name, value in scalars(row).items()]
-        if row["split"] != "train" or time.monotonic() - self._sent >= _SECONDS_BETWEEN:
+        if row["split"] != "train" or time.monotonic() - self._last_sent >= _SECONDS_BETWEEN:
             self._send()
         if predictions is not None:
             from jaxddp.training.pictures import prediction_pixels
@@ -101,24 +101,24 @@ class MLflow(TrackingLogger):
         from mlflow.entities import Param, RunTag
 
         # MLflow truncates longer values, and a truncated value would look changed when the run is resumed.
-        params = {name: value[:_LONGEST_PARAM] for name, value in params.items()}
+        params = {name: value[:_MAX_PARAM_LENGTH] for name, value in params.items()}
         logged = self._client.get_run(self._id).data.params
         new = [Param(name, value) for name, value in params.items() if name not in logged]
-        for some in _cut(new, _MOST_PARAMS):
-            self._client.log_batch(self._id, params=some, synchronous=True)
+        for batch in _batches(new, _MAX_PARAMS):
+            self._client.log_batch(self._id, params=batch, synchronous=True)
         changed = [name for name, value in logged.items() if params.get(name, value) != value]
-        for some in _cut([RunTag(name, params[name]) for name in changed], _MOST_PARAMS):
-            self._client.log_batch(self._id, tags=some, synchronous=True)
+        for batch in _batches([RunTag(name, params[name]) for name in changed], _MAX_PARAMS):
+            self._client.log_batch(self._id, tags=batch, synchronous=True)
 
     def _send(self) -> None:
         unsent, self._unsent = self._unsent, []
-        for some in _cut(unsent, _MOST_METRICS):
-            self._client.log_batch(self._id, metrics=some, synchronous=True)
-        self._sent = time.monotonic()
+        for batch in _batches(unsent, _MAX_METRICS):
+            self._client.log_batch(self._id, metrics=batch, synchronous=True)
+        self._last_sent = time.monotonic()
 
 
-def _cut(entries: list[Any], most: int) -> Iterator[list[Any]]:
-    return (entries[at : at + most] for at in range(0, len(entries), most))
+def _batches(entries: list[Any], size: int) -> Iterator[list[Any]]:
+    return (entries[at : at + size] for at in range(0, len(entries), size))
 
 
 LOGGERS.add("mlflow")(MLflow.of)

@@ -1,4 +1,4 @@
-"""Calls the listeners of a run in order. Only the failure of the metrics.jsonl logger ends the run."""
+"""Calls the listeners of a run in order. Of the loggers, only metrics.jsonl ends the run if it fails."""
 
 import logging
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from jaxddp.registry import LOGGERS
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import JsonLines
 
-_LONGEST_REASON = 300
+_MAX_REASON_LENGTH = 300
 _log = logging.getLogger("jaxddp.training")
 
 
 def make_loggers(config: Config, workdir: Path) -> list[Listener]:
-    """Returns the loggers of `log.to`; they write nothing before the run starts.
+    """Return the loggers of `log.to`; they write nothing before the run starts.
 
     Raises:
         InputError: a name is unknown, the library of a logger is not installed, or `LogConfig.check` raises it.
@@ -31,7 +31,7 @@ def make_loggers(config: Config, workdir: Path) -> list[Listener]:
 
 
 class Notifier:
-    """Calls the methods of `jaxddp.training.events.Listener`; skips listeners whose `start` did not return."""
+    """The listeners of a run, and the calls of their methods. Listeners whose `start` did not return are skipped."""
 
     def __init__(self, listeners: Sequence[Any]):
         self._listeners, self._started = listeners, list[Any]()
@@ -49,7 +49,7 @@ class Notifier:
                 _call(listener, method, record)
 
     def fail(self, record: RunEnd, error: BaseException) -> None:
-        """Call `end` of each listener; if one raises, a note about it is added to the error that ended the run."""
+        """Call `end` of each listener. Add a note about each failure to the error that ended the run."""
         with phase("listeners"):
             for listener in self._started:
                 try:
@@ -65,7 +65,7 @@ class OptionalLogger(Listener):
 
     def __init__(self, name: str, logger: Any):
         self.name, self._logger = name, logger
-        self._step, self._failed = 0, None
+        self._step, self._failed_logger = 0, None
         self.wants_predictions = getattr(logger, "wants_predictions", 0)
         self.wants_metrics = getattr(logger, "wants_metrics", ())
 
@@ -81,20 +81,20 @@ class OptionalLogger(Listener):
         self._try("evaluation", record)
 
     def end(self, run: RunEnd) -> None:
-        failed = self._failed
+        failed_logger = self._failed_logger
         self._try("end", run)
         # Without `end`, a tracking service would show the run as still running. A second failure is not logged.
         with suppress(Exception):
-            _call(failed, "end", run)
+            _call(failed_logger, "end", run)
 
     def _try(self, method: str, record: Any) -> None:
         try:
             _call(self._logger, method, record)
-        # Some libraries end the process where they find no server.
+        # Some libraries end the process if they find no server.
         except (Exception, SystemExit) as error:
-            self._failed, self._logger = self._logger, None
-            kind = "" if isinstance(error, JaxddpError) else f"{type(error).__name__}: "
-            reason = " ".join(f"{kind}{error}".split())[:_LONGEST_REASON]
+            self._failed_logger, self._logger = self._logger, None
+            error_type = "" if isinstance(error, JaxddpError) else f"{type(error).__name__}: "
+            reason = " ".join(f"{error_type}{error}".split())[:_MAX_REASON_LENGTH]
             _log.warning(f"the logger {self.name} failed at step {self._step} ({reason}) and is left out from here on")
 
 

@@ -12,7 +12,7 @@ PARAMETERS = "parameters.txt"
 
 
 class ParameterOverview(Listener):
-    """Writes `parameters.txt` at the start of a run. Raises: InputError if the file cannot be written."""
+    """A logger that writes `parameters.txt` at the start of a run. Raises: InputError if the file cannot be written."""
 
     def __init__(self, directory: Path):
         self._path = directory / PARAMETERS
@@ -20,7 +20,7 @@ class ParameterOverview(Listener):
     def start(self, run: RunStart) -> None:
         if run.params is None:
             return
-        # Only a run with an overview needs clu.
+        # Imported here, because only this logger needs clu.
         from clu import parameter_overview
 
         leaves, _ = jax.tree_util.tree_flatten_with_path(run.params)

@@ -1,4 +1,4 @@
-"""Reports the process of a job that makes the others wait."""
+"""Reports the process of a job that makes the other processes wait."""
 
 import contextlib
 import logging
@@ -11,42 +11,42 @@ from jaxddp.core.peers import Peers
 from jaxddp.training.events import Listener, RunStart, StepRecord
 from jaxddp.training.listeners.step_seconds import FILE, SlowPhase, Spent, StepSeconds
 
-LOOK_SECONDS = 30.0
+COMPARISON_SECONDS = 30.0
 """Seconds between two comparisons: long enough that single slow steps do not matter."""
-_AGAIN_SECONDS = 600.0
+_LOG_SECONDS = 600.0
 _log = logging.getLogger("jaxddp.training")
 
 
 class SlowProcesses(Listener):
-    """Compares where the processes spend their time; logs a slow process with a table, at most every ten minutes."""
+    """A listener that compares the time of processes by phase. It logs a slow process, at most every ten minutes."""
 
     def __init__(self, peers: Peers):
         self._peers = peers
 
     def start(self, run: RunStart) -> None:
         self._file = None if run.workdir is None else run.workdir / FILE
-        self._before: Mapping[int, Spent] | None = None
-        self._looked, self._logged = 0.0, dict[tuple[int, str], float]()
+        self._previous: Mapping[int, Spent] | None = None
+        self._compared_at, self._logged_at = 0.0, dict[tuple[int, str], float]()
 
     def step(self, record: StepRecord) -> None:
         now = time.monotonic()
-        if self._before is not None and now - self._looked < LOOK_SECONDS:
+        if self._previous is not None and now - self._compared_at < COMPARISON_SECONDS:
             return
         spent = self._peers.spent()
-        difference = None if self._before is None else StepSeconds.between(self._before, spent)
+        difference = None if self._previous is None else StepSeconds.between(self._previous, spent)
         if difference is not None:
             self._report(difference, now)
-        if difference is not None or self._before is None:
-            self._before, self._looked = spent, now
+        if difference is not None or self._previous is None:
+            self._previous, self._compared_at = spent, now
 
     def _report(self, spent: StepSeconds, now: float) -> None:
         if self._file is not None:
             # This file is optional. If the disk is full, writing a file that the run needs raises the error.
             with contextlib.suppress(InputError):
                 files.replace(self._file, spent.dumps())
-        slow = [each for each in spent.slow() if now - self._logged.get(_key(each), -_AGAIN_SECONDS) >= _AGAIN_SECONDS]
+        slow = [each for each in spent.slow() if now - self._logged_at.get(_key(each), -_LOG_SECONDS) >= _LOG_SECONDS]
         if slow:
-            self._logged |= {_key(each): now for each in slow}
+            self._logged_at |= {_key(each): now for each in slow}
             steps = f"seconds a step, from step {spent.first + 1:,} to {spent.last:,}:"
             _log.warning("\n".join([f"{slow[0]}; {steps}", *spent.table()]))
 

@@ -1,4 +1,4 @@
-"""The seconds of a step by process and phase, and which process makes the others wait."""
+"""The seconds of a step by process and phase, and the processes that make the others wait."""
 
 import json
 import statistics
@@ -11,10 +11,10 @@ from jaxddp.core.peers import Spent
 
 FILE = "step_seconds.json"
 """The file of a work directory that holds the last comparison of a job's processes."""
-_PHASES = {"training": "other", "listeners": "other"}
+_COLUMN_OF_PHASE = {"training": "other", "listeners": "other"}
 COLUMNS: tuple[str, ...] = ("input", "dispatch", "device", "save", "other")
-_SLOW, _SHARE = 1.5, 0.1
-_ROWS = 8
+_SLOW_FACTOR, _MIN_STEP_SHARE = 1.5, 0.1
+_MAX_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class StepSeconds:
 
     @classmethod
     def between(cls, before: Mapping[int, Spent], after: Mapping[int, Spent]) -> "StepSeconds | None":
-        """Returns the time spent between two measurements; None if a process made no step between them."""
+        """Return the time spent between two measurements; None if a process made no step between them."""
         steps = {process: after[process][0] - before[process][0] for process in after.keys() & before.keys()}
         if not steps or min(steps.values()) < 1:
             return None
         seconds = {process: dict.fromkeys(COLUMNS, 0.0) for process in sorted(steps)}
         for process, columns in seconds.items():
             for phase, spent in after[process][1].items():
-                if (column := _PHASES.get(phase, phase)) in COLUMNS:
+                if (column := _COLUMN_OF_PHASE.get(phase, phase)) in COLUMNS:
                     columns[column] += (spent - before[process][1].get(phase, 0.0)) / steps[process]
         first = min(before[process][0] for process in steps)
         return cls(first, max(after[process][0] for process in steps), seconds)
 
     def slow(self) -> list[SlowPhase]:
-        """Returns the processes and phases that are slower than the median, the slowest first.
+        """Return the processes and phases that are slower than the median, the slowest first.
 
         A slow phase takes over 1.5 times the median, and the difference is over a tenth of a step. In the phase
         "device" all processes wait for the slowest one, so this phase is returned only if no other phase is slow.
@@ -64,27 +64,27 @@ class StepSeconds:
         for column in COLUMNS:
             median = statistics.median_low(columns[column] for columns in self.seconds.values())
             for process, columns in self.seconds.items():
-                if columns[column] > _SLOW * median and columns[column] - median > _SHARE * step:
+                if columns[column] > _SLOW_FACTOR * median and columns[column] - median > _MIN_STEP_SHARE * step:
                     slow_phases.append(SlowPhase(process, column, columns[column], median))
         on_host = [each for each in slow_phases if each.phase != "device"]
         return sorted(on_host or slow_phases, key=lambda each: each.median - each.seconds)
 
     def table(self) -> list[str]:
-        """Returns the lines of a table with the slowest processes, at most eight, and the median."""
+        """Return the lines of a table with the slowest processes, at most eight, and the median."""
         slowest = dict.fromkeys(each.process for each in self.slow())
-        listed = sorted([*slowest, *(process for process in self.seconds if process not in slowest)][:_ROWS])
+        listed = sorted([*slowest, *(process for process in self.seconds if process not in slowest)][:_MAX_ROWS])
         medians = [statistics.median_low(columns[column] for columns in self.seconds.values()) for column in COLUMNS]
         rows = {f"process {process}": [*self.seconds[process].values()] for process in listed} | {"median": medians}
         lines = ["".join([f"{'':<14}", *(f"{column:>10}" for column in COLUMNS)])]
         return lines + ["".join([f"{name:<14}", *(f"{value:>10.4f}" for value in row)]) for name, row in rows.items()]
 
     def dumps(self) -> bytes:
-        """Returns the content of the file."""
+        """Return the content of the file."""
         return (json.dumps({"first": self.first, "last": self.last, "seconds": self.seconds}) + "\n").encode()
 
     @classmethod
     def loads(cls, path: Path, content: bytes) -> "StepSeconds":
-        """Returns the content of the file. Raises: InputError if the content is invalid."""
+        """Parse the content of the file. Raises: InputError if the content is invalid."""
         try:
             entries = json.loads(content)
             seconds = {int(p): {column: float(c[column]) for column in COLUMNS} for p, c in entries["seconds"].items()}

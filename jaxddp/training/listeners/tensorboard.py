@@ -11,11 +11,13 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 
 
 class TensorBoard(RowListener):
-    """Writes scalars under `directory` (`train/loss`, `train/learning_rate`, `train/epoch_top1`, `val/top1`, …), and a
-    picture with the predictions of `images` validation images. If another listener wants more images, all are shown.
+    """A logger of scalars under `directory` (`train/loss`, `train/learning_rate`, `train/epoch_top1`, `val/top1`, …).
+
+    It also writes a picture with the predictions of `images` validation images, or of more images if another listener
+    requests more.
 
     The files are opened at the first record, so the first step does not wait for the import of TensorFlow and Keras,
-    which takes seconds. (A thread must not import them: other threads would see half of a module.)
+    which takes seconds. (A thread must not import them: other threads would find incomplete modules.)
 
     A resumed run adds a file beside the earlier ones; TensorBoard drops the points of repeated steps. A run from step 0
     removes the event files in the directory. Raises: InputError if the directory cannot be written.

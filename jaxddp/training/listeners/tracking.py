@@ -19,13 +19,13 @@ from jaxddp.overrides import flatten
 from jaxddp.training.events import RunStart
 from jaxddp.training.listeners.metric_rows import RowListener
 from jaxddp.training.progress.lines import count_parameters
-from jaxddp.training.validation.predicted_images import SHOWN, images_to_show
+from jaxddp.training.validation.predicted_images import DEFAULT_SHOWN, images_to_show
 
 PROJECT = "jaxddp"
 """The default project, or experiment."""
 _PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax")
 _GIT_SECONDS = 5
-"""A repository on a network file system may take long to answer, and a run should not wait for it."""
+"""On a network file system git may take long, and a run should not wait for it."""
 
 
 class TrackingLogger(RowListener, ABC):
@@ -40,13 +40,13 @@ class TrackingLogger(RowListener, ABC):
     library: ClassVar[str]
     """The name of the logger, of its library, and of the package's extra that installs it."""
 
-    def __init__(self, directory: Path, images: int = SHOWN, log: LogConfig | None = None):
+    def __init__(self, directory: Path, images: int = DEFAULT_SHOWN, log: LogConfig | None = None):
         self._directory, self._log = directory, log or LogConfig()
         self.wants_predictions = images
 
     @classmethod
     def of(cls, config: Config, workdir: Path) -> Self:
-        """Returns the logger of a config. Raises: InputError if its library is not installed."""
+        """Return the logger of a config. Raises: InputError if its library is not installed."""
         if importlib.util.find_spec(cls.library) is None:
             missing = not_installed(cls.library, cls.library)
             raise InputError(Key.plain("log.to", cls.library), f": the package {missing}")
@@ -56,24 +56,24 @@ class TrackingLogger(RowListener, ABC):
         file, recorded = self._directory / f"{self.library}.json", self._log.recorded | provenance(run)
         run_id = self.open(saved_id(file, run), recorded)
         save_id(file, run_id)
-        self.opened(recorded)
+        self.finish_open(recorded)
 
     @abstractmethod
     def open(self, saved_id: str | None, recorded: Mapping[str, Any]) -> str:
         """Open the service's run with a saved id, or create a run if the id is None. Returns the id of the run."""
 
     @abstractmethod
-    def opened(self, recorded: Mapping[str, Any]) -> None:
+    def finish_open(self, recorded: Mapping[str, Any]) -> None:
         """Finish the setup after the id of the run is saved, and print the address of the run."""
 
     @property
     def default_name(self) -> str:
-        """The default name of the run: that of its work directory."""
+        """The default name of the run: the name of its work directory."""
         return self._directory.absolute().name
 
 
 def saved_id(path: Path, run: RunStart) -> str | None:
-    """Returns the id in the file at `path`; None for a run from step 0, or if there is no such file.
+    """Return the id in the file at `path`; None for a run from step 0, or if there is no such file.
 
     Raises: InputError if the file holds no id.
     """
@@ -95,7 +95,7 @@ def save_id(path: Path, run_id: str) -> None:
 
 
 def provenance(run: RunStart, folder: Path | None = None) -> dict[str, Any]:
-    """Returns the config by dotted names, together with the entries `run.…`, `versions.…` and `code.…`.
+    """Return the config by dotted names, together with the entries `run.…`, `versions.…` and `code.…`.
 
     `code.…` describes the repository around `folder`, by default the current directory.
     """
@@ -115,9 +115,9 @@ def provenance(run: RunStart, folder: Path | None = None) -> dict[str, Any]:
 
 
 def code_version(folder: Path) -> dict[str, Any]:
-    """Returns the `commit` of the repository around a folder, and whether its files are `dirty` (differ from it).
+    """Return the `commit` of the repository around a folder, and whether its files are `dirty` (differ from it).
 
-    The result is empty without git, without a repository, or without an answer within seconds.
+    The result is empty if git is missing, there is no repository, or git takes longer than seconds.
     """
     try:
         commit = _git(folder, "rev-parse", "HEAD")
@@ -126,9 +126,9 @@ def code_version(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _git(folder: Path, *words: str) -> str:
-    # Reading must not take the lock of a repository in which somebody works.
+def _git(folder: Path, *arguments: str) -> str:
+    # `git status` must not lock a repository in which somebody works.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    command = ["git", "-C", str(folder), *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
-    return done.stdout.strip()
+    command = ["git", "-C", str(folder), *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    return result.stdout.strip()

@@ -15,17 +15,17 @@ from jaxddp.registry import LOGGERS
 from jaxddp.training.events import RunEnd
 from jaxddp.training.listeners.metric_rows import Row, scalars
 from jaxddp.training.listeners.tracking import PROJECT, TrackingLogger
-from jaxddp.training.validation.predicted_images import PredictedImages, drawable
+from jaxddp.training.validation.predicted_images import PredictedImages, to_drawable
 
 _EXIT_CODES = {"done": 0, "stopped": 0, "failed": 1, "preempted": 75, "interrupted": 130}
 _INIT_SECONDS, _FINISH_SECONDS = 60, 60
 
 
 class WandB(TrackingLogger):
-    """Logs the rows of metrics.jsonl as `train/loss`, `val/top1`, …, and predictions as images with captions.
+    """A logger of the rows of metrics.jsonl as `train/loss`, `val/top1`, …, and of predictions as images with captions.
 
     The config or the environment (`WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_MODE`, …) names the project and the run. The
-    default project is "jaxddp"; the default name is that of the work directory, into which the library writes.
+    default project is "jaxddp"; the default name is the name of the work directory, into which W&B writes.
 
     Rows hold the training step as `step`, which is the axis of all metrics. W&B's own step counter can only grow, so
     W&B would drop the rows of a resumed run for steps that were already sent.
@@ -38,13 +38,13 @@ class WandB(TrackingLogger):
         import wandb
 
         run_id = saved_id or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:16]
-        with _quietly():
+        with _without_banner():
             self._run = wandb.init(
                 id=run_id, resume="allow", config={**recorded}, settings=wandb.Settings(**self._settings())
             )
         return run_id
 
-    def opened(self, recorded: Mapping[str, Any]) -> None:
+    def finish_open(self, recorded: Mapping[str, Any]) -> None:
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
         if self._run.offline:
@@ -62,7 +62,7 @@ class WandB(TrackingLogger):
         self._run.finish(exit_code=_EXIT_CODES[run.status])
 
     def _settings(self) -> dict[str, Any]:
-        """Returns settings from the config, defaults for what the environment does not set, and fixed ones."""
+        """Return the settings of the config, defaults for variables that are not set, and fixed settings."""
         defaults = {
             "WANDB_PROJECT": ("project", PROJECT),
             "WANDB_NAME": ("run_name", self.default_name),
@@ -84,10 +84,10 @@ class WandB(TrackingLogger):
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Context in which the library starts without a banner and without a prompt for a key, which needs a terminal.
+def _without_banner() -> Iterator[None]:
+    """Start the library in the block without a banner, and without a prompt for a key, which needs a terminal.
 
-    Afterwards the library's hooks for Python's exit are removed: they would print a traceback above a one-line error.
+    After the block, the library's hooks for Python's exit are removed, which print a traceback above a one-line error.
     """
     before = sys.excepthook, sys.exit
     try:
@@ -101,7 +101,7 @@ def _images(predictions: PredictedImages) -> list[Any]:
     import wandb
 
     pairs = zip(predictions.images, predictions.captions, strict=True)
-    return [wandb.Image(drawable(image), caption=caption) for image, caption in pairs]
+    return [wandb.Image(to_drawable(image), caption=caption) for image, caption in pairs]
 
 
 LOGGERS.add("wandb")(WandB.of)

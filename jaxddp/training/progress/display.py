@@ -1,4 +1,4 @@
-"""Chooses how progress is shown: live in a terminal or a notebook, as plain lines elsewhere."""
+"""The choice of the progress display: live in a terminal or a notebook, plain lines elsewhere."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from jaxddp.training.progress import lines
 
 
 def progress(stream: TextIO | None = None) -> Listener:
-    """Returns a live display in a terminal or a notebook if rich is installed, and plain lines otherwise."""
+    """Return a live display in a terminal or a notebook if rich is installed, and plain lines otherwise."""
     output = stream or sys.stdout
     try:
         from jaxddp.training.progress import live
@@ -25,9 +25,9 @@ def progress(stream: TextIO | None = None) -> Listener:
 
 
 class PlainLines(lines.RunLines):
-    """Prints a line for each logged step, epoch and evaluation; an epoch and the evaluation at its end share a line.
+    """A line for each logged step, epoch and evaluation; an epoch and the evaluation at its end share a line.
 
-    If the program that reads the output ends (`jaxddp train … | head`), training goes on and prints no more lines.
+    If the program that reads the output ends (`jaxddp train … | head`), training continues without printing more lines.
     """
 
     def __init__(self, stream: TextIO):
@@ -44,5 +44,5 @@ class PlainLines(lines.RunLines):
         try:
             print(line, file=self._stream, flush=True)
         except BrokenPipeError:
-            # Discard all later output: otherwise each later print, also at the exit of the program, would raise again.
+            # Discard all later output, so that no later print, also at the program's exit, raises the error again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

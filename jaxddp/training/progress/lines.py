@@ -11,11 +11,11 @@ import jax
 from jaxddp.core.duration import Duration
 from jaxddp.core.wording import counted, duration, figure, plural, size, speed
 from jaxddp.sections.goal import VAL, VAL_EMA
-from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Used
+from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage
 
 
 def opening(run: RunStart) -> list[str]:
-    """Returns the first lines: the size of the network and the batch, the length of the run, and its work directory."""
+    """Return the first lines: the size of the network and the batch, the length of the run, and its work directory."""
     scale = [counted(count_parameters(run.params), "parameter")] if run.params is not None else []
     devices = f"{run.devices} x {run.device_kind}" + (f" in {run.processes} processes" if run.processes > 1 else "")
     scale += [counted(run.num_examples, "example"), f"global batch {run.batch_size:,} on {devices}"]
@@ -24,63 +24,63 @@ def opening(run: RunStart) -> list[str]:
     length += [f"resuming at step {run.start_step:,}"] if run.start_step else []
     length += [f"writing to {run.workdir}"] if run.workdir else []
     if run.traced is not None:
-        none = "no step left to trace (the first step compiles and is not traced)"
-        length += [f"tracing steps {run.traced[0]:,} to {run.traced[-1]:,}" if run.traced else none]
+        nothing = "no step left to trace (the first step compiles and is not traced)"
+        length += [f"tracing steps {run.traced[0]:,} to {run.traced[-1]:,}" if run.traced else nothing]
     return [" | ".join(scale), " | ".join(length)]
 
 
 def step(run: RunStart, record: StepRecord, remaining: float | None) -> str:
-    """Returns the line of a logged step; `remaining` is in seconds, None if unknown."""
+    """Return the line of a logged step; `remaining` is in seconds, None if unknown."""
     line = f"step {record.step}/{run.total_steps}  {position(run, record.epoch)}"
-    return f"{line}  {shown(record.metrics)}  {pace(record)}  ETA {duration(remaining)}"
+    return f"{line}  {format_metrics(record.metrics)}  {pace(record)}  ETA {duration(remaining)}"
 
 
 def position(run: RunStart, epoch: float) -> str:
-    """Returns the position of the run in epochs: `epoch 1.28/3.2`."""
+    """Return the position of the run in epochs: `epoch 1.28/3.2`."""
     total = total_epochs(run)
     return f"epoch {min(epoch, total):.2f}/{total:.3g}"
 
 
 def pace(record: StepRecord) -> str:
-    """Returns the learning rate, the speed, the utilization if known, and the share of time spent waiting for data."""
+    """Return the learning rate, the speed, the utilization if known, and the share of time spent waiting for data."""
     rate = "" if record.learning_rate is None else f"lr {record.learning_rate:.4g}  "
     used = "  ".join([f"{speed(record.images_per_second)} images/s", *_utilization(record.used)])
     return f"{rate}{used}  data wait {record.data_wait_fraction:.0%}"
 
 
 def epoch(end: EpochMetrics, evaluation: EvaluationRecord | None) -> str:
-    """Returns the line of an epoch: its training metrics, those of an evaluation at its last step, and its seconds."""
-    line = f"epoch {end.number:3d}  train {shown(end.metrics)}"
-    line += "" if evaluation is None else f"  {evaluation.split} {shown(evaluation.metrics)}"
+    """Return the line of an epoch: its training metrics, those of an evaluation at its last step, and its seconds."""
+    line = f"epoch {end.number:3d}  train {format_metrics(end.metrics)}"
+    line += "" if evaluation is None else f"  {evaluation.split} {format_metrics(evaluation.metrics)}"
     return f"{line}  {duration(end.seconds)}"
 
 
 def evaluation(record: EvaluationRecord) -> str:
-    """Returns the line of an evaluation that is not shown in the line of an epoch."""
-    metrics = f"{record.split} {shown(record.metrics)}"
+    """Return the line of an evaluation that is not shown in the line of an epoch."""
+    metrics = f"{record.split} {format_metrics(record.metrics)}"
     return f"step {record.step}  epoch {record.epoch:.2f}  {metrics}  {record.seen:,} in {duration(record.seconds)}"
 
 
-def closing(run: RunEnd, worked: float) -> str:
-    """Returns the last line: how the run ended, how long it trained and validated, and how it used the devices."""
-    line = f"{run.status} at step {run.step:,} after {duration(worked)} of training and validation"
+def closing(run: RunEnd, work_seconds: float) -> str:
+    """Return the last line: the status, the time of training and validation, the last metrics, and the utilization."""
+    line = f"{run.status} at step {run.step:,} after {duration(work_seconds)} of training and validation"
     line += f" ({duration(run.seconds)} in all)"
     line += "; the same command resumes it" if run.status == "preempted" else ""
     line += f": {run.reason}" if run.status == "stopped" else ""
     splits = {VAL: run.validation, VAL_EMA: run.averaged}
-    parts = [f"{split} {shown(metrics)}" for split, metrics in splits.items() if metrics]
-    parts += _utilization(run.used)
-    parts += [f"peak memory {size(run.used.peak_memory)}"] if run.used.peak_memory is not None else []
-    return "  ".join([line, *parts])
+    results = [f"{split} {format_metrics(metrics)}" for split, metrics in splits.items() if metrics]
+    results += _utilization(run.used)
+    results += [f"peak memory {size(run.used.peak_memory)}"] if run.used.peak_memory is not None else []
+    return "  ".join([line, *results])
 
 
-def shown(metrics: Mapping[str, float]) -> str:
-    """Returns metrics as text: `loss 0.4312 top-1 85.21%`."""
-    return " ".join(_shown(name, value) for name, value in metrics.items() if name != "count")
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Return metrics as text: `loss 0.4312 top-1 85.21%`."""
+    return " ".join(_format_metric(name, value) for name, value in metrics.items() if name != "count")
 
 
 def total_epochs(run: RunStart) -> float:
-    """Returns the length of the run in epochs. If the config gives the duration in epochs, this number is returned.
+    """Return the length of the run in epochs. If the config gives the duration in epochs, this number is returned.
 
     A number computed from the steps may be larger, because the last step is a whole batch: six epochs of 1,497 examples
     are 281 steps of 32 examples, which are 6.01 epochs.
@@ -92,27 +92,27 @@ def total_epochs(run: RunStart) -> float:
 
 
 def count_parameters(params: Any) -> int:
-    """Returns the number of elements in a pytree of arrays or shapes."""
+    """Return the number of elements in a pytree of arrays or shapes."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 class RunLines(Listener):
-    """Shows the lines that stay on every display: the start and the end of a run, its epochs and its evaluations.
+    """The lines that every display keeps on the screen: the start and the end of a run, its epochs and its evaluations.
 
     The line of an epoch also shows the evaluation at the epoch's last step, so it is shown after that evaluation.
 
     Args:
-        keep: shows a line, which stays on the screen.
+        keep: shows a line that stays on the screen.
     """
 
     def __init__(self, keep: Callable[[str], None]):
         self._keep = keep
-        self._waiting: StepRecord | None = None
+        self._pending_epoch: StepRecord | None = None
 
     def start(self, run: RunStart) -> None:
         self._run = run
         self._first: tuple[int, float] | None = None
-        self._last, self._worked = run.start_step, 0.0
+        self._last, self._work_seconds = run.start_step, 0.0
         for line in opening(run):
             self._keep(line)
 
@@ -120,16 +120,16 @@ class RunLines(Listener):
         self.flush()
         # `jaxddp runs` adds up the same seconds from the log.
         if record.images_per_second > 0:
-            self._worked += (record.step - self._last) * self._run.batch_size / record.images_per_second
+            self._work_seconds += (record.step - self._last) * self._run.batch_size / record.images_per_second
         self._last = record.step
         if record.epoch_end is not None:
-            self._waiting = record
+            self._pending_epoch = record
 
     def evaluation(self, record: EvaluationRecord) -> None:
         if not record.final:
             return
-        self._worked += record.seconds
-        if self._waiting is not None and self._waiting.step == record.step:
+        self._work_seconds += record.seconds
+        if self._pending_epoch is not None and self._pending_epoch.step == record.step:
             self.flush(record)
         else:
             self.flush()
@@ -137,16 +137,16 @@ class RunLines(Listener):
 
     def end(self, run: RunEnd) -> None:
         self.flush()
-        self._keep(closing(run, self._worked))
+        self._keep(closing(run, self._work_seconds))
 
     def flush(self, record: EvaluationRecord | None = None) -> None:
-        """Shows the waiting line of an epoch, if there is one."""
-        if self._waiting is not None and self._waiting.epoch_end is not None:
-            self._keep(epoch(self._waiting.epoch_end, record))
-        self._waiting = None
+        """Show the line of the last finished epoch, if it is not shown yet."""
+        if self._pending_epoch is not None and self._pending_epoch.epoch_end is not None:
+            self._keep(epoch(self._pending_epoch.epoch_end, record))
+        self._pending_epoch = None
 
     def remaining(self, record: StepRecord) -> float | None:
-        """Estimates the seconds left, with evaluation and saving, from the time since the first logged step.
+        """Estimate the seconds left, with evaluation and saving, from the time since the first logged step.
 
         At the first logged step, the estimate uses the speed of the steps so far, without compiling.
         """
@@ -158,9 +158,9 @@ class RunLines(Listener):
         return left * self._run.batch_size / record.images_per_second if record.images_per_second > 0 else None
 
 
-def _utilization(used: Used) -> list[str]:
+def _utilization(used: Usage) -> list[str]:
     return [f"MFU {used.flops_utilization:.1%}"] if used.flops_utilization is not None else []
 
 
-def _shown(name: str, value: float) -> str:
+def _format_metric(name: str, value: float) -> str:
     return f"{re.sub(r'^top(?=[0-9]+$)', 'top-', name)} {figure(name, value)}"

@@ -31,14 +31,14 @@ class TerminalScreen:
 
     def draw(self, picture: Table) -> None:
         if self._live is None:
-            ours = self._console.file is sys.stdout
+            is_stdout = self._console.file is sys.stdout
             # Each record redraws the picture, so rich needs no refresh thread, which could outlive an abrupt exit.
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,
                 transient=True,
-                redirect_stdout=ours,
-                redirect_stderr=ours and sys.stderr.isatty(),
+                redirect_stdout=is_stdout,
+                redirect_stderr=is_stdout and sys.stderr.isatty(),
             )
             self._live.start()
         self._live.update(picture, refresh=True)
@@ -74,30 +74,30 @@ class NotebookScreen:
 
 
 class LiveDisplay(lines.RunLines):
-    """Shows a progress bar with the time left, and below the bar the last metrics, or the activity between steps.
+    """A progress bar with the time left. Below the bar are the last metrics, or the activity between steps.
 
-    During an evaluation there is a second bar. The line of each epoch, and of each evaluation between epochs, stays.
+    During an evaluation there is a second bar. The lines of epochs, and of evaluations between epochs, stay.
     """
 
     def __init__(self, screen: TerminalScreen | NotebookScreen):
         super().__init__(screen.keep)
         self._screen = screen
         self._training: tuple[RenderableType, ...] | None = None
-        self._metrics = self._doing = ""
+        self._metrics = self._activity = ""
         self._last_frame = 0.0
-        self._hearing = ExitStack()
+        self._activity_reports = ExitStack()
 
     def start(self, run: RunStart) -> None:
         super().start(run)
         self._training = self._training_bar(run.start_step, run.start_step * run.batch_size / run.num_examples, None)
         self._metrics = "waiting for the first step"
         self._draw()
-        self._hearing.enter_context(reported_to(self._hear))
+        self._activity_reports.enter_context(reported_to(self._show_activity))
 
     def step(self, record: StepRecord) -> None:
         super().step(record)
         self._training = self._training_bar(record.step, record.epoch, self.remaining(record))
-        self._metrics = f"{lines.shown(record.metrics)}  {lines.pace(record)}"
+        self._metrics = f"{lines.format_metrics(record.metrics)}  {lines.pace(record)}"
         self._draw(at_once=record.epoch_end is not None)
 
     def evaluation(self, record: EvaluationRecord) -> None:
@@ -105,18 +105,18 @@ class LiveDisplay(lines.RunLines):
         if record.final:
             self._draw(at_once=True)
         else:
-            done = f"{record.seen:,}/{record.total:,}  {lines.shown(record.metrics)}"
+            done = f"{record.seen:,}/{record.total:,}  {lines.format_metrics(record.metrics)}"
             self._draw((Text(record.split, VAL), _bar(record.seen, record.total, VAL), Text(done)))
 
     def end(self, run: RunEnd) -> None:
-        self._hearing.close()
+        self._activity_reports.close()
         self.flush()
         self._draw(at_once=True)
         self._screen.close()
         super().end(run)
 
-    def _hear(self, words: str) -> None:
-        self._doing = words
+    def _show_activity(self, activity: str) -> None:
+        self._activity = activity
         self._draw(at_once=True)
 
     def _training_bar(self, step: int, epoch: float, remaining: float | None) -> tuple[RenderableType, ...]:
@@ -136,7 +136,7 @@ class LiveDisplay(lines.RunLines):
                 grid.add_row(*bar)
         picture = Table.grid(expand=True)
         picture.add_row(grid)
-        picture.add_row(Text(self._doing or self._metrics, no_wrap=True, overflow="ellipsis"))
+        picture.add_row(Text(self._activity or self._metrics, no_wrap=True, overflow="ellipsis"))
         self._screen.draw(picture)
 
 

@@ -1,4 +1,4 @@
-"""Early stopping: which validation was the best so far, and whether training stops."""
+"""Early stopping: the best validation so far, and whether training stops."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ class EarlyStopping:
         goal: the metric by which validations are compared.
         stop_after: the run ends after this many validations in a row without gain; None never ends it.
         min_gain: a validation is a gain if its value is better than `best` by more than `min_gain`.
-        best, step: the value of the best validation, and its step; None and 0 before the first.
+        best, step: the value of the best validation, and its step; None and 0 before the first validation.
         without_gain: the number of validations since the last gain.
         mean: the smoothed value of the metric.
     """
@@ -31,7 +31,7 @@ class EarlyStopping:
     mean: Mean = field(default_factory=Mean)
 
     def after(self, step: int, metrics: Mapping[str, float | None]) -> "EarlyStopping":
-        """Returns the state after a validation with `flat` metrics. A value that is not finite is no gain."""
+        """Return the state after a validation with `flat` metrics. A value that is not finite is no gain."""
         if self.goal.metric not in metrics:
             return self
         value = metrics[self.goal.metric]
@@ -58,7 +58,7 @@ class EarlyStopping:
 
     @property
     def reason(self) -> str:
-        """Why the run ends, and which validation was the best."""
+        """The reason for the end of the run, with the best validation."""
         count = counted(self.without_gain, "validation")
         if self.best is None:
             return f"{self.goal.name} was not finite in {count}"
@@ -66,17 +66,17 @@ class EarlyStopping:
         best = figure(self.goal.metric, self.best)
         return f"no gain in {smoothed}{self.goal.name} in {count} since step {self.step}, where it was {best}"
 
-    def patient(self) -> "EarlyStopping":
-        """Returns the same state with `without_gain` 0, so that `stop_after` further validations may follow."""
+    def reset_patience(self) -> "EarlyStopping":
+        """Return the same state with `without_gain` 0, so that `stop_after` further validations may follow."""
         return replace(self, without_gain=0)
 
     def saved(self) -> dict[str, Any]:
-        """Returns plain values for a checkpoint."""
+        """Return plain values for a checkpoint."""
         values = {"best": self.best, "step": self.step, "without_gain": self.without_gain, "mean": [*self.mean]}
         return {"goal": self.goal.plain(), **values}
 
     def restored(self, saved: Mapping[str, Any] | None) -> "EarlyStopping":
-        """Returns the state from the values of `saved()`; this state if they are None or of another goal."""
+        """Return the state with the values of `saved()`; this state if the values are None or of another goal."""
         if saved is None or saved["goal"] != self.goal.plain():
             return self
         values = {name: saved[name] for name in ("best", "step", "without_gain")}

@@ -59,14 +59,14 @@ class Evaluator:
     def __call__(
         self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """Returns the metrics of `measure`."""
+        """Return the metrics of `measure`."""
         return self.measure(state, report, between).metrics
 
     @phase("validation", "validating")
     def measure(
         self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
     ) -> Measured:
-        """Returns the metrics of a state over the split.
+        """Return the metrics of a state over the split.
 
         Args:
             report: called from time to time with the means and the number of examples so far.
@@ -76,9 +76,9 @@ class Evaluator:
             RuntimeError: the batches did not hold `num_examples` examples.
         """
         totals: MetricSums | None = None
-        of_set = SetSums()
+        set_sums = SetSums()
         in_flight: deque[Any] = deque()
-        reported = time.perf_counter()
+        last_report = time.perf_counter()
         for number, feed in enumerate(self.batches()):
             moved()
             if number:
@@ -87,19 +87,19 @@ class Evaluator:
             with doing("validating" if number else "compiling validation"):
                 sums = self.step(state, *feed)
             totals = sums.replace(values=_added(None if totals is None else totals.values, sums.values), sets={})
-            of_set.add(sums.sets, stacked=sums.values.ndim == 3)
+            set_sums.add(sums.sets, stacked=sums.values.ndim == 3)
             in_flight.append(totals.values)
             if len(in_flight) > (_BATCHES_IN_FLIGHT if sums.values.ndim == 2 else 1):
                 with phase("device"):
                     jax.block_until_ready(in_flight.popleft())
-            if report and time.perf_counter() - reported > _REPORT_SECONDS:
+            if report and time.perf_counter() - last_report > _REPORT_SECONDS:
                 report(totals.means(), totals.count())
-                reported = time.perf_counter()
+                last_report = time.perf_counter()
         with phase("device"):
             seen = totals.count() if totals is not None else 0
         if totals is None or seen != self.num_examples:
             raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
-        sets = of_set.found()
+        sets = set_sums.results()
         metrics = {**totals.means(), **finished(self.metrics, sets), "count": seen}
         for measure in self.extra:
             metrics |= measure(state)
@@ -108,7 +108,7 @@ class Evaluator:
 
 @jax.jit
 def _added(total: jax.Array | None, values: jax.Array) -> jax.Array:
-    """Adds the sums batch by batch, so the result has the same bits however many batches a step takes."""
+    """Add the sums batch by batch, so the result has the same bits for any number of batches in a step."""
     for each in values.reshape(-1, *values.shape[-2:]):
         total = each if total is None else total + each
     assert total is not None  # There is at least one batch.

@@ -1,4 +1,4 @@
-"""Predictions of a few validation images, the same ones at each evaluation."""
+"""Predictions of a few validation images, which are the same at each evaluation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 
 @dataclass(frozen=True)
 class ImagePredictor:
-    """Predicts a few images of a source. All processes call it together, and each gets all predictions.
+    """The predictor of a few images of a source. All processes call it together, and each process gets all predictions.
 
     The images are read and cropped as for evaluation, once, at the first call.
 
@@ -35,10 +35,10 @@ class ImagePredictor:
     rows: np.ndarray
     data: DataConfig
     topology: Topology
-    most: int
+    max_batch_size: int
 
     def __call__(self, state: TrainState) -> PredictedImages:
-        """Returns the predictions of a state. Raises: InputError if an image cannot be used."""
+        """Return the predictions of a state. Raises: InputError if an image cannot be used."""
         count, shard = len(self.rows), Shard(self.topology.process_index, self.topology.process_count)
         placed = (self.topology.place(jax.tree.map(shard.of, batch)) for batch in self._batches)
         probabilities = np.concatenate([np.asarray(self.program(state, batch)[0]) for batch in placed])[:count]
@@ -49,6 +49,6 @@ class ImagePredictor:
     def _batches(self) -> list[Batch]:
         """The batches of all images, on the host of every process."""
         count, devices = len(self.rows), self.topology.num_devices
-        at_once = min(self.most, -(-count // devices) * devices)
-        order = ChosenOrder(len(self.source), at_once, tuple(self.rows.tolist()))
+        batch_size = min(self.max_batch_size, -(-count // devices) * devices)
+        order = ChosenOrder(len(self.source), batch_size, tuple(self.rows.tolist()))
         return [*self.source.eval_batches(order, self.data)]

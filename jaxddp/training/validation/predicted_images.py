@@ -1,4 +1,4 @@
-"""A few images with their predicted classes, and how pixels and class names are shown."""
+"""A few images with their predicted classes, and the conversion of pixels and class names for display."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ import numpy as np
 from jaxddp.config import Config
 from jaxddp.core.wording import counted
 
-MOST_SHOWN = 1000
+MAX_SHOWN = 1000
 """The largest number of images in a picture."""
-SHOWN = 16
+DEFAULT_SHOWN = 16
 """The default number of images whose predictions a logger shows."""
 
 
 def images_to_show(config: Config) -> int:
-    """Returns the number of images that Weights & Biases and MLflow show for a config."""
-    return SHOWN if config.log.images is None else config.log.images
+    """Return the number of images that Weights & Biases and MLflow show for a config."""
+    return DEFAULT_SHOWN if config.log.images is None else config.log.images
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class PredictedImages:
     def of(
         cls, images: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]
     ) -> "PredictedImages":
-        """Returns the object for the probabilities of all classes, float[N, K]."""
+        """Return the object for the probabilities of all classes, float[N, K]."""
         return cls(images, labels, probabilities.argmax(-1), probabilities.max(-1), class_names)
 
     def __repr__(self) -> str:
@@ -54,23 +54,23 @@ class PredictedImages:
 
     @property
     def captions(self) -> list[str]:
-        """The predicted class of each image and its probability; the right class follows below a wrong one."""
+        """The predicted class of each image and its probability; for a wrong prediction, also the true class."""
         columns = self.labels, self.predicted, self.probabilities, self.wrong
         captions = []
         for label, guess, probability, wrong in zip(*columns, strict=True):
-            caption = f"{short(self.class_names[int(guess)])} {probability:.0%}"
-            captions.append(f"{caption}\nis {short(self.class_names[int(label)])}" if wrong else caption)
+            caption = f"{short_class_name(self.class_names[int(guess)])} {probability:.0%}"
+            captions.append(f"{caption}\nis {short_class_name(self.class_names[int(label)])}" if wrong else caption)
         return captions
 
 
-def drawable(image: np.ndarray) -> np.ndarray:
-    """Returns an image as 8-bit gray, RGB or RGBA. 2 channels become the first, 5 or more become the first three."""
+def to_drawable(image: np.ndarray) -> np.ndarray:
+    """Return an image as 8-bit gray, RGB or RGBA. Of 2 channels, the first is used; of 5 or more, the first three."""
     if image.dtype == np.uint16:
         image = (image >> 8).astype(np.uint8)
     channels = image.shape[-1]
     return image[..., 0] if channels < 3 else image[..., : channels if channels == 4 else 3]
 
 
-def short(name: str) -> str:
-    """Returns the first name of a synset, at most 20 characters: "tench" for "tench, Tinca tinca"."""
+def short_class_name(name: str) -> str:
+    """Return the first name of a synset, at most 20 characters: "tench" for "tench, Tinca tinca"."""
     return name.split(",")[0][:20]

@@ -21,7 +21,7 @@ _log = logging.getLogger("jaxddp.training")
 
 
 class ReportedEvaluation:
-    """Evaluates the trained parameters, and those that a part averages.
+    """The evaluation of the trained parameters, and of parameters that a part of the step averages.
 
     Args:
         notify: called as `notify("evaluation", record)` while an evaluation is in progress.
@@ -37,13 +37,13 @@ class ReportedEvaluation:
     def __call__(
         self, evaluator: Evaluator, step: int, state: TrainState, between: Callable[[], None]
     ) -> list[EvaluationRecord]:
-        """Validates a state after a step, and returns a record for each split; for `between` see `Evaluator`."""
+        """Validate a state after a step, and return a record for each split; for `between` see `Evaluator`."""
         states = measured_states(state, self._run.steps.parts)
-        measured = {split: self._measured(evaluator, step, split, each, between) for split, each in states.items()}
+        measured = {split: self._measure_split(evaluator, step, split, each, between) for split, each in states.items()}
         self.last = {split: means for split, (means, _) in measured.items()}
         return [record for _, record in measured.values()]
 
-    def _measured(
+    def _measure_split(
         self, evaluator: Evaluator, step: int, split: str, state: TrainState, between: Callable[[], None]
     ) -> tuple[dict[str, float], EvaluationRecord]:
         begin, epoch, total = time.perf_counter(), self._run.plan.epoch(step), evaluator.num_examples
@@ -56,13 +56,13 @@ class ReportedEvaluation:
             self._notify("evaluation", record(means, min(seen, total - 1)))
 
         means, sets = evaluator.measure(state, report, between)
-        finished = record({name: value for name, value in means.items() if name != "count"}, total)
-        return means, replace(finished, sets=sets)
+        final_record = record({name: value for name, value in means.items() if name != "count"}, total)
+        return means, replace(final_record, sets=sets)
 
     def predictions(self, state: TrainState) -> PredictedImages | None:
-        """Returns the predictions of the images that listeners want to show; None if there are none.
+        """Return the predictions of the images that listeners request; None if there are no such images.
 
-        A failure is logged in one line, and from then on there are no predictions.
+        After a failure, which is logged in one line, this always returns None.
         """
         predictor = self._predictor
         try:

@@ -35,12 +35,12 @@ class SetSums:
             if len(self._waiting) > _ON_DEVICES:
                 self._fetch()
 
-    def found(self) -> dict[str, Any]:
-        """Returns the arguments of each metric's `finish`, by name, as NumPy arrays."""
+    def results(self) -> dict[str, Any]:
+        """Return the arguments of each metric's `finish`, by name, as NumPy arrays."""
         while self._waiting:
             self._fetch()
-        whole = jax.tree.map(lambda *parts: np.concatenate(parts), *self._fetched) if self._fetched else {}
-        return {**jax.device_get(self._sums), **whole}
+        examples = jax.tree.map(lambda *parts: np.concatenate(parts), *self._fetched) if self._fetched else {}
+        return {**jax.device_get(self._sums), **examples}
 
     def _fetch(self) -> None:
         kept: dict[str, Kept] = jax.device_get(self._waiting.popleft())
@@ -48,14 +48,14 @@ class SetSums:
 
 
 def _examples(kept: Kept) -> Any:
-    """Returns arrays [n, …] of the examples without padding, from arrays [batches, B, …]."""
-    real = kept.mask.reshape(-1) > 0
-    return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[real], kept.arrays)
+    """Return arrays [n, …] of the examples without padding, from arrays [batches, B, …]."""
+    is_example = kept.mask.reshape(-1) > 0
+    return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[is_example], kept.arrays)
 
 
 @jax.jit
 def _added(total: dict[str, Any], contributions: dict[str, Any]) -> dict[str, Any]:
-    """Adds the contributions batch by batch, so the result has the same bits however many batches a step takes."""
+    """Add the contributions batch by batch, so the result has the same bits for any number of batches in a step."""
     for number in range(len(jax.tree.leaves(contributions)[0])):
         each = jax.tree.map(lambda values, number=number: values[number], contributions)
         total = jax.tree.map(jax.numpy.add, total, each) if total else each
