@@ -51,7 +51,7 @@ class Model(Protocol):
 def takes_example_keys(model: Model) -> bool:
     """Return whether `apply` gets `example_keys`.
 
-    It does if it has this argument. A false attribute `takes_example_keys` of the model disables the argument.
+    `apply` gets the keys if it has this argument and the model's attribute `takes_example_keys`, if any, is true.
     """
     takes = "example_keys" in inspect.signature(model.apply).parameters
     return takes and getattr(model, "takes_example_keys", True)
