@@ -99,33 +99,36 @@ def drawn(seed, shape, dtype):
     st.integers(0, 1000),
     st.sampled_from([VECTORS, MAPS]),
 )
-def test_batch_norm_equals_flaxs_in_float64(form, running, by_hand, seed, shape):
+def test_batch_norm_equals_flaxs_in_float64(form, running, custom_gradient, seed, shape):
     relu, has_residual = form
     with jax.enable_x64(True):
         variables, x, residual, weights = drawn(seed, shape, jnp.float64)
-        ours = functools.partial(BatchNorm, by_hand=by_hand)
+        ours = functools.partial(BatchNorm, custom_gradient=custom_gradient)
         kinds = (kind(running, dtype=jnp.float64, param_dtype=jnp.float64) for kind in (ours, Plain))
         actual, expected = both(*kinds, variables, x, residual if has_residual else None, weights, relu)
     assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {jnp.dtype("float64")}
     assert_close(actual, expected, 1e-9)
 
 
-GROUPED = [(*form, by_hand, group) for form in FORMS for by_hand in (True, False) for group in (1, 2, 4, 8)]
+GROUPED = [
+    (*form, custom_gradient, group) for form in FORMS for custom_gradient in (True, False) for group in (1, 2, 4, 8)
+]
 
 
-def is_telling(relu: bool, has_residual: bool, by_hand: bool, group: int) -> bool:
-    return (group == 2 and by_hand) or (relu and has_residual)
+def is_telling(relu: bool, has_residual: bool, custom_gradient: bool, group: int) -> bool:
+    return (group == 2 and custom_gradient) or (relu and has_residual)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("relu", "has_residual", "by_hand", "group"), [each if is_telling(*each) else rarely(*each) for each in GROUPED]
+    ("relu", "has_residual", "custom_gradient", "group"),
+    [each if is_telling(*each) else rarely(*each) for each in GROUPED],
 )
-def test_each_group_is_normalized_as_flax_normalizes_it_alone(relu, has_residual, by_hand, group):
+def test_each_group_is_normalized_as_flax_normalizes_it_alone(relu, has_residual, custom_gradient, group):
     with jax.enable_x64(True):
         variables, x, residual, weights = drawn(3, MAPS, jnp.float64)
         kind = {"dtype": jnp.float64, "param_dtype": jnp.float64}
-        ours = BatchNorm(False, group=group, by_hand=by_hand, **kind)
+        ours = BatchNorm(False, group=group, custom_gradient=custom_gradient, **kind)
         plain = InGroups(Plain(False, **kind), group)
         actual, expected = both(ours, plain, variables, x, residual if has_residual else None, weights, relu)
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(expected))
@@ -150,14 +153,16 @@ def test_images_that_do_not_fill_whole_groups_raise_a_one_line_error(size, group
         jax.eval_shape(lambda x: BatchNorm(False, group=group).apply(variables, x, mutable=["batch_stats"]), x)
 
 
-@pytest.mark.parametrize("by_hand", [True, False])
-def test_batch_norm_without_a_scale_equals_a_scale_of_one(by_hand):
+@pytest.mark.parametrize("custom_gradient", [True, False])
+def test_batch_norm_without_a_scale_equals_a_scale_of_one(custom_gradient):
     variables, x, residual, weights = drawn(5, VECTORS, jnp.float32)
     variables["params"]["scale"] = jnp.ones(2)
-    result, stats, gradients = results(BatchNorm(False, by_hand=by_hand), variables, x, residual, weights, True)
+    result, stats, gradients = results(
+        BatchNorm(False, custom_gradient=custom_gradient), variables, x, residual, weights, True
+    )
     expected = result, stats, ({"bias": gradients[0]["bias"]}, *gradients[1:])
     del variables["params"]["scale"]
-    module = BatchNorm(False, scale_init=None, by_hand=by_hand)
+    module = BatchNorm(False, scale_init=None, custom_gradient=custom_gradient)
     assert_close(results(module, variables, x, residual, weights, True), expected, 1e-6)
     assert jax.tree.structure(module.init(jax.random.key(0), x)) == jax.tree.structure(variables)
 

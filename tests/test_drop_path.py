@@ -24,7 +24,7 @@ from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt
-from jaxddp.models.ops.drop_path import added, branch_factors
+from jaxddp.models.ops.drop_path import add_branch, branch_factors
 from jaxddp.models.vit import ViT, ViTSize
 
 WIDE = {"dtype": jnp.float64, "param_dtype": jnp.float64}
@@ -169,8 +169,10 @@ def test_branches_are_skipped_at_a_rate_that_grows_with_depth():
 
 def test_a_skipped_branch_adds_nothing():
     x, branch = np.arange(12.0, dtype=np.float32).reshape(3, 2, 2), np.ones((3, 2, 2), np.float32)
-    np.testing.assert_array_equal(added(x, branch, jnp.array([0.0, 1.0, 2.0])), x + np.array([0, 1, 2])[:, None, None])
-    half = added(x.astype(jnp.bfloat16), branch.astype(jnp.bfloat16), jnp.array([0.0, 1.0, 2.0]))
+    np.testing.assert_array_equal(
+        add_branch(x, branch, jnp.array([0.0, 1.0, 2.0])), x + np.array([0, 1, 2])[:, None, None]
+    )
+    half = add_branch(x.astype(jnp.bfloat16), branch.astype(jnp.bfloat16), jnp.array([0.0, 1.0, 2.0]))
     assert half.dtype == jnp.bfloat16
 
 

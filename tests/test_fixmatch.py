@@ -31,7 +31,7 @@ from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.models.adapt import adapt
-from jaxddp.objectives.fixmatch import MEASURED, FixMatch, FixMatchSettings
+from jaxddp.objectives.fixmatch import ADDED_METRICS, FixMatch, FixMatchSettings
 from jaxddp.setup.make_run import make_run
 
 LINEAR, NORMED = linear_model(), SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
@@ -82,9 +82,9 @@ def test_the_fixmatch_loss_equals_the_papers(masked):
     assert 0.2 < sure.mean() < 0.9
     labelled = cross_entropies(logits, batch.label[real[0]]).mean()
     unlabelled = (sure * cross_entropies(others, guess)).sum() / len(u)
-    assert sums.names == ("loss", *MEASURED)
+    assert sums.names == ("loss", *ADDED_METRICS)
     means = sums.means()
-    np.testing.assert_allclose([means[name] for name in MEASURED], [labelled, unlabelled, sure.mean()], rtol=1e-9)
+    np.testing.assert_allclose([means[name] for name in ADDED_METRICS], [labelled, unlabelled, sure.mean()], rtol=1e-9)
     np.testing.assert_allclose([found, means["loss"]], labelled + 0.7 * unlabelled, rtol=1e-9)
     # The labels are constants: only the strong view has a gradient.
     own = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True) - np.eye(CLASSES)[batch.label[real[0]]]
@@ -237,7 +237,7 @@ def test_a_fixmatch_run_logs_its_metrics_and_validates_labelled_images(whole):
     parts = history.train["supervised_loss"] + history.train["unlabelled_loss"]
     np.testing.assert_allclose(history.train["loss"], parts, rtol=1e-5)
     assert (history.train["pseudo_labels"] > 0).any() and (history.train["pseudo_labels"] <= 1).all()
-    assert {"loss", "top1"} <= history.val.keys() and not set(MEASURED) & history.val.keys()
+    assert {"loss", "top1"} <= history.val.keys() and not set(ADDED_METRICS) & history.val.keys()
 
 
 @pytest.mark.slow
@@ -296,7 +296,7 @@ def test_the_self_test_masks_both_sources(whole, monkeypatch):
     # These weights give pseudo-labels without training.
     state = test.state.replace(params=jax.tree.map(lambda leaf: 3 * leaf, test.state.params))
     test.checks.self_test(state, *next(test.steps.chunks(0)).feed)
-    assert list(test.checks.self_test._counting) == [0, 3, 6] and test.checks.self_test._averaged is not None
+    assert list(test.checks.self_test._unmasked_devices) == [0, 3, 6] and test.checks.self_test._averaged is not None
 
 
 def test_a_function_from_python_sees_the_second_source():
@@ -412,7 +412,7 @@ def test_fixmatch_runs_from_the_command_line(tmp_path, capfd):
     words += ["--data.unlabelled", "train"]
     assert main(["train", *words, *work, *fixmatch, "--objective.threshold", "0.2"]) == 0
     lines = [json.loads(each) for each in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert {*MEASURED} <= lines[0].keys() and lines[-1]["split"] == "val" and lines[-1]["count"] == 16
+    assert {*ADDED_METRICS} <= lines[0].keys() and lines[-1]["split"] == "val" and lines[-1]["count"] == 16
     kept = json.loads((tmp_path / "run" / "config.json").read_text())["fingerprint"]
     assert len({kept[split] for split in ("train", "val", "unlabelled")}) == 3
     assert main(["train", *words, *work]) == 2

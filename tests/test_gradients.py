@@ -21,7 +21,7 @@ from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.engine.buckets import Averaging
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.microbatches import in_parts, merged
+from jaxddp.engine.microbatches import merge_states, scan_parts
 from jaxddp.engine.step import make_local_step, make_train_step
 
 SMALL, LARGE = random_table(32), random_table(64, image=16)
@@ -99,7 +99,7 @@ def test_memory_falls_with_the_number_of_microbatches(unrolled):
 
 def test_the_state_of_microbatches_is_averaged_and_counters_take_the_maximum():
     states = {"mean": jnp.array([[1.0, 2.0], [3.0, 6.0]]), "count": jnp.array([4, 7])}
-    assert jax.tree.map(np.ndarray.tolist, jax.device_get(merged(states))) == {"mean": [2.0, 4.0], "count": 7}
+    assert jax.tree.map(np.ndarray.tolist, jax.device_get(merge_states(states))) == {"mean": [2.0, 4.0], "count": 7}
 
 
 @pytest.mark.parametrize("unrolled", [False, True])
@@ -112,7 +112,7 @@ def test_the_parts_of_a_step_run_in_order_even_if_a_sum_is_infinite(unrolled):
             total = total + jnp.where(number == 1, jnp.inf, 1.0)
             return total, (part.row, number, total)
 
-        return in_parts(take, jnp.float32(0), batch, 4, unrolled=unrolled)
+        return scan_parts(take, jnp.float32(0), batch, 4, unrolled=unrolled)
 
     total, (found, numbers, totals) = rows(batch)
     assert found.reshape(-1).tolist() == batch.row.tolist()

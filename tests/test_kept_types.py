@@ -12,7 +12,7 @@ from support.runs import fails
 import jaxddp
 from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.part import Part, make_follow
-from jaxddp.engine.state import in_dtypes_of
+from jaxddp.engine.state import cast_like
 from jaxddp.mesh import Topology
 
 TABLE = random_table(24, image=6)
@@ -150,6 +150,6 @@ def test_floats_of_the_model_state_keep_their_initial_dtype():
     """The statistics change dtype like those of Flax's batch norm under x64."""
     with jax.enable_x64(True):
         before = {"mean": jnp.zeros(3, jnp.float32), "count": jnp.zeros((), jnp.int32)}
-        after = in_dtypes_of(before, {"mean": jnp.full(3, 0.5, jnp.float64), "count": jnp.ones((), jnp.int32)})
+        after = cast_like(before, {"mean": jnp.full(3, 0.5, jnp.float64), "count": jnp.ones((), jnp.int32)})
         assert {name: leaf.dtype.name for name, leaf in after.items()} == {"mean": "float32", "count": "int32"}
-        assert in_dtypes_of(before, {}) == {} and after["mean"].tolist() == [0.5] * 3
+        assert cast_like(before, {}) == {} and after["mean"].tolist() == [0.5] * 3

@@ -16,7 +16,7 @@ from support.optimizers import config_of, make_optimizer, parameters, rates
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.optimizers.decay import decayed
+from jaxddp.optimizers.decay import decay_mask
 from jaxddp.optimizers.sgd import SgdSettings
 from jaxddp.registry import MODELS
 from jaxddp.schedules.peak import at_batch_size, batch_factor, derivation
@@ -138,7 +138,7 @@ def test_a_run_of_more_steps_than_the_state_can_count_is_refused():
 
 
 def test_weight_decay_applies_to_kernels():
-    assert decayed(parameters()) == {
+    assert decay_mask(parameters()) == {
         "conv": {"kernel": True},
         "norm": {"scale": False, "bias": False},
         "head": {"kernel": True, "bias": False},
@@ -158,7 +158,7 @@ def test_the_tables_of_a_vit_are_not_decayed():
     model = MODELS.get("vit_ti16")(Config(), 10)
     images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
-    left = [path for path, is_decayed in traverse_util.flatten_dict(decayed(params), sep="/").items() if is_decayed]
+    left = [path for path, is_decayed in traverse_util.flatten_dict(decay_mask(params), sep="/").items() if is_decayed]
     assert len(left) == 12 * 4 + 2 and all(path.endswith("/kernel") for path in left)
 
 

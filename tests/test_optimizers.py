@@ -21,9 +21,9 @@ from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
-from jaxddp.engine.parts.iterate_average import ScheduleFreeAverage, averaged
+from jaxddp.engine.parts.iterate_average import ScheduleFreeAverage, compute_average
 from jaxddp.mesh import Topology
-from jaxddp.optimizers.decay import decayed
+from jaxddp.optimizers.decay import decay_mask
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.sections.layers import Layers
 from jaxddp.workdir.saved_state import restore_state
@@ -43,7 +43,7 @@ def float64():
 @pytest.mark.ci
 def test_lars_equals_optaxs_with_decay_and_scaling_of_kernels_only(float64):
     config = config_of(name="lars", momentum=0.8, nesterov=False, weight_decay=0.05, trust_coefficient=0.02)
-    optimizer = optax.lars(rate, 0.05, decayed, 0.02, 0.0, decayed, 0.8, False)
+    optimizer = optax.lars(rate, 0.05, decay_mask, 0.02, 0.0, decay_mask, 0.8, False)
     assert_equal(updated(config, 5), by_optax(optimizer, 5))
 
 
@@ -214,7 +214,7 @@ def test_learning_rates_by_layer_scale_schedule_free_steps(outside, factor, floa
         updates, other = inside.update(grads, other, theirs)
         theirs = optax.apply_updates(theirs, updates)
         assert largest_difference(ours, theirs) < 1e-12
-        assert largest_difference(averaged(one, ours), averaged(other, theirs)) < 1e-12
+        assert largest_difference(compute_average(one, ours), compute_average(other, theirs)) < 1e-12
         if not factor("a", step):
             assert ours["a"]["b"].tobytes() == params["a"]["b"].tobytes()
 
@@ -234,4 +234,4 @@ def test_a_frozen_layer_has_no_schedule_free_average():
     params = {"a": jnp.ones(2), "b": jnp.ones(3)}
     state = optimizer.init(params)
     updates, state = optimizer.update(params, state, params)
-    assert updates["a"] is None and averaged(state, params)["a"] is params["a"]
+    assert updates["a"] is None and compute_average(state, params)["a"] is params["a"]

@@ -215,24 +215,26 @@ def test_a_step_of_unknown_memory_is_trained(monkeypatch, lines):
 
 def test_an_unavailable_check_for_collectives_is_logged(monkeypatch, lines):
     def mean(take, images):
-        return reproducible._traced(take, images)(images)
+        return reproducible._trace(take, images)(images)
 
-    reproducible._sees_collectives.cache_clear()
+    reproducible._can_detect_collectives.cache_clear()
     assert mean(lambda x: x + 1, np.zeros(2, np.float32)).tolist() == [1, 1] and lines() == []
-    reproducible._sees_collectives.cache_clear()
+    reproducible._can_detect_collectives.cache_clear()
     monkeypatch.setattr(reproducible, "_is_collective", lambda operation: False)
     mean(lambda x: x + 1, np.zeros(2, np.float32))
-    reproducible._sees_collectives.cache_clear()
+    reproducible._can_detect_collectives.cache_clear()
     (line,) = lines()
     assert line.endswith("cannot detect, and so accepts, a network that communicates between devices")
 
 
 def test_a_removed_option_is_left_out_and_logged(monkeypatch, lines):
-    compiler_options.options_in_haste("cpu"), compiler_options.options_of_one_call("cpu")
+    compiler_options.unoptimized_options("cpu"), compiler_options.options_of_one_call("cpu")
     assert lines() == [], "this jaxlib has lost one"
     gone = {"xla_llvm_disable_expensive_passes", "xla_gpu_deterministic_ops", "xla_cpu_use_fusion_emitters"}
-    monkeypatch.setattr(compiler_options, "_refusal", lambda name, value: "No such option" if name in gone else None)
-    assert compiler_options.options_in_haste("cpu") == {"xla_backend_optimization_level": "0"}
+    monkeypatch.setattr(
+        compiler_options, "_rejection_reason", lambda name, value: "No such option" if name in gone else None
+    )
+    assert compiler_options.unoptimized_options("cpu") == {"xla_backend_optimization_level": "0"}
     assert compiler_options._accepted(compiler_options._DETERMINISTIC, "bits") == {}
     assert [line.partition(" option ")[2] for line in lines()] == [
         "xla_llvm_disable_expensive_passes=True of the kind that is used here: the self-test takes longer to compile",

@@ -22,7 +22,7 @@ from jaxddp.api import prepare_training
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.reproducible import SHARDS, mean_in_order, walled
+from jaxddp.engine.reproducible import SHARDS, add_barrier, mean_in_order
 from jaxddp.mesh import AXIS, Topology, fix_cpu_threads
 from jaxddp.workdir.claim import Claim, claim
 
@@ -121,7 +121,7 @@ def test_the_sum_has_one_order_and_no_sign_of_zero(devices):
 @pytest.mark.parametrize("for_cpu", [False, True])
 def test_barriers_change_no_result(for_cpu):
     tree = {"float": jnp.array([1.5, jnp.nan, -0.0]), "byte": jnp.uint8(7), "empty": jnp.zeros((0, 3))}
-    assert bytes_of(jax.jit(lambda *given: walled(*given, for_cpu))(tree, jnp.int32(0))) == bytes_of(tree)
+    assert bytes_of(jax.jit(lambda *given: add_barrier(*given, for_cpu))(tree, jnp.int32(0))) == bytes_of(tree)
 
 
 @pytest.mark.parametrize(

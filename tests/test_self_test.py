@@ -114,7 +114,7 @@ def test_other_ways_to_compute_the_gradient_pass(changes, devices):
 def test_more_devices_than_are_counted_pass(monkeypatch):
     monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
     test = made_test(LINEAR, 8)
-    assert list(test._counting) == [0, 3, 6]
+    assert list(test._unmasked_devices) == [0, 3, 6]
 
 
 class OfTheBatch(nn.Module):
@@ -311,7 +311,7 @@ def test_auto_does_not_trace_a_large_network(monkeypatch):
         return init(key, example) | {str(number): jnp.zeros(()) for number in range(self_test.MOST_PARAMETERS)}
 
     # No public interface tells whether a program was traced.
-    monkeypatch.setattr(SelfTest, "_compiled", lambda self, *given: pytest.fail("it was traced"))
+    monkeypatch.setattr(SelfTest, "_compile", lambda self, *given: pytest.fail("it was traced"))
     assert not was_made(made_test((many, apply), 2, AUTO))
 
 

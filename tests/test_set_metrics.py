@@ -22,7 +22,7 @@ import jaxddp
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
-from jaxddp.engine.set_metrics import finished, measured
+from jaxddp.engine.set_metrics import compute_contributions, finish_metrics
 from jaxddp.metrics.average_precision import average_precision
 from jaxddp.metrics.calibration import CalibrationError
 from jaxddp.recipe.configured_metrics import with_user_metrics
@@ -39,9 +39,9 @@ def of_set(logits, labels, mask=None, names=NAMES):
     """Return the numbers that the metrics compute from one batch, without devices."""
     mask = np.ones(len(logits), np.float32) if mask is None else mask
     metrics, sums = {name: METRICS.get(name) for name in names}, SetSums()
-    sums.add(measured(metrics, jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(mask)), stacked=False)
+    sums.add(compute_contributions(metrics, jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(mask)), stacked=False)
     found = sums.results()
-    return finished(metrics, found) | {"confusion": found.get("confusion")}
+    return finish_metrics(metrics, found) | {"confusion": found.get("confusion")}
 
 
 @st.composite
@@ -218,8 +218,8 @@ class Mean:
 
 def test_padding_with_nan_outputs_is_not_counted():
     logits, mask = jnp.array([[1.0, 2.0], [jnp.nan, jnp.inf]]), jnp.array([1.0, 0.0])
-    found = measured({"mine": Mean()}, logits, jnp.zeros(2, jnp.int32), mask)
-    assert finished({"mine": Mean()}, found) == {"largest": 2}
+    found = compute_contributions({"mine": Mean()}, logits, jnp.zeros(2, jnp.int32), mask)
+    assert finish_metrics({"mine": Mean()}, found) == {"largest": 2}
 
 
 class Unmasked(Mean):

@@ -248,7 +248,7 @@ def test_least_recently_used_programs_are_removed_until_the_rest_fits(tmp_path_f
         path.write_bytes(b"x" * size)
         os.utime(path, (read, wrote))
         used[path.name] = (max(wrote, read), size)
-    compilation_cache._thin_out(folder, most)
+    compilation_cache._remove_old(folder, most)
     assert (folder / "autotuned").is_dir()
     left = {path.name for path in folder.iterdir()} - {"autotuned"}
     gone = used.keys() - left

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.fused.kernels import Incoming, Norm, NormGradient, convolve, image_gradient, kernel_gradient
-from jaxddp.models.ops.batch_norm import Pair, applied, is_positive, moments, sums, through_statistics
+from jaxddp.models.ops.batch_norm import Pair, apply_norm, is_positive, moments, statistics_gradient, sums
 
 
 class Form(NamedTuple):
@@ -91,7 +91,7 @@ def _forward(
         norm = _norm(others, before, form)
     y, totals = convolve(x, norm, kernel.astype(x.dtype), interpret=form.interpret)
     own = moments(totals, count, form.axis_name)
-    result = applied(y, *_norm(own, after, form), residual, form.relu)
+    result = apply_norm(y, *_norm(own, after, form), residual, form.relu)
     # Without a residual the sign follows from y, which is read anyway.
     kept = result if form.relu and residual is not None else None
     return (result, own, others), (x, kernel, y, before, others, after, own, residual is not None, kept)
@@ -136,5 +136,5 @@ def _norm(statistics: Pair, parameters: Pair, form: Form) -> Norm:
 def _gradients(norm: Norm, statistics: Pair, totals: Pair, count: int, form: Form) -> tuple[Pair, NormGradient]:
     """Returns a norm's gradients by scale and bias, and by its input, from sums of the gradient by its result."""
     (total, moment), deviation = totals, lax.rsqrt(statistics[1] + form.epsilon)
-    given = NormGradient(norm, *through_statistics(totals, deviation, count, form.axis_name))
+    given = NormGradient(norm, *statistics_gradient(totals, deviation, count, form.axis_name))
     return (moment * deviation, total), given

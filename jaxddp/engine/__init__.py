@@ -1,1 +1,1 @@
-"""The compiled training and evaluation steps: gradients, their average over devices, and the state they act on."""
+"""The compiled training and evaluation steps: gradients, their average over devices, and the training state."""

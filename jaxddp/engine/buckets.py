@@ -1,13 +1,13 @@
 """Average gradients over the devices in buckets, so that communication overlaps with the backward pass.
 
-XLA computes the gradients with respect to activations first, and those with respect to kernels in any order. It sends
-all-reduces in the order in which their results are used, and fuses operations that read the same array. Four rules make
-communication overlap with computation in any network of separate layers (a scan over layers produces all gradients at
-once):
+XLA computes the gradients with respect to activations first, and the gradients with respect to kernels in any order. It
+sends all-reduces in the order in which their results are used, and fuses operations that read the same array. Four
+rules make communication overlap with computation in any network of separate layers (a scan over layers produces all
+gradients at once):
 
-- A bucket holds gradients that become ready one after the other in the traced program (`order_of_readiness`).
+- A bucket holds gradients that the traced program computes one after the other (`order_of_readiness`).
 - Later buckets are smaller, because less computation is left that can overlap with them (`fill_buckets`).
-- Each all-reduce waits for the one before, so the buckets are sent in this order (`Averaging.average`).
+- Each all-reduce waits for the previous one, so the buckets are sent in this order (`Averaging.average`).
 - The optimizer reads the parameters behind a barrier (`Averaging.parameters`). Otherwise XLA fuses the update of a
   kernel with the cast of the kernel for an activation's gradient, so the backward pass waits for an all-reduce.
 """
@@ -26,20 +26,20 @@ from jaxddp.config import Config
 from jaxddp.mesh import AXIS, Topology
 
 AVERAGING = "average_gradients"
-"""The named scope of the gradients' all-reduces in a profile or a compiled program."""
+"""The named scope of the gradients' all-reduces, which appears in profiles and compiled programs."""
 
 GPU_BUCKETS = 7
-"""The default number on GPUs. With it all communication of a ResNet-50 overlaps with computation; see
+"""The default number of buckets on GPUs. With 7 buckets all communication of a ResNet-50 overlaps with computation; see
 benchmarks/RESULTS.md."""
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """How gradients are averaged over the devices, and the other values that are averaged with them.
+    """The settings and functions that average gradients, and other values with them, over the devices.
 
     Attributes:
-        buckets: the largest number of all-reduces. One is fastest if communication cannot overlap with computation, as
-            over gloo.
+        buckets: the largest number of all-reduces. One all-reduce is fastest if communication cannot overlap with
+            computation, as with gloo.
         dtype: the dtype in which gradients are sent; None keeps the gradients' own dtype.
     """
 
@@ -58,7 +58,7 @@ class Averaging:
 
         Returns:
             The gradient, `aux`, and an order of the gradient's leaves. With several buckets, this is the order in which
-            the leaves become ready.
+            the program computes the leaves.
         """
         gradient = jax.grad(loss, has_aux=True)
         if self.buckets == 1:
@@ -69,21 +69,22 @@ class Averaging:
         grads, aux = jax.tree.unflatten(jax.tree.structure(shapes), results)
         return grads, aux, order_of_readiness(traced, len(jax.tree.leaves(grads)))
 
-    def average(self, grads: Any, others: Any, order: Sequence[int]) -> tuple[Any, Any]:
-        """Average all floating-point leaves over the devices, and take the maximum of the others (counters).
+    def average(self, grads: Any, other_values: Any, order: Sequence[int]) -> tuple[Any, Any]:
+        """Average all floating-point leaves over the devices, and take the maximum of all other leaves (counters).
 
         Args:
-            others: values that are ready before any gradient, such as batch statistics. They join the first bucket.
+            other_values: values that are computed before any gradient, such as batch statistics. They join the first
+                bucket.
             order: the order in which the leaves of `grads` are sent.
         """
         if lax.axis_size(AXIS) == 1:
-            # Mean and maximum are the same on one device, and no collective is compiled.
-            return jax.tree.map(lambda leaf: lax.pmax(leaf, AXIS), (grads, others))
-        leaves, structure = jax.tree.flatten((grads, others))
+            # On one device mean and maximum are equal, and XLA compiles no collective.
+            return jax.tree.map(lambda leaf: lax.pmax(leaf, AXIS), (grads, other_values))
+        leaves, structure = jax.tree.flatten((grads, other_values))
         early = [index for index in range(len(order), len(leaves)) if _is_float(leaves[index])]
         sizes = [leaves[index].nbytes for index in order]
         buckets = [[order[i] for i in bucket] for bucket in fill_buckets(sizes, self.buckets)]
-        # Only gradients are cast to `dtype`, so with a `dtype` the other values form a separate bucket.
+        # Only gradients are cast to `dtype`. So with a `dtype` the other values have their own bucket.
         buckets = [early, *buckets] if self.dtype or not buckets else [early + buckets[0], *buckets[1:]]
         averaged = {index: lax.pmax(leaf, AXIS) for index, leaf in enumerate(leaves) if not _is_float(leaf)}
         previous = None
@@ -91,7 +92,7 @@ class Averaging:
             buffer, unravel = ravel_pytree([leaves[index] for index in bucket])
             message = buffer if bucket is early or self.dtype is None else buffer.astype(self.dtype)
             if previous is not None:
-                message = _after(message, previous)
+                message = _compute_after(message, previous)
             previous = lax.pmean(message, AXIS)
             averaged.update(zip(bucket, unravel(previous.astype(buffer.dtype)), strict=True))
         return jax.tree.unflatten(structure, [averaged[index] for index in range(len(leaves))])
@@ -101,11 +102,11 @@ class Averaging:
         return params if self.buckets == 1 else lax.optimization_barrier(params)
 
 
-def stacked_over_devices(values: jax.Array) -> jax.Array:
+def stack_over_devices(values: jax.Array) -> jax.Array:
     """Gather the values of all devices as [N, ...], replicated. Call it inside `jax.shard_map`.
 
-    Each device fills its own slot and contributes zeros to the other slots, so the sum changes no value. Unlike the
-    result of `lax.all_gather`, the replication checker accepts this one as replicated.
+    Each device fills its own slot and adds zeros to the other slots, so the sum changes no value. `shard_map`'s
+    replication checker accepts this result as replicated, but not the result of `lax.all_gather`.
     """
     slots = jnp.zeros((lax.axis_size(AXIS), *values.shape), values.dtype)
     return lax.psum(slots.at[lax.axis_index(AXIS)].set(values), AXIS)
@@ -114,14 +115,14 @@ def stacked_over_devices(values: jax.Array) -> jax.Array:
 def fill_buckets(sizes: Sequence[int], buckets: int) -> list[list[int]]:
     """Divide the indices of `sizes` into at most `buckets` buckets, in order and without empty ones.
 
-    Each bucket takes about half of what the buckets before it left over; the last one takes the rest.
+    Each bucket takes about half of the remaining size. The last bucket takes all remaining leaves.
     """
-    total, passed = sum(sizes), 0
+    total, used = sum(sizes), 0
     filled: list[list[int]] = [[] for _ in range(buckets)]
     for index, size in enumerate(sizes):
         # A leaf belongs to the bucket that contains the middle of the leaf.
-        left = 1 - (passed + size / 2) / total if total else 0.0
-        passed += size
+        left = 1 - (used + size / 2) / total if total else 0.0
+        used += size
         filled[next((i for i in range(buckets - 1) if left >= 0.5 ** (i + 1)), buckets - 1)].append(index)
     return [bucket for bucket in filled if bucket]
 
@@ -129,13 +130,13 @@ def fill_buckets(sizes: Sequence[int], buckets: int) -> list[list[int]]:
 def order_of_readiness(traced: ClosedJaxpr, count: int) -> list[int]:
     """Sort the first `count` results of a traced program by the order in which the program computes them.
 
-    A result that is a cast or a change of shape counts as ready when its input is ready, because the program may cast
-    all parameters together at its end.
+    If a result is only a cast or a new shape of an array, the time of that array counts, because the program may cast
+    all results at its end.
     """
     equations = traced.jaxpr.eqns
     source = {result: index for index, equation in enumerate(equations) for result in equation.outvars}
 
-    def ready(result: Any) -> int:
+    def ready_time(result: Any) -> int:
         index = -1
         while not isinstance(result, Literal) and result in source:
             index = source[result]
@@ -145,15 +146,15 @@ def order_of_readiness(traced: ClosedJaxpr, count: int) -> list[int]:
             (result,) = inputs
         return index
 
-    times = [ready(result) for result in traced.jaxpr.outvars[:count]]
+    times = [ready_time(result) for result in traced.jaxpr.outvars[:count]]
     return sorted(range(count), key=times.__getitem__)
 
 
-def _after(buffer: jax.Array, previous: jax.Array) -> jax.Array:
+def _compute_after(buffer: jax.Array, previous: jax.Array) -> jax.Array:
     """Return the buffer unchanged, but make XLA compute `previous` first.
 
-    The condition is never true, but XLA cannot know this. An optimization barrier would keep XLA from fusing a mean's
-    division with the operation that reads it.
+    The condition is never true, but XLA cannot derive this. An optimization barrier would prevent XLA from fusing the
+    division of a mean with the operation that reads the mean.
     """
     return jnp.where(previous[:1].sum() > jnp.inf, 0, buffer)
 

@@ -1,4 +1,4 @@
-"""XLA options of compiled programs. Each option is tried on a trivial program before a run relies on it.
+"""XLA options of compiled programs. Each option is tried on a trivial program before a run uses it.
 
 An unknown option in the variable XLA_FLAGS aborts the process. An unknown option of a single program raises an error,
 so this module sets options per program. The options are not a stable interface and change between releases of jaxlib.
@@ -20,24 +20,26 @@ from jaxddp.mesh import Topology
 KEY = "parallel.xla_options"
 _PREFIX = "xla_"
 _OVERLAP = {"xla_gpu_enable_latency_hiding_scheduler": "True"}
-"""Schedules computation between the start and the end of an all-reduce. jaxlib 0.10.2 does so by default."""
+"""This option schedules computation between the start and the end of an all-reduce. It is the default in jaxlib
+0.10.2."""
 _DETERMINISTIC = {"xla_gpu_deterministic_ops": "True"}
-"""Without this option XLA chooses GPU algorithms by timing them, and some algorithms add in no fixed order."""
+"""Without this option XLA chooses GPU algorithms by their measured time, and the order of additions varies."""
 _ONE_CALL = {"xla_backend_optimization_level": "1"}
-_HASTE = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"}
+_UNOPTIMIZED = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"}
 _NO_EMITTERS = ("xla_cpu_use_fusion_emitters", "False")
-"""An option of jaxlib 0.10. Later releases neither have nor need this option."""
+"""An option of jaxlib 0.10. Later releases do not have this option and do not need it."""
 _BOOLEANS = {"true": "True", "false": "False"}
 
 
 def compiler_options(words: Sequence[str]) -> dict[str, str]:
     """Parse `("NAME=VALUE", ...)` into the `compiler_options` of `jax.jit`.
 
-    Each option is tried on JAX's default platform. This checks only the name and the type of the option: an option of
-    another platform is accepted and has no effect.
+    Each option is tried on JAX's default platform. The trial checks only the name and the type of the option. An option
+    of another platform is accepted and has no effect.
 
     Raises:
-        InputError: a word is not NAME=VALUE, XLA does not know the name, the name appears twice, or the value has the
+        InputError: a word is not NAME=VALUE, XLA has no option of this name, the name appears twice, or the value has
+        the
             wrong type.
     """
     options: dict[str, str] = {}
@@ -45,12 +47,12 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not equals or not name.startswith(_PREFIX):
             raise InputError(Key(KEY), f": {show(word)}", advice=f"give NAME=VALUE, a name that begins with {_PREFIX}")
-        # Booleans are lower case in XLA_FLAGS, and capitalized in the options of a single program.
+        # XLA_FLAGS has booleans in lower case, and the options of a single program have them capitalized.
         value = _BOOLEANS.get(value, value)
         if name in options:
             twice = f"{show(options[name])} and {show(value)}"
             raise InputError(Key(KEY), f": {name} is given twice, as {twice}", advice="give one")
-        reason = _refusal(name, value)
+        reason = _rejection_reason(name, value)
         if reason is not None:
             raise InputError(
                 Key(KEY), f": this jaxlib rejects {show(word)} ({reason})", advice="correct it, or leave it out"
@@ -62,10 +64,11 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
 def step_options(config: Config, topology: Topology) -> dict[str, str]:
     """Return the options of the training step.
 
-    On GPUs these are the options that reproducible or bucketed gradients need, if this jaxlib accepts them. The
-    config's own options are added and take precedence.
+    On GPUs these are the options that reproducible or bucketed gradients need, if the installed jaxlib accepts them.
+    The options of `parallel.xla_options` are added and take precedence.
 
-    Raises: InputError if an option of the config is wrong; see `compiler_options`.
+    Raises:
+        InputError: an option of the config is wrong; see `compiler_options`.
     """
     options: dict[str, str] = {}
     if topology.platform == "gpu" and config.parallel.reproducible:
@@ -76,33 +79,33 @@ def step_options(config: Config, topology: Topology) -> dict[str, str]:
 
 
 def options_of_one_call(platform: str) -> dict[str, str]:
-    """Return the options of a program that runs once: on a CPU, optimization level 1, which halves compile time."""
+    """Return the options of a program that runs once: on a CPU, optimization level 1, which halves the compile time."""
     return _accepted(_ONE_CALL, "programs take longer to compile at the start of a run") if platform == "cpu" else {}
 
 
-def options_in_haste(platform: str) -> dict[str, str]:
+def unoptimized_options(platform: str) -> dict[str, str]:
     """Return the options of a program that runs once on little data.
 
-    On a CPU they switch optimization off, which reduces the compile time to a fifth. Options that this jaxlib rejects
-    are left out.
+    On a CPU the options disable optimization, which reduces the compile time to a fifth. Options that the installed
+    jaxlib rejects are left out.
     """
     if platform != "cpu":
         return {}
-    emitters = {} if _refusal(*_NO_EMITTERS) else dict([_NO_EMITTERS])
-    return _accepted(_HASTE, "the self-test takes longer to compile") | emitters
+    emitters = {} if _rejection_reason(*_NO_EMITTERS) else dict([_NO_EMITTERS])
+    return _accepted(_UNOPTIMIZED, "the self-test takes longer to compile") | emitters
 
 
-def _accepted(options: Mapping[str, str], lost: str) -> dict[str, str]:
-    """Return the options that this jaxlib accepts. Log what is lost without each rejected option."""
+def _accepted(options: Mapping[str, str], consequence: str) -> dict[str, str]:
+    """Return the options that the installed jaxlib accepts. Log the consequence of each rejected one."""
     for name, value in options.items():
-        if _refusal(name, value) is not None:
-            private_names.warn_missing("jaxlib", f"option {name}={value}", lost)
-    return {name: value for name, value in options.items() if _refusal(name, value) is None}
+        if _rejection_reason(name, value) is not None:
+            private_names.warn_missing("jaxlib", f"option {name}={value}", consequence)
+    return {name: value for name, value in options.items() if _rejection_reason(name, value) is None}
 
 
 @functools.cache
-def _refusal(name: str, value: str) -> str | None:
-    """Return why a program cannot be compiled with an option, or None if it can."""
+def _rejection_reason(name: str, value: str) -> str | None:
+    """Return the reason why XLA rejects an option, or None if a program compiles with it."""
     try:
         jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
     except jax.errors.JaxRuntimeError as error:

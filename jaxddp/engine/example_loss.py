@@ -1,6 +1,6 @@
-"""Convert a loss in any accepted form to a value and a weight for each example.
+"""Convert a loss of any accepted form to a value and a weight for each example.
 
-With values and weights, neither padding nor the division of a batch among devices changes the loss.
+The loss of a batch is then the same for any padding and any division of the batch among devices.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,17 +15,18 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 
 Loss = Callable[[jax.Array, jax.Array], Any]
-"""(logits float[B, K], labels int32[B]) -> the loss of each example, float[B]; or their mean, float[]; or a pair
-(sum, weight). For pairs, training minimizes the sum of the global batch divided by its weight, as a loss with class
-weights needs. If examples may have several labels, labels are float[B, K], with 1 for each class of an example."""
+"""(logits float[B, K], labels int32[B]) -> the loss of each example, float[B]; or the mean of these losses, float[]; or
+a pair (sum, weight). For pairs, training minimizes the sum over the global batch divided by the weight of the global
+batch, as for a loss with class weights. If examples may have several labels, labels are float[B, K], with 1 for each
+class of an example."""
 
 LossForm = Literal["examples", "mean", "weighted"]
-"""The form of a loss: the losses of the examples, their mean, or (sum, weight)."""
+"""The form of a loss: one loss for each example, the mean of these losses, or (sum, weight)."""
 
 _ACCEPTED = "return one loss per example (float[B]), their mean (float[]), or (sum, weight)"
 _ACCEPTED_METRIC = "return one number for each example, float[B]"
-# The smallest and the largest batch that a loss is tried on. Odd sizes seldom equal the number of classes, so the axes
-# of examples and classes are not confused.
+# The smallest and the largest batch that a loss is tried on. The sizes are odd, because an odd size seldom equals the
+# number of classes. So the axis of examples differs from the axis of classes.
 _FEWEST, _MOST = 9, 255
 
 
@@ -35,7 +36,7 @@ class ExampleLoss:
 
     Attributes:
         function: the user's loss function.
-        form: what `function` returns: the loss of each example, their mean, or a sum with its weight.
+        form: the form of the result of `function`.
         labels: the kind of labels that `function` takes.
     """
 
@@ -46,20 +47,20 @@ class ExampleLoss:
     def __call__(self, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return (values, weights), float[B] each."""
         if self.form == "weighted":
-            return jax.vmap(lambda one, label: _scalars(self.function(one[None], label[None])))(logits, labels)
+            return jax.vmap(lambda logit, label: _scalars(self.function(logit[None], label[None])))(logits, labels)
         if self.form == "mean":
-            values = jax.vmap(lambda one, label: self.function(one[None], label[None]))(logits, labels)
+            values = jax.vmap(lambda logit, label: self.function(logit[None], label[None]))(logits, labels)
         else:
             values = self.function(logits, labels)
         return values, jnp.ones_like(values)
 
 
 def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
-    """Find the form of a loss, and check it on random logits with every class among the labels.
+    """Find the form of a loss, and check the loss on random logits with every class among the labels.
 
     Raises:
-        InputError: the loss returns none of these forms, or the loss of a batch does not follow from the losses of its
-            examples, so its value would depend on how a batch is divided among devices.
+        InputError: the result has no form in `LossForm`; or the loss of a batch does not follow from the losses of its
+            examples, so its value would depend on the division of a batch among devices.
     """
     name = f"loss {getattr(loss, '__qualname__', type(loss).__name__)}"
     if not callable(loss):
@@ -69,53 +70,55 @@ def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
     form, dtype = _form(loss, name, labels, _ACCEPTED)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise InputError(f"{name}: returned {dtype}, which has no gradient; {_ACCEPTED}")
-    taken_apart = ExampleLoss(loss, form, labels)
+    converted = ExampleLoss(loss, form, labels)
 
     @jax.jit
-    def both(logits: jax.Array, labels: jax.Array) -> tuple[Any, Any, Any]:
-        values, weights = taken_apart(logits, labels)
-        whole = loss(logits, labels)
+    def evaluate(logits: jax.Array, labels: jax.Array) -> tuple[Any, Any, Any]:
+        values, weights = converted(logits, labels)
+        batched = loss(logits, labels)
         if form == "examples":
-            singly = jax.vmap(lambda one, label: loss(one[None], label[None])[0])(logits, labels)
-            return whole, singly, jnp.zeros(())
+            single = jax.vmap(lambda logit, label: loss(logit[None], label[None])[0])(logits, labels)
+            return batched, single, jnp.zeros(())
         if form == "mean":
-            return whole, values.mean(), jnp.zeros(())
-        of_weight = jax.grad(lambda logits: _scalars(loss(logits, labels))[1].astype(jnp.float32))(logits)
-        return jnp.stack(_scalars(whole)), jnp.stack([values.sum(), weights.sum()]), jnp.abs(of_weight).max()
+            return batched, values.mean(), jnp.zeros(())
+        weight_gradient = jax.grad(lambda logits: _scalars(loss(logits, labels))[1].astype(jnp.float32))(logits)
+        return jnp.stack(_scalars(batched)), jnp.stack([values.sum(), weights.sum()]), jnp.abs(weight_gradient).max()
 
     for logits, batch_labels in random_batches(labels):
-        whole, singly, of_weight = jax.device_get(both(logits, batch_labels))
-        if not np.isfinite(whole).all():
-            # The loss may expect probabilities from a model that ends with a softmax.
-            whole, singly, of_weight = jax.device_get(both(jax.nn.softmax(logits), batch_labels))
-        if not np.allclose(whole, singly, rtol=_tolerance(whole), atol=_tolerance(whole), equal_nan=False):
-            raise InputError(f"{name}: {_difference(form, np.asarray(whole), np.asarray(singly))}; {_ACCEPTED}")
-        if of_weight > 0:
+        batched, single, weight_gradient = jax.device_get(evaluate(logits, batch_labels))
+        if not np.isfinite(batched).all():
+            # A loss for a model that ends with a softmax takes probabilities.
+            batched, single, weight_gradient = jax.device_get(evaluate(jax.nn.softmax(logits), batch_labels))
+        if not np.allclose(batched, single, rtol=_tolerance(batched), atol=_tolerance(batched), equal_nan=False):
+            raise InputError(f"{name}: {_difference(form, np.asarray(batched), np.asarray(single))}; {_ACCEPTED}")
+        if weight_gradient > 0:
             raise InputError(f"{name}: its weight depends on the logits; compute it from the labels alone")
-        if form == "weighted" and not whole[1] > 0:
-            raise InputError(f"{name}: its weight over a batch of all classes is {whole[1]:.6g}; give positive weights")
-    return taken_apart
+        if form == "weighted" and not batched[1] > 0:
+            raise InputError(
+                f"{name}: its weight over a batch of all classes is {batched[1]:.6g}; give positive weights"
+            )
+    return converted
 
 
 def check_metric(metric: Loss, name: str, labels: LabelKind) -> None:
-    """Raise `InputError` unless a metric returns one number for each example, independent of the other examples."""
+    """Raise `InputError` if a metric does not return one number for each example that depends on this example alone."""
     if not callable(metric):
         raise InputError(f"{name}: an object of type {type(metric).__name__} was given; give a function")
     form, _ = _form(metric, name, labels, _ACCEPTED_METRIC)
     if form != "examples":
         raise InputError(f"{name}: returned one number for a batch; return one for each example, float[B]")
     for logits, batch_labels in random_batches(labels):
-        whole = np.asarray(jax.jit(metric)(logits, batch_labels), np.float64)
-        one_by_one = jax.jit(jax.vmap(lambda one, label: metric(one[None], label[None])[0]))
-        singly = np.asarray(one_by_one(logits, batch_labels), np.float64)
-        if not np.allclose(whole, singly, rtol=1e-4, atol=1e-4, equal_nan=True):
+        batched = np.asarray(jax.jit(metric)(logits, batch_labels), np.float64)
+        one_by_one = jax.jit(jax.vmap(lambda logit, label: metric(logit[None], label[None])[0]))
+        single = np.asarray(one_by_one(logits, batch_labels), np.float64)
+        if not np.allclose(batched, single, rtol=1e-4, atol=1e-4, equal_nan=True):
             raise InputError(
-                f"{name}: {_difference('examples', whole, singly, 'value')}; compute it from the example alone"
+                f"{name}: {_difference('examples', batched, single, 'value')}; compute it from the example alone"
             )
 
 
 def random_batches(labels: LabelKind) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield batches of logits float32[B, K] and labels to try a loss or a metric on. Every class occurs as a label."""
+    """Yield random batches (logits float32[B, K], labels) for checks. Every class occurs as a label."""
     rng, classes = np.random.default_rng(0), labels.num_classes
     rows = min(max(classes, _FEWEST), _MOST)
     every = np.resize(rng.permutation(classes), -(-max(classes, rows) // rows) * rows)
@@ -134,8 +137,8 @@ def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[Loss
     rows = _FEWEST if classes != _FEWEST else _FEWEST + 2
     logits = jax.ShapeDtypeStruct((rows, classes), jnp.float32)
     shapes = logits, logits if labels.several else jax.ShapeDtypeStruct((rows,), jnp.int32)
-    of_labels = f"float32[{rows}, {classes}], several of an image" if labels.several else f"int32[{rows}]"
-    arguments = f"logits float32[{rows}, {classes}] and labels {of_labels}"
+    label_type = f"float32[{rows}, {classes}], several of an image" if labels.several else f"int32[{rows}]"
+    arguments = f"logits float32[{rows}, {classes}] and labels {label_type}"
     try:
         result = jax.eval_shape(loss, *shapes)
     except Exception as error:
@@ -157,18 +160,18 @@ def _scalars(pair: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _tolerance(values: Any) -> float:
-    """Return the relative error that another order of summation may cause, in the precision of the loss."""
+    """Return the relative error that another order of summation may cause in the dtype of the loss."""
     dtype = np.asarray(values).dtype
     return max(1e-5, 4 * float(jnp.finfo(dtype).eps)) if jnp.issubdtype(dtype, jnp.floating) else 1e-5
 
 
-def _difference(form: str, whole: np.ndarray, singly: np.ndarray, noun: str = "loss") -> str:
+def _difference(form: str, batched: np.ndarray, single: np.ndarray, noun: str = "loss") -> str:
     if form == "examples":
-        at = int(np.nanargmax(np.abs(whole - singly))) if np.isfinite(whole - singly).any() else 0
-        return f"an example's {noun} is {whole[at]:.6g} in a batch and {singly[at]:.6g} alone"
+        index = int(np.nanargmax(np.abs(batched - single))) if np.isfinite(batched - single).any() else 0
+        return f"an example's {noun} is {batched[index]:.6g} in a batch and {single[index]:.6g} alone"
     if form == "mean":
-        return f"the loss of a batch is {whole:.6g}, and the mean of its examples' losses is {singly:.6g}"
+        return f"the loss of a batch is {batched:.6g}, and the mean of its examples' losses is {single:.6g}"
     return (
-        f"(sum, weight) of a batch is ({whole[0]:.6g}, {whole[1]:.6g}), and the sum over its examples is "
-        f"({singly[0]:.6g}, {singly[1]:.6g})"
+        f"(sum, weight) of a batch is ({batched[0]:.6g}, {batched[1]:.6g}), and the sum over its examples is "
+        f"({single[0]:.6g}, {single[1]:.6g})"
     )

@@ -14,7 +14,7 @@ from jaxddp.core.wording import kind_of
 _MISSING = re.compile(r"missing \d+ required (?:keyword-only|positional) argument")
 
 
-def updated(
+def call_update(
     optimizer: optax.GradientTransformation,
     grads: Any,
     opt_state: Any,
@@ -25,12 +25,12 @@ def updated(
 ) -> tuple[Any, Any]:
     """Call an optimizer's `update`, and return the updates and its next state.
 
-    An `optax.GradientTransformationExtraArgs` also gets `value` and `grad` by keyword. The program computes the loss
-    only if the optimizer uses it.
+    An `optax.GradientTransformationExtraArgs` also gets `value` and `grad` as keyword arguments. The program computes
+    the loss only if the optimizer uses it.
 
     Args:
         value: a function that returns the mean loss over the global batch, float[], the same on every device.
-        grad: the averaged gradient before any part of the step changed it.
+        grad: the averaged gradient, before any optional part of the step changes it.
 
     Raises:
         InputError: the optimizer needs another argument, such as the `value_fn` of a line search.
@@ -39,8 +39,8 @@ def updated(
         if not isinstance(optimizer, optax.GradientTransformationExtraArgs):
             return _pair(optimizer.update(grads, opt_state, params))
         shape = jax.eval_shape(value)
-        # This placeholder replaces a loss that the optimizer does not use. JAX would trace the computation of the real
-        # loss and keep it in the program.
+        # This placeholder replaces a loss that the optimizer does not use. Otherwise JAX would keep the computation of
+        # the loss in the program.
         loss: Any = np.full(shape.shape, np.nan, shape.dtype)
         if _uses_loss(optimizer, shape, grads, opt_state, params, grad):
             loss = value()
@@ -61,9 +61,10 @@ def _pair(result: Any) -> tuple[Any, Any]:
 
 
 def _uses_loss(optimizer: Any, value: Any, grads: Any, opt_state: Any, params: Any, grad: Any) -> bool:
-    """Tell whether an optimizer's update depends on the loss.
+    """Return whether an optimizer's update depends on the loss.
 
-    Most optimizers take the loss and ignore it, as `optax.chain` does."""
+    Many optimizers, such as `optax.chain`, accept the loss and ignore it.
+    """
 
     def update(loss: jax.Array, grads: Any, opt_state: Any, params: Any, grad: Any) -> Any:
         return optimizer.update(grads, opt_state, params, value=loss, grad=grad)

@@ -1,4 +1,4 @@
-"""Compute the gradient of the global batch: each device differentiates its slice, then the gradients are averaged."""
+"""Compute the gradient of the global batch. Each device differentiates its slice, and the gradients are averaged."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -14,47 +14,48 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import AVERAGING, Averaging
-from jaxddp.engine.microbatches import in_parts, merged
+from jaxddp.engine.microbatches import merge_states, scan_parts
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums, TrainObjective
 from jaxddp.mesh import AXIS, Topology, varying
-from jaxddp.models.frozen import kept, trained, whole
+from jaxddp.models.frozen import with_frozen, with_frozen_state, without_frozen
 from jaxddp.sections.layers import NO_LAYERS, Layers
 
 StepLoss = Callable[..., tuple[jax.Array, tuple[MetricSums, Any]]]
-"""(params, model_state, part of a batch, random key) -> (sum of the losses, (sums of metrics, next model state))."""
+"""(params, model_state, batch, key) -> (sum of the losses, (sums of the metrics, next model state)). The batch is a
+slice of the global batch, and the key is random."""
 
 
 class Contribution(NamedTuple):
-    """The contribution of one part of the global batch."""
+    """The results for one slice of the global batch."""
 
     grads: Any
-    """The gradient of the sum of the part's losses."""
+    """The gradient of the sum of the slice's losses."""
     model_state: Any
     sums: MetricSums
     undivided: Any = None
     """The gradients before `Gradients.of_batch` divides them by the weight. The check for finite values reads these
-    gradients, because the division does not change the result of the check. A check of the divided gradients would cost
-    more: XLA writes an array to memory if two operations use it."""
+    gradients, because the division does not change the result of the check. A check of the divided gradients would be
+    slower, because XLA writes an array to memory if two operations use it."""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """How the gradient is computed.
+    """The settings and functions that compute the gradient.
 
-    These choices affect the results only if the network combines images, as batch norm does.
+    The division into microbatches or shards changes results only if the network combines images, as batch norm does.
 
     Attributes:
-        averaging: how gradients are averaged over the devices.
+        averaging: the average over the devices.
         accumulate: the number of microbatches into which a device divides its slice. Local batch norm normalizes each
-            microbatch by itself, and running statistics take the mean over microbatches, as they do over devices.
+            microbatch separately. Running statistics take the mean over microbatches and devices.
         reproducible: compute the gradients of 8 fixed shards and sum them in a fixed order; see
             `jaxddp.engine.reproducible`.
         for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.microbatches` and
             `jaxddp.engine.reproducible.walled`.
-        frozen: layers whose parameters are not differentiated; their gradients are None.
-        kept: layers whose model state does not change.
+        frozen: layers whose parameters are not trained. The gradients of these parameters are None.
+        settled: layers whose model state does not change.
     """
 
     averaging: Averaging = field(default_factory=Averaging)
@@ -62,7 +63,7 @@ class Gradients:
     reproducible: bool = False
     for_cpu: bool = False
     frozen: Layers = NO_LAYERS
-    kept: Layers = NO_LAYERS
+    settled: Layers = NO_LAYERS
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Gradients":
@@ -76,25 +77,25 @@ class Gradients:
             reproducible=reproducible,
             for_cpu=topology.platform == "cpu",
             frozen=config.frozen,
-            kept=config.frozen_norms,
+            settled=config.frozen_norms,
         )
 
     def shares(self, topology: Topology) -> int:
-        """Return the number of equal shares of the global batch that the mean is taken over."""
+        """Return the number of shares, the equal slices of the global batch whose gradients are averaged."""
         return SHARDS if self.reproducible else topology.num_devices
 
     def parts(self, topology: Topology) -> int:
-        """Return the number of equal parts of the global batch that are computed separately."""
+        """Return the number of equal slices of the global batch that the network computes separately."""
         return self.shares(topology) * self.accumulate
 
     def check_batch_size(self, batch_size: int, topology: Topology) -> None:
-        """Raise `InputError` if a batch cannot be divided into equal parts. The message names batch sizes that can."""
+        """Raise `InputError` if a batch cannot be divided into equal slices. The message suggests other batch sizes."""
         parts = self.parts(topology)
         if parts == topology.num_devices:
             topology.check_batch_size(batch_size)
         elif batch_size % parts:
             below = batch_size // parts * parts
-            near = " or ".join(str(size) for size in (below, below + parts) if size > 0)
+            candidates = " or ".join(str(size) for size in (below, below + parts) if size > 0)
             devices = f"{topology.num_devices} device{'s' * (topology.num_devices > 1)}"
             shares = (f"the {SHARDS} shards of ", Key("parallel.reproducible")) if self.reproducible else devices
             microbatches = (" with ", Key("train.accumulate", self.accumulate), " microbatches each")
@@ -102,7 +103,7 @@ class Gradients:
                 Key("train.batch_size", batch_size),
                 " cannot be divided among ",
                 *(shares, microbatches if self.accumulate > 1 else ""),
-                advice=f"{near} would do",
+                advice=f"{candidates} would do",
             )
 
     def of_batch(
@@ -121,26 +122,25 @@ class Gradients:
         Call it inside `jax.shard_map`. The returned model state and sums are means over the shares.
 
         Args:
-            state: its parameters and model state are read.
+            state: the state whose parameters and model state are used.
             batch: this device's slice.
-            key: the random key of the step; each share folds in its own number.
-            scale: a factor by which the loss is multiplied before differentiation; the gradient is divided by it
-                afterwards.
+            key: the random key of the step. Each share folds its number into the key.
+            scale: a factor of the loss for differentiation. The gradient is divided by the same factor.
         """
-        # With replicated parameters, JAX would sum the gradient over the devices. The cast prevents this.
+        # With replicated parameters, JAX would sum the gradient over the devices. The cast prevents the sum.
         all_params = lax.pcast(state.params, AXIS, to="varying")
 
         def total_loss(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
-            params = whole(params, all_params)
+            params = with_frozen(params, all_params)
             sums, model_state = objective(params, model_state, batch, train=train, key=key, image_key=image_key)
             return sums.values[0, 0] * scale, (sums, model_state)
 
-        params = trained(all_params, self.frozen)
+        params = without_frozen(all_params, self.frozen)
         grads, model_state, means, _ = self.mean(total_loss, params, state.model_state, batch, key)
-        model_state = kept(state.model_state, model_state, self.kept)
-        # `grads` is an average of sums. Divided by the average weight it is the mean over all unmasked examples, for
-        # any distribution of the padding over the devices. The divisor is at least the smallest normal number, because
-        # XLA treats smaller numbers as 0.
+        model_state = with_frozen_state(state.model_state, model_state, self.settled)
+        # `grads` is the average over shares of a sum over examples. Its quotient by the average weight is the mean over
+        # all unmasked examples, for any distribution of the padding over the devices. The divisor is at least the
+        # smallest normal number, because XLA treats smaller numbers as 0.
         weight = jnp.maximum(means.values[0, 1] * scale, jnp.finfo(means.values.dtype).tiny)
         return Contribution(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, grads)
 
@@ -156,31 +156,31 @@ class Gradients:
 
             return mean_of_shards(shard, (params, varying(model_state)), batch, for_cpu=self.for_cpu)
         device_key = jax.random.fold_in(key, lax.axis_index(AXIS))
-        (grads, *others, _), order = self._share(loss, params, model_state, batch, device_key)
+        (grads, *other_results, _), order = self._share(loss, params, model_state, batch, device_key)
         with jax.named_scope(AVERAGING):
-            grads, others = self.averaging.average(grads, others, order)
-        return Contribution(grads, *others)
+            grads, other_results = self.averaging.average(grads, other_results, order)
+        return Contribution(grads, *other_results)
 
     def _share(
         self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array
     ) -> tuple[Contribution, Sequence[int]]:
-        """Differentiate a device's slice, or a shard of it. Also return an order of the gradients; see `Averaging`."""
+        """Differentiate one share. Also return an order of the gradients; see `Averaging.differentiate`."""
 
-        def differentiated(part: Batch, key: jax.Array) -> tuple[Contribution, Sequence[int]]:
+        def differentiate(part: Batch, key: jax.Array) -> tuple[Contribution, Sequence[int]]:
             part_loss = functools.partial(loss, model_state=model_state, batch=part, key=key)
             grads, (sums, state), order = self.averaging.differentiate(part_loss, params)
             return Contribution(grads, state, sums), order
 
         if self.accumulate == 1:
-            return differentiated(batch, key)
+            return differentiate(batch, key)
 
         def add(total: Any, part: Batch, number: jax.Array) -> tuple[Any, tuple[Any, MetricSums]]:
-            (grads, state, sums, _), _ = differentiated(part, jax.random.fold_in(key, number))
+            (grads, state, sums, _), _ = differentiate(part, jax.random.fold_in(key, number))
             return jax.tree.map(jnp.add, total, grads), (state, sums)
 
         zeros = varying(jax.tree.map(jnp.zeros_like, params))
-        grads, (states, sums) = in_parts(add, zeros, batch, self.accumulate, unrolled=self.for_cpu)
-        share = Contribution(grads, merged(states), jax.tree.map(lambda values: values.sum(0), sums))
+        grads, (states, sums) = scan_parts(add, zeros, batch, self.accumulate, unrolled=self.for_cpu)
+        share = Contribution(grads, merge_states(states), jax.tree.map(lambda values: values.sum(0), sums))
         return share, range(len(jax.tree.leaves(grads)))
 
 

@@ -32,7 +32,7 @@ def create_state(
     parts: Sequence[Part] = (),
     transform: Transform | None = None,
 ) -> TrainState:
-    """Initialize a replicated state. Every process must pass the same seed. See `make_init`."""
+    """Initialize a replicated state; see `make_init`. Every process must pass the same seed."""
     return make_init(model, optimizer, image_shape, topology, parts=parts, transform=transform)(jax.random.key(seed))
 
 
@@ -47,18 +47,19 @@ def make_init(
 ) -> Callable[..., TrainState]:
     """Compile (on first use) the initialization of a replicated state.
 
-    The result is a function of a random key and, optionally, of weights: arrays by path ("params/…", or the path in
-    the model's state) that replace the fresh ones. The function is one program, so a deep network starts in seconds.
+    The result is a function of a random key and, optionally, of weights. Weights are arrays by path ("params/…", or the
+    path in the model's state) that replace the fresh arrays. The function is one compiled program, so a deep network is
+    initialized in seconds.
 
     Args:
         image_shape: (H, W, C) of the images.
-        transform: changes the fresh parameters before weights replace them and before the optimizer and the parts are
-            initialized, for example to initialize from data. JAX traces it. It must return the same values on every
-            process, and keep names, shapes and dtypes.
+        transform: a function that changes the fresh arrays, for example to initialize from data. It is called before
+            weights replace arrays, and before the optimizer and the parts are initialized. JAX traces it. It must
+            return the same values on every process, and keep names, shapes and dtypes.
 
     Raises:
-        InputError: on first use, if `transform` changed a name, shape or dtype (the message names the first), or if two
-            parts keep parameters for evaluation.
+        InputError: on first use, if `transform` changes a name, shape or dtype (the message names the first array), or
+            if two parts keep parameters for evaluation.
     """
     takes_peers = transform is not None and _takes_peers(transform)
 
@@ -75,17 +76,17 @@ def make_init(
                 raise InputError(
                     f"initialize: {name} is {actual}, and the network's is {expected}; keep names, shapes and dtypes"
                 )
-        params, model_state = with_weights(params, model_state, weights or {})
+        params, model_state = replace_by_weights(params, model_state, weights or {})
         arrays_of = {part.name: part.init(params, model_state) for part in parts}
         part_arrays = {name: arrays for name, arrays in arrays_of.items() if arrays is not None}
-        if len(keepers := [name for name, arrays in part_arrays.items() if EVAL_PARAMS in arrays]) > 1:
+        if len(eval_parts := [name for name, arrays in part_arrays.items() if EVAL_PARAMS in arrays]) > 1:
             raise InputError(
-                f"the parts {keepers[0]!r} and {keepers[1]!r} both keep parameters for evaluation; leave one out"
+                f"the parts {eval_parts[0]!r} and {eval_parts[1]!r} both keep parameters for evaluation; leave one out"
             )
         return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params), part_arrays)
 
-    # A program that runs once is optimized less, because the random initializers, one for each parameter, take half of
-    # the compile time of a run without cached programs.
+    # The program runs once, so it is optimized less. It has a random initializer for each parameter, and compiling it
+    # takes half of the compile time of a run without cached programs.
     options = options_of_one_call(topology.platform)
     return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)
 
@@ -97,13 +98,13 @@ def _takes_peers(transform: Transform) -> bool:
         return False  # Some built-in functions have no signature.
 
 
-def with_weights(params: Any, model_state: Any, weights: Mapping[str, jax.Array]) -> tuple[Any, Any]:
-    """Replace arrays by weights, given by path: "params/…", or the path in the model's state."""
+def replace_by_weights(params: Any, model_state: Any, weights: Mapping[str, jax.Array]) -> tuple[Any, Any]:
+    """Replace arrays by the weights of the same path: "params/…", or the path in the model's state."""
 
-    def replaced(tree: Any, prefix: str) -> Any:
+    def replace(tree: Any, prefix: str) -> Any:
         def weight(path: Any, leaf: jax.Array) -> jax.Array:
             return weights.get(prefix + path_of(path), leaf).astype(leaf.dtype)
 
         return jax.tree_util.tree_map_with_path(weight, tree)
 
-    return (replaced(params, PARAMS), replaced(model_state, "")) if weights else (params, model_state)
+    return (replace(params, PARAMS), replace(model_state, "")) if weights else (params, model_state)

@@ -3,8 +3,8 @@
 JAX's cache key covers a program's code and options, the versions of jaxlib and XLA, and the devices, including a CPU's
 instruction set. So machines of different kinds may share a home directory.
 
-In a job of several processes on GPUs, only process 0 writes programs, and every process that sees the files reads
-them. On CPUs a program can be used only by the process for whose devices it was compiled, so every process writes.
+In a job of several processes on GPUs, only process 0 writes programs, and every process with access to the files reads
+them. On CPUs each process writes programs, because only a process with the same devices can use them.
 """
 
 import functools
@@ -26,13 +26,13 @@ from jaxddp.core.peers import ALONE, Peers
 PROGRAMS = "programs"
 """The folder of compiled programs within the cache folder."""
 MOST_BYTES = 1 << 30
-"""A run that starts removes old programs until the folder is at most this large: the programs of some hundred runs."""
+"""The size to which the start of a run reduces the folder. The programs of some hundred runs fit in."""
 
-# For each setting, JAX's default and the value that replaces it. By default JAX leaves out programs that compile within
-# a second.
-_KEPT_FROM = "jax_persistent_cache_min_compile_time_secs"
-_KEEP_ALL = {_KEPT_FROM: (1.0, 0.0), "jax_persistent_cache_min_entry_size_bytes": (0, -1)}
-# The names of the arguments of two private JAX functions that write a program. Their order does not matter.
+# For each setting: JAX's default, and the value that replaces the default. By default JAX does not cache programs that
+# compile within a second.
+_LEAST_SECONDS = "jax_persistent_cache_min_compile_time_secs"
+_KEEP_ALL = {_LEAST_SECONDS: (1.0, 0.0), "jax_persistent_cache_min_entry_size_bytes": (0, -1)}
+# The names of the arguments, in any order, of two private JAX functions that write a program.
 _WRITTEN = ("cache_key", "compile_time_secs", "module_name", "backend", "executable")
 _PUT = ("cache_key", "module_name", "executable", "backend", "compile_time")
 _log = logging.getLogger("jaxddp.parallel")
@@ -43,31 +43,31 @@ _warn_once = functools.cache(_log.warning)
 def keep_compiled_programs(peers: Peers = ALONE) -> None:
     """Switch on JAX's persistent compilation cache, in the folder `programs` of the cache folder.
 
-    Call it after the job is joined and before the first compilation. It starts no backend. JAX settings that the user
-    has changed keep their values: `JAX_COMPILATION_CACHE_DIR` names another folder, from which nothing is ever
-    removed, and `JAX_ENABLE_COMPILATION_CACHE=false` switches the cache off. A warning is logged if the folder cannot
-    be used.
+    Call it after the process has joined the job and before the first compilation. It does not start a JAX backend. JAX
+    settings that the user has changed keep their values. `JAX_COMPILATION_CACHE_DIR` sets another folder, from which no
+    file is removed. `JAX_ENABLE_COMPILATION_CACHE=false` switches the cache off. If the folder cannot be used, a
+    warning is logged.
     """
     if not _setting("jax_enable_compilation_cache"):
         return
     for name, (default, value) in _KEEP_ALL.items():
         if name.upper() not in os.environ and _setting(name) == default:
             jax.config.update(name, value)
-    _keep_those_of_every_cpu(peers)
+    _write_in_every_cpu_process(peers)
     if _setting("jax_compilation_cache_dir") is not None:
         return
     try:
-        folder = _own_folder(peers)
+        folder = _prepare_folder(peers)
     except (OSError, RuntimeError) as error:
-        # The other processes of a job would log the same line.
+        # Only one process of a job logs the warning.
         if peers.is_first:
             _warn_once(f"compiled programs are not kept ({error}); set {CACHE_VARIABLE} to a folder for them")
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
-def _keep_those_of_every_cpu(peers: Peers) -> None:
-    """Make every process on CPUs write its programs, which no other process can use. In JAX only process 0 writes.
+def _write_in_every_cpu_process(peers: Peers) -> None:
+    """Make every process on CPUs write its programs, because no other process can use them. JAX writes in process 0.
 
     JAX has no setting for this, so a private function is replaced. If the function has changed, a warning is logged.
     """
@@ -86,10 +86,10 @@ def _keep_those_of_every_cpu(peers: Peers) -> None:
     order = inspect.signature(replaced)
 
     @functools.wraps(replaced)
-    def write_own(*arguments: Any, **named: Any) -> None:
-        bound = order.bind(*arguments, **named).arguments
+    def write(*arguments: Any, **keywords: Any) -> None:
+        bound = order.bind(*arguments, **keywords).arguments
         backend, seconds = bound["backend"], bound["compile_time_secs"]
-        if backend.platform != "cpu" or bound.get("host_callbacks") or seconds < _setting(_KEPT_FROM):
+        if backend.platform != "cpu" or bound.get("host_callbacks") or seconds < _setting(_LEAST_SECONDS):
             return
         try:
             put(bound["cache_key"], bound["module_name"], bound["executable"], backend, int(seconds))
@@ -97,33 +97,33 @@ def _keep_those_of_every_cpu(peers: Peers) -> None:
             reason = getattr(error, "strerror", None) or type(error).__name__
             _warn_once(f"a compiled program is not kept ({reason}) and will be compiled again at the next start")
 
-    compiler._cache_write = write_own
+    compiler._cache_write = write
 
 
 def _setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
-def _own_folder(peers: Peers) -> Path:
+def _prepare_folder(peers: Peers) -> Path:
     """Create the folder if it is missing, check it, and remove old programs from it."""
     folder = cache_folder() / PROGRAMS
-    # Programs in this folder run with this user's permissions, so no other user may write to it.
+    # Programs of this folder run with this user's permissions, so no other user may write to the folder.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{folder}: other users may write to it")
-    # Write a file, because permissions do not reveal a full disk or a read-only file system.
+    # Writing a file reveals a full disk or a read-only file system, which permissions do not show.
     with tempfile.TemporaryFile(dir=folder):
         pass
     if peers.is_first and _setting("jax_compilation_cache_max_size") == -1:
-        _thin_out(folder, MOST_BYTES)
+        _remove_old(folder, MOST_BYTES)
     return folder
 
 
-def _thin_out(folder: Path, most_bytes: int) -> None:
-    """Remove the least recently used programs beyond a size.
+def _remove_old(folder: Path, most_bytes: int) -> None:
+    """Remove the least recently used programs until the folder has at most `most_bytes` bytes.
 
-    JAX's own size limit is not used, because it lists the folder for each program, which takes 0.2 s with 2,000 files.
+    JAX's own limit of the size lists the folder for each program, which takes 0.2 s with 2,000 files.
     """
     entries = []
     for path in folder.iterdir():

@@ -1,4 +1,4 @@
-"""Steps on a data set in device memory: one dispatch runs several steps, and each gathers its images on the device."""
+"""Steps on a data set in device memory. One call runs several steps, and each step gathers its images on the device."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -9,16 +9,17 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
-from jaxddp.engine.microbatches import in_turn
+from jaxddp.engine.microbatches import scan_range
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import EvalStep, TrainStep, make_eval_step, make_train_step
 from jaxddp.engine.step_objective import MetricSums, Objective
 from jaxddp.mesh import AXIS, Topology
 
 ResidentImages = jax.Array | tuple[jax.Array, jax.Array]
-"""All images of a source, [N, H, W, C], replicated. A pair of such arrays if there is a second, unlabelled source."""
+"""All images of a source, [N, H, W, C], replicated. With a second, unlabelled source, a pair of such
+arrays."""
 _FEED = P(), P(AXIS)
-"""The sharding of images and of columns."""
+"""The shardings of images and of columns."""
 
 
 def make_resident_steps(
@@ -26,19 +27,19 @@ def make_resident_steps(
 ) -> Callable[..., tuple[TrainState, MetricSums]]:
     """Compile several optimizer steps of `make_local_step` as one program, on first use for each number of steps.
 
-    The result takes a replicated state, which it consumes; the images from `place_images` of each source; the placed
-    columns from `jaxddp.data.columns.stacked_columns`; and the run's key. It runs one step for each batch of columns.
-    The number of batches is part of a shape, so XLA knows the length of the loop. A single step has no loop. The result
-    returns the next state and the sums of each step, [steps, metrics, 2].
+    The compiled function takes a replicated state, whose memory is donated; the images of each source from
+    `place_images`; the placed columns from `jaxddp.data.columns.stacked_columns`; and the run's key. It runs one step
+    for each batch of the columns. The number of batches is static, and a single step has no loop. The function returns
+    the next state and the sums of each step, [steps, metrics, 2].
     """
 
     def local_steps(
         state: TrainState, images: ResidentImages, columns: Batch, key: jax.Array | None = None
     ) -> tuple[TrainState, MetricSums]:
         def take_step(state: TrainState, number: jax.Array | int) -> tuple[TrainState, MetricSums]:
-            return local_step(state, gathered(images, columns, number), key)
+            return local_step(state, gather_batch(images, columns, number), key)
 
-        return in_turn(take_step, state, steps_in(images, columns))
+        return scan_range(take_step, state, steps_in(images, columns))
 
     return make_train_step(local_steps, topology, _FEED, compiler_options=compiler_options)
 
@@ -46,15 +47,15 @@ def make_resident_steps(
 def make_resident_eval(local_step: EvalStep, topology: Topology) -> EvalStep:
     """Compile several evaluation steps of `make_local_eval_step` as one program, on first use for each number of steps.
 
-    The result takes a state, images and columns as in `make_resident_steps`. It returns the sums of each batch,
-    [batches, metrics, 2].
+    The compiled function takes a state, images and columns, as in `make_resident_steps`. It returns the sums of each
+    batch, [batches, metrics, 2].
     """
 
     def local_batches(state: TrainState, images: jax.Array, columns: Batch) -> MetricSums:
-        def measure(nothing: None, number: jax.Array | int) -> tuple[None, MetricSums]:
-            return nothing, local_step(state, gathered(images, columns, number))
+        def measure(carry: None, number: jax.Array | int) -> tuple[None, MetricSums]:
+            return carry, local_step(state, gather_batch(images, columns, number))
 
-        return in_turn(measure, None, steps_in(images, columns))[1]
+        return scan_range(measure, None, steps_in(images, columns))[1]
 
     return make_eval_step(local_batches, topology, _FEED)
 
@@ -64,18 +65,18 @@ def steps_in(images: ResidentImages, columns: Batch, key: jax.Array | None = Non
     return columns.row.shape[1]
 
 
-def gathered(images: ResidentImages, columns: Batch, number: jax.Array | int) -> Batch:
-    """Return a device's slice of one batch: its columns, and its images gathered from all images."""
+def gather_batch(images: ResidentImages, columns: Batch, number: jax.Array | int) -> Batch:
+    """Return a device's slice of one batch, with its columns and with its images gathered from all images."""
     if isinstance(images, tuple):
-        images, others = images[0], gathered(images[1], columns.unlabelled, number)
-        return gathered(images, columns._replace(unlabelled=None), number)._replace(unlabelled=others)
+        images, unlabelled = images[0], gather_batch(images[1], columns.unlabelled, number)
+        return gather_batch(images, columns._replace(unlabelled=None), number)._replace(unlabelled=unlabelled)
     part = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, 1, keepdims=False), columns)
-    # Rows come from the sample order and are never out of bounds.
+    # Row numbers come from the sample order and are never out of bounds.
     return part._replace(image=images.at[part.row].get(mode="promise_in_bounds"))
 
 
 def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[int, ...], topology: Topology) -> bool:
-    """Tell whether a step takes longer inside a loop than outside.
+    """Return whether a step takes longer inside a loop than outside.
 
     XLA's CPU compiler uses its fast kernels for convolutions only outside loops
     (https://github.com/jax-ml/jax/issues/12868). Inside a loop, the gradient of a convolution takes a hundred times as
@@ -100,10 +101,10 @@ def place_images(
 ) -> jax.Array:
     """Place all images on every device: [num_rows, H, W, C], replicated.
 
-    No host holds the whole set. The devices exchange the slices of the processes.
+    No host holds the whole set. Each process reads its slices, and the devices exchange them.
 
     Args:
-        batches: this process's slice of each batch in order, [b, H, W, C] of the dtype.
+        batches: this process's slice of each batch, in order: `dtype`[b, H, W, C].
     """
 
     def empty() -> jax.Array:
@@ -118,7 +119,7 @@ def place_images(
     start = 0
     for batch in batches:
         placed = topology.place(batch)
-        # Waiting limits the batches in transfer to one.
+        # Wait, so that only one batch is in transfer.
         images = jax.block_until_ready(write(images, placed, topology.replicate(np.int32(start))))
         start += len(placed)
     return images

@@ -1,4 +1,4 @@
-"""The training objective: sums and weights of the loss and the metrics, from which the step computes global means."""
+"""Training objectives, which return sums and weights of the loss and the metrics. The step computes means from them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, shaped
 from jaxddp.data.batch import Batch
 from jaxddp.engine.example_loss import ExampleLoss
-from jaxddp.engine.set_metrics import SetMetric, is_set_metric, measured
+from jaxddp.engine.set_metrics import SetMetric, compute_contributions, is_set_metric
 from jaxddp.models.interface import Model, takes_example_keys
 
 Metric = Callable[[jax.Array, jax.Array], jax.Array]
-"""(logits float[B, K], labels int32[B], or float[B, K] where there may be several) -> float[B]."""
+"""(logits float[B, K], labels) -> float[B]. Labels are int32[B], or float[B, K] if examples may have several labels."""
 
 SUBSTITUTED = "substituted"
-"""The name of the share of substituted images. It is measured if the batch marks substituted images."""
+"""The name of the metric for the share of substituted images. It is measured if the batch marks substituted images."""
 
 _EXAMPLES = 0x657861
 
@@ -32,11 +32,12 @@ class MetricSums(flax.struct.PyTreeNode):
     """Sums of per-example metrics.
 
     Attributes:
-        values: float[metrics + 1, 2]. Row i is (sum, weight) of `names[i]`, and the last row is (examples, 1). The
-            weight is the number of examples for a metric, the sum of the examples' weights for a weighted loss, and 1
-            for a scalar of a step. Adding the `values` of two batches gives the `values` of both together.
-        names: the name of each row but the last.
-        sets: the examples' contributions to metrics over a whole set, by name; see `jaxddp.engine.set_metrics`.
+        values: float[metrics + 1, 2]. Row i is (sum, weight) of `names[i]`, and the last row is (number of examples,
+        1).
+            The weight is the number of examples for a metric, the sum of the examples' weights for a weighted loss, and
+            1 for a scalar of a step. The `values` of two batches add up to the `values` of their union.
+        names: the names of all rows except the last.
+        sets: the contributions to metrics over a whole set, by name; see `jaxddp.engine.set_metrics`.
     """
 
     values: jax.Array
@@ -48,8 +49,8 @@ class MetricSums(flax.struct.PyTreeNode):
         values = jax.device_get(self.values).astype("float64")
         return means_of(self.names, values)
 
-    def first(self) -> jax.Array:
-        """Return the mean of the first metric, which is the loss, on the devices: float[], 0 if the weight is 0."""
+    def mean_loss(self) -> jax.Array:
+        """Return the mean loss, the first metric, as an array: float[], 0 if the weight is 0."""
         total, weight = self.values[0]
         return total / jnp.maximum(weight, jnp.finfo(weight.dtype).tiny)
 
@@ -79,8 +80,8 @@ def means_of(names: tuple[str, ...], values: Any) -> dict[str, float]:
 class TrainObjective(Protocol):
     """A training objective. A step minimizes the first of its sums, divided by the weight of that sum.
 
-    It sums over the slice of the batch that it gets; the step averages over devices. It may use several data sources
-    and several networks. Its arguments are those of `Objective`.
+    An objective sums over its slice of the batch; the step averages over devices. An objective may use several data
+    sources and several networks. Its arguments are those of `Objective`.
     """
 
     def __call__(
@@ -99,9 +100,8 @@ class TrainObjective(Protocol):
 class Objective:
     """A model, its preprocessing and its loss as one function of the parameters.
 
-    A call sums over the slice of the batch that it gets; the step averages over devices. The loss is the first of the
-    sums. Evaluation averages the logits of an image over its `views`. Metrics over a whole set are measured in
-    evaluation only.
+    A call sums over a slice of the batch; the step averages over devices. The loss is the first of the sums. Evaluation
+    averages the logits of an image over the image's `views`. Metrics over a whole set are measured only in evaluation.
     """
 
     model: Model
@@ -132,7 +132,9 @@ class Objective:
         logits, model_state = self.logits(params, model_state, images, batch, train=train, **keys)
         sums = self.sums(self.columns(logits, batch, mixing), batch)
         if not train:
-            sums = sums.replace(sets=measured(self.metrics, logits, targets(batch.label, logits), batch.mask))
+            sums = sums.replace(
+                sets=compute_contributions(self.metrics, logits, targets(batch.label, logits), batch.mask)
+            )
         return sums, model_state
 
     def logits(
@@ -148,7 +150,7 @@ class Objective:
     ) -> tuple[jax.Array, Any]:
         """Return the logits, float[B, K] in float32 or wider, of preprocessed images, and the new model state."""
         if train:
-            # Only models that take the keys have them in their program.
+            # The program computes the keys only for models that take them.
             keys = {"example_keys": example_keys(batch, image_key)} if takes_example_keys(self.model) else {}
             logits, model_state = self.model.apply(params, model_state, images, train=True, key=key, **keys)
         else:
@@ -159,20 +161,20 @@ class Objective:
         """Return the value and the weight of each example, float[B] each, for the loss and then for each metric."""
         columns = self._columns(logits, batch.label)
         if mixing is not None:
-            others, share = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
-            columns = jax.tree.map(lambda one, other: share * one + (1 - share) * other, columns, others)
+            mixed_columns, share = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
+            columns = jax.tree.map(lambda one, other: share * one + (1 - share) * other, columns, mixed_columns)
         return columns
 
     def sums(self, columns: Sequence[tuple[jax.Array, jax.Array]], batch: Batch) -> MetricSums:
         """Sum the result of `columns` over a batch's unmasked examples."""
         dtype = columns[0][0].dtype
-        names, ones = ("loss", *self._of_examples), jnp.ones(batch.mask.shape, dtype)
+        names, ones = ("loss", *self._example_metrics), jnp.ones(batch.mask.shape, dtype)
         if batch.substituted is not None:
             columns, names = [*columns, (batch.substituted.astype(dtype), ones)], (*names, SUBSTITUTED)
         columns = [*columns, (ones, ones)]
 
         def total(column: jax.Array) -> jax.Array:
-            # A padded example may hold any value, and 0 * NaN is NaN. So its value is replaced by 0.
+            # The value of a padded example may be NaN, and 0 * NaN is NaN. So the value is replaced by 0.
             return jnp.where(batch.mask > 0, column * batch.mask, 0).sum()
 
         rows = [jnp.stack([total(values), total(weights)]) for values, weights in columns]
@@ -187,7 +189,7 @@ class Objective:
         return mean_logits(classify, images, self.views)
 
     @property
-    def _of_examples(self) -> dict[str, Any]:
+    def _example_metrics(self) -> dict[str, Any]:
         return {name: metric for name, metric in self.metrics.items() if not is_set_metric(metric)}
 
     def _columns(self, logits: jax.Array, labels: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
@@ -195,7 +197,7 @@ class Objective:
         labels = targets(labels, logits)
         values, weights = self.loss(logits, labels)
         ones = jnp.ones(labels.shape[:1], logits.dtype)
-        metrics = [(metric(logits, labels), ones) for metric in self._of_examples.values()]
+        metrics = [(metric(logits, labels), ones) for metric in self._example_metrics.values()]
         return [(values.astype(logits.dtype), weights.astype(logits.dtype)), *metrics]
 
 
@@ -205,9 +207,9 @@ def supervised(objective: Objective) -> TrainObjective:
 
 
 def example_keys(batch: Batch, key: jax.Array | None) -> jax.Array:
-    """Return random keys [B]. Like those of augmentation, they depend on seed, epoch and row only.
+    """Return random keys [B] that depend only on the seed, the epoch and the row, like the keys of augmentation.
 
-    Without a `key` the seed is 0.
+    Without a `key`, the key of seed 0 is used.
     """
     stream = jax.random.fold_in(jax.random.key(0) if key is None else key, _EXAMPLES)
     fold = jax.vmap(lambda epoch, row: jax.random.fold_in(jax.random.fold_in(stream, epoch), row))
@@ -215,7 +217,7 @@ def example_keys(batch: Batch, key: jax.Array | None) -> jax.Array:
 
 
 def targets(labels: jax.Array, logits: jax.Array) -> jax.Array:
-    """Return labels as losses and metrics take them: int32[B], or [B, K] in the dtype of the logits."""
+    """Return the labels for losses and metrics: int32[B], or [B, K] in the dtype of the logits."""
     return labels if labels.ndim == 1 else labels.astype(logits.dtype)
 
 

@@ -21,7 +21,7 @@ from jaxddp.data.opening import open_splits
 from jaxddp.data.selection.chosen import chosen_images
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
 from jaxddp.engine.example_loss import example_loss
-from jaxddp.engine.initial_state import with_weights
+from jaxddp.engine.initial_state import replace_by_weights
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.outcome import Outcome
 from jaxddp.inference.prediction_stream import PredictionStream, images_at_once
@@ -242,7 +242,7 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
                 f"{place}: the checkpoint is of another architecture: {path} is {found} in the checkpoint and "
                 f"{expected} in the model; give its own model"
             )
-    params, model_state = with_weights(*trees, arrays)
+    params, model_state = replace_by_weights(*trees, arrays)
     return TrainState(saved.step, params, model_state, ())
 
 

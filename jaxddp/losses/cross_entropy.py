@@ -19,7 +19,7 @@ def cross_entropy(
     Args:
         label_smoothing: the share of each label that is spread over all classes (Szegedy et al. 2016,
             arXiv:1512.00567, section 7).
-        class_weights: K weights of the classes. With them the loss returns a pair of sums; see
+        class_weights: K weights of the classes. With weights the loss returns a pair of sums; see
             `negative_log_likelihood`.
     """
     weighted = negative_log_likelihood(label_smoothing, class_weights)

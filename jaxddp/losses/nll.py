@@ -17,8 +17,8 @@ def negative_log_likelihood(
 
     Args:
         label_smoothing: the share of each label that is spread over all classes; see `jaxddp.losses.cross_entropy`.
-        class_weights: K numbers above 0. With them the loss returns a pair: the sum of the weighted losses, where each
-            class's share of a smoothed label has the weight of that class, and the sum of the labels' weights. The
+        class_weights: K numbers above 0. With weights the loss returns a pair: the sum of the weighted losses, and the
+            sum of the labels' weights. In a smoothed label, the share of each class has the weight of that class. The
             quotient of the two sums is PyTorch's `cross_entropy` with `weight` and `label_smoothing`.
     """
 
@@ -33,8 +33,8 @@ def negative_log_likelihood(
 
 
 def _terms(log_probabilities: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
-    of_label = -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
-    return (1 - smoothing) * of_label - smoothing * log_probabilities.mean(-1) if smoothing else of_label
+    label_loss = -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
+    return (1 - smoothing) * label_loss - smoothing * log_probabilities.mean(-1) if smoothing else label_loss
 
 
 @LOSSES.add("nll")

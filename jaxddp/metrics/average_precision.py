@@ -15,14 +15,14 @@ class MeanAveragePrecision:
 
     The average precision of a class is the sum of precision times the increase of recall over all thresholds, without
     interpolation, as in scikit-learn's `average_precision_score`. Equal scores share a threshold. Scores are logits if
-    an example may have several labels, and log-probabilities otherwise. All scores of the set, N * K * 4 bytes, are
-    held in host memory.
+    an example may have several labels, and log-probabilities otherwise. The host keeps all scores of the set in memory,
+    N * K * 4 bytes.
     """
 
     takes_several = True
 
     def examples(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-        """Return scores, and whether the example belongs to the class, [B, K] each; see `ExamplesMetric`."""
+        """Return the scores, and the membership of each example in each class, [B, K] each; see `ExamplesMetric`."""
         if labels.ndim == 2:
             return {"scores": logits, "members": labels > 0.5}
         members = labels[:, None] == jnp.arange(logits.shape[-1])

@@ -1,4 +1,4 @@
-"""The confusion matrix of a validation. It adds no number to the metrics, but can be written to a file."""
+"""The confusion matrix of a validation. It can be written to a file, and gives no number to log."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ class ConfusionMatrix:
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
         """Return int32[K, K]: labels in rows, predictions in columns; see `SumsMetric`.
 
-        The prediction is the class of the largest logit, and the first of equal ones.
+        The prediction is the class with the largest logit. Of equal logits the first one counts.
         """
         classes = logits.shape[-1]
         counts = (mask > 0) & jnp.isfinite(logits).all(-1)

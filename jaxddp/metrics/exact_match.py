@@ -7,7 +7,7 @@ from jaxddp.registry import METRICS
 
 
 class ExactMatch:
-    """Accuracy for several labels: 1 if the classes with positive logits are exactly the example's labels, else 0.
+    """Exact match for several labels: 1 if the classes with positive logits are exactly the example's labels, else 0.
 
     A call takes logits float[B, K] and labels float[B, K], and returns float32[B].
     """

@@ -11,10 +11,10 @@ from jaxddp.registry import METRICS
 
 
 class F1:
-    """`f1`, the mean of the classes' F1 scores, and `f1_micro`, the F1 score of all decisions together.
+    """`f1`, the mean of the classes' F1 scores, and `f1_micro`, the F1 score of the counts summed over the classes.
 
-    If an example may have several labels, a positive logit (a probability above one half) predicts a class. Otherwise
-    the largest logit does. A class without examples and without predictions has an F1 score of 0.
+    If an example may have several labels, each positive logit (a probability above one half) predicts its class.
+    Otherwise the largest logit predicts the class. A class without examples and predictions has an F1 score of 0.
     """
 
     takes_several = True
@@ -30,10 +30,10 @@ class F1:
 
     def finish(self, found: Any) -> Mapping[str, float]:
         right = np.asarray(found["right"], np.int64)
-        either = np.asarray(found["predicted"] + found["actual"], np.int64)
-        of_class = np.divide(2 * right, either, out=np.zeros(len(right)), where=either > 0)
-        micro = 2 * right.sum() / either.sum() if either.any() else 0.0
-        return {"f1": float(of_class.mean()), "f1_micro": float(micro)}
+        total = np.asarray(found["predicted"] + found["actual"], np.int64)
+        by_class = np.divide(2 * right, total, out=np.zeros(len(right)), where=total > 0)
+        micro = 2 * right.sum() / total.sum() if total.any() else 0.0
+        return {"f1": float(by_class.mean()), "f1_micro": float(micro)}
 
 
 METRICS.add("f1")(F1())

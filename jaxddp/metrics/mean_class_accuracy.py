@@ -14,15 +14,15 @@ from jaxddp.registry import METRICS
 class MeanClassAccuracy:
     """The mean top-1 accuracy over the classes that occur: balanced accuracy (Brodersen et al. 2010).
 
-    It is NaN for a set without examples.
+    The metric is NaN for a set without examples.
     """
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
         """Count for each class the examples and the right predictions, int32[K] each; see `SumsMetric`."""
         real = (mask > 0).astype(jnp.int32)
         right = real * TopK(1)(logits, labels).astype(jnp.int32)
-        none = jnp.zeros(logits.shape[-1], jnp.int32)
-        return {"right": none.at[labels].add(right), "examples": none.at[labels].add(real)}
+        zeros = jnp.zeros(logits.shape[-1], jnp.int32)
+        return {"right": zeros.at[labels].add(right), "examples": zeros.at[labels].add(real)}
 
     def finish(self, found: Any) -> Mapping[str, float]:
         occurs = found["examples"] > 0

@@ -12,25 +12,25 @@ from jaxddp.registry import METRICS
 class TopK:
     """Top-k accuracy: 1 if the label is among the k largest logits, else 0.
 
-    The first of equal logits counts as the largest. NaN is never right. A call takes logits float[B, K] and labels
-    int32[B], and returns float32[B].
+    The first of equal logits counts as the largest. If the label's logit is NaN, the result is 0. A call takes logits
+    float[B, K] and labels int32[B], and returns float32[B].
     """
 
     k: int
 
     @property
     def min_classes(self) -> int:
-        """Return the least number of classes for this metric.
+        """Return the least number of classes for which this metric is measured.
 
         With fewer classes the metric would always be 1. Top-1 is measured for any number of classes.
         """
         return 1 if self.k == 1 else self.k + 1
 
     def __call__(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+        label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
         earlier = jnp.arange(logits.shape[-1]) < labels[:, None]
-        ahead = jnp.where(earlier, ~(logits < of_label), ~(logits <= of_label))
-        return (ahead.sum(-1) < self.k).astype(jnp.float32)
+        is_larger = jnp.where(earlier, ~(logits < label_logit), ~(logits <= label_logit))
+        return (is_larger.sum(-1) < self.k).astype(jnp.float32)
 
 
 for k in (1, 5, 10):

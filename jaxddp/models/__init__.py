@@ -1,1 +1,1 @@
-"""Network families, each a registered file, and the interface that every network is adapted to."""
+"""Network families, each in a registered file, and the interface to which every network is adapted."""

@@ -10,8 +10,17 @@ import flax.linen as nn
 import jax
 
 from jaxddp.core.errors import InputError
-from jaxddp.models.frozen import evaluating_norms
-from jaxddp.models.interface import BY_POSITION, MODE_ARGUMENTS, Model, Tree, call_mode, name_of, require, signature
+from jaxddp.models.frozen import freeze_norms
+from jaxddp.models.interface import (
+    BY_POSITION,
+    MODE_ARGUMENTS,
+    Model,
+    Tree,
+    call_mode,
+    check_signature,
+    name_of,
+    signature,
+)
 from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.models.ops.cpu_convolution import convolve
 from jaxddp.sections.layers import NO_LAYERS, Layers
@@ -22,22 +31,22 @@ ACCEPTED = "a Linen module, an NNX module, a pair of functions (init, apply), or
 def adapt(model: Any) -> Model:
     """Adapt a network to `Model`. The network itself is not changed, and a `Model` is returned unchanged.
 
-    A module's `__call__(images)` may also have an argument for the mode, under any name in `MODE_ARGUMENTS`. The
+    A module's `__call__(images)` may also have an argument that sets the mode, with a name in `MODE_ARGUMENTS`. The
     `__call__` of a Linen module may also have the argument `example_keys`; see `Model.apply`.
 
     Raises:
-        InputError: the object is none of those that `ACCEPTED` lists, or a function has a wrong signature.
+        InputError: the type of the object is not in `ACCEPTED`, or a function has a wrong signature.
     """
     if isinstance(model, nn.Module):
         return LinenModel(model)
-    # Importing NNX takes as long as the rest of Flax. A user who has an NNX module has already imported it.
+    # Importing NNX takes as long as importing all other modules of Flax. A user with an NNX module has imported NNX.
     if (nnx := sys.modules.get("flax.nnx")) and isinstance(model, nnx.Module):
         return NNXModel.of(model)
     if isinstance(model, tuple | list) and len(model) == 2 and all(map(callable, model)):
         return FunctionModel.of(*model)
     if isinstance(model, Model) and not isinstance(model, type):
-        require(model.init, 2, (), "init(key, example)")
-        require(model.apply, 3, ("train", "key"), "apply(params, model_state, images, *, train, key)")
+        check_signature(model.init, 2, (), "init(key, example)")
+        check_signature(model.apply, 3, ("train", "key"), "apply(params, model_state, images, *, train, key)")
         return model
     kind = f"the class {name_of(model)}" if isinstance(model, type) else f"of type {name_of(type(model))}"
     raise InputError(f"model is {kind}; give {ACCEPTED}")
@@ -47,14 +56,14 @@ def adapt(model: Any) -> Model:
 class LinenModel:
     """A Linen module as a `Model`.
 
-    `params` is the module's collection "params", and `model_state` every other collection that `init` creates. The
-    random stream "dropout" gets `key`. The stream "params" gets a key folded from `key`. Linen also uses that key for
-    every stream of another name.
+    `params` is the module's collection "params", and `model_state` holds all other collections that `init` creates. The
+    random stream "dropout" gets `key`. The stream "params" gets a key folded from `key`, and Linen uses the stream
+    "params" in place of streams of other names.
     """
 
     module: nn.Module
     settled: Layers = NO_LAYERS
-    """Layers whose batch norms use and keep their running statistics also in training."""
+    """Layers whose batch norms also use their running statistics in training, without updating them."""
 
     @property
     def takes_example_keys(self) -> bool:
@@ -77,7 +86,7 @@ class LinenModel:
         keywords: dict[str, Any] = call_mode(self.module.__call__, train)
         if self.takes_example_keys:
             keywords["example_keys"] = example_keys
-        with evaluating_norms(self.settled) if self.settled else contextlib.nullcontext():
+        with freeze_norms(self.settled) if self.settled else contextlib.nullcontext():
             logits, updated = self.module.apply(
                 {"params": params, **model_state},
                 images,
@@ -89,7 +98,7 @@ class LinenModel:
 
 
 def _linen_streams(key: jax.Array | None) -> dict[str, jax.Array]:
-    # Linen draws from "params" for a stream that has no key of its own, and counts the draws of each stream.
+    # For a stream without a key Linen draws from "params". Linen counts the draws of each stream.
     return {} if key is None else {"params": jax.random.fold_in(key, 0), "dropout": key}
 
 
@@ -97,13 +106,13 @@ def _linen_streams(key: jax.Array | None) -> dict[str, jax.Array]:
 class FunctionModel:
     """A pair of functions as a `Model`.
 
-    There are two forms. The number of positional arguments of `apply` distinguishes them:
+    There are two forms, which differ in the number of positional arguments of `apply`:
 
     - without state: `init(key, example) -> params`, `apply(params, images) -> logits`;
     - with state: `init(key, example) -> (params, state)`, `apply(params, state, images) -> (logits, state)`.
 
-    `apply` may also take `key`, `example_keys`, and its mode under any name in `MODE_ARGUMENTS`. Any other argument
-    needs a default.
+    `apply` may also take `key`, `example_keys`, and an argument that sets the mode, with a name in `MODE_ARGUMENTS`.
+    Any other argument needs a default.
     """
 
     init_function: Callable[..., Any]
@@ -114,7 +123,7 @@ class FunctionModel:
 
     @classmethod
     def of(cls, init: Callable[..., Any], apply: Callable[..., Any]) -> "FunctionModel":
-        require(init, 2, (), "init(key, example)")
+        check_signature(init, 2, (), "init(key, example)")
         parameters = signature(apply).parameters.values()
         by_keyword = {p.name for p in parameters} & {"key", "example_keys", *MODE_ARGUMENTS}
         required = [
@@ -122,7 +131,7 @@ class FunctionModel:
         ]
         has_state = len(required) >= 3
         shapes = "apply(params, images) or apply(params, state, images), either with train and key by keyword"
-        require(apply, 3 if has_state else 2, by_keyword, shapes)
+        check_signature(apply, 3 if has_state else 2, by_keyword, shapes)
         return cls(init, apply, has_state, "key" in by_keyword, "example_keys" in by_keyword)
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
@@ -147,16 +156,16 @@ class FunctionModel:
         return logits, updated if train else model_state
 
 
-def with_settled_norms(model: Model, layers: Layers) -> Model:
-    """Make the batch norms of these layers use and keep their running statistics also in training.
+def with_frozen_norms(model: Model, layers: Layers) -> Model:
+    """Make the batch norms of these layers also use their running statistics in training, without updating them.
 
-    This applies to Linen and NNX modules. A pair of functions is returned unchanged.
+    This applies to Linen and NNX modules. Any other model is returned unchanged.
     """
     return replace(model, settled=layers) if layers and isinstance(model, LinenModel | NNXModel) else model
 
 
 def for_platform(model: Any, platform: str) -> Any:
-    """Return the fastest form of a model, adapted or not, on a platform ("cpu", "gpu").
+    """Return the fastest version of a model or a module for a platform ("cpu", "gpu").
 
     On CPUs a network with a method `with_convolution(convolution)`, such as `jaxddp.models.resnet.ResNet`, gets the
     convolution of `jaxddp.models.ops.cpu_convolution`. Any other model is returned unchanged.

@@ -1,8 +1,8 @@
 """The small convolutional network of the CIFAR-10 speedruns, in Flax Linen.
 
-Source: Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), section 3, without the
-residual connections and the second pooling of the larger variants. The first convolution is not trained. Initialize it
-from images with `jaxddp.models.ops.whitening`.
+Source: Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), section 3. The residual
+connections and the second pooling of the paper's larger variants are not included. The first convolution is not
+trained. Initialize this convolution from images with `jaxddp.models.ops.whitening`.
 """
 
 import functools
@@ -37,7 +37,8 @@ def parameter_groups(params: Any) -> Any:
     """Label each parameter for `optax.partition`.
 
     Returns:
-        A tree of "convolution", "norm", "head", "whitening" (the fixed kernel) and "whitening bias".
+        A tree with one of the labels "convolution", "norm", "head", "whitening" (the fixed kernel) and
+        "whitening bias" for each parameter.
 
     Raises:
         InputError: a parameter belongs to another network.
@@ -59,9 +60,9 @@ def parameter_groups(params: Any) -> Any:
 
 
 def identity_like(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Initialize a kernel [k, k, C, F], k odd, whose first min(C, F) features copy the inputs.
+    """Initialize a kernel [k, k, C, F], with odd k, whose first min(C, F) features copy the input channels.
 
-    The other features have PyTorch's default initialization, uniform with variance 1 / (3 fan-in).
+    The other features have PyTorch's default initialization, which is uniform with variance 1 / (3 fan-in).
     """
     kernel = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")(key, shape, dtype)
     center, same = shape[0] // 2, jnp.arange(min(shape[2:]))
@@ -69,17 +70,17 @@ def identity_like(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp
 
 
 def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Draw from the uniform distribution with mean 0 and variance 1."""
+    """Sample from the uniform distribution with mean 0 and variance 1."""
     return jax.random.uniform(key, shape, dtype, -(3**0.5), 3**0.5)
 
 
 class Airbench(nn.Module):
     """A whitening convolution, three groups of layers, a global maximum, and a linear head.
 
-    Each group has two 3x3 convolutions, and halves the height and the width once.
+    Each group has two 3x3 convolutions and a max pooling that halves the height and the width.
 
     Attributes:
-        width: the features of the first group; the other groups have four times as many.
+        width: the number of features of the first group. The other groups have four times as many features.
         axis_name, group, dtype, param_dtype, convolution: as in `jaxddp.models.resnet.ResNet`.
     """
 
@@ -92,7 +93,7 @@ class Airbench(nn.Module):
     convolution: Operation | None = None
 
     def with_convolution(self, convolution: Operation) -> "Airbench":
-        """Return the network with this operation for its 3x3 convolutions, unless it already has one."""
+        """Return the network with this operation for its 3x3 convolutions, or unchanged if it has an operation."""
         return self.clone(convolution=convolution) if self.convolution is None else self
 
     @nn.compact
@@ -104,7 +105,7 @@ class Airbench(nn.Module):
                 f"airbench: images of {size} pixels are too small",
                 advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more"),
             )
-        x = _gelu(self.whitened(images.astype(self.dtype)))
+        x = _gelu(self.whiten(images.astype(self.dtype)))
         for group, features in enumerate((self.width, 4 * self.width, 4 * self.width), start=1):
             x = self.conv(features, f"conv{group}_1")(x)
             x = max_pool(x, 2, 2, 0)
@@ -116,7 +117,7 @@ class Airbench(nn.Module):
         head = nn.Dense(self.num_classes, False, head_dtype, self.param_dtype, kernel_init=_uniform, name="head")
         return head(x) / x.shape[-1]
 
-    def whitened(self, images: jax.Array) -> jax.Array:
+    def whiten(self, images: jax.Array) -> jax.Array:
         """Apply a 2x2 convolution without padding, whose kernel has no gradient."""
         channels = images.shape[-1]
         conv = nn.Conv(
@@ -126,7 +127,7 @@ class Airbench(nn.Module):
             dtype=self.dtype,
             param_dtype=self.param_dtype,
             kernel_init=nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
-            conv_general_dilated=_of_fixed_kernel,
+            conv_general_dilated=_convolve_fixed_kernel,
             name=WHITENING,
         )
         return conv(images)
@@ -147,17 +148,18 @@ class Airbench(nn.Module):
     def norm(self, train: bool, name: str) -> nn.Module:
         """Return a batch norm with a bias and no scale. Its running statistics adapt quickly, because runs are short.
 
-        The source uses an epsilon of 1e-12. Here it is Flax's 1e-5, because Flax's fast variance is not more precise.
+        The paper uses an epsilon of 1e-12. Here epsilon is Flax's 1e-5, because the rounding error of Flax's fast
+        variance is larger than 1e-12.
         """
         settings: dict[str, Any] = {"momentum": _STATISTICS_MOMENTUM, "dtype": self.dtype, "name": name}
         settings |= {"use_running_average": not train, "param_dtype": self.param_dtype}
         if self.group is None:
             return nn.BatchNorm(use_scale=False, axis_name=self.axis_name, **settings)
         # Flax's batch norm has no groups.
-        return BatchNorm(scale_init=None, group=self.group, by_hand=self.convolution is None, **settings)
+        return BatchNorm(scale_init=None, group=self.group, custom_gradient=self.convolution is None, **settings)
 
 
-def _of_fixed_kernel(images: jax.Array, kernel: jax.Array, *settings: Any, **more: Any) -> jax.Array:
+def _convolve_fixed_kernel(images: jax.Array, kernel: jax.Array, *settings: Any, **more: Any) -> jax.Array:
     return lax.conv_general_dilated(images, lax.stop_gradient(kernel), *settings, **more)
 
 
@@ -170,7 +172,7 @@ class AirbenchSettings:
 
 
 @MODELS.add("airbench", AirbenchSettings)
-def _of(config: Config, num_classes: int) -> Airbench:
+def _create(config: Config, num_classes: int) -> Airbench:
     statistics, dtype = config.model.batch_statistics, config.train.precision or jnp.float32
     width = settings_of(config.model, AirbenchSettings).width
     return Airbench(num_classes, width, statistics.axis_name, statistics.group, dtype)

@@ -18,7 +18,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay
-from jaxddp.models.ops.drop_path import added, branch_factors
+from jaxddp.models.ops.drop_path import add_branch, branch_factors
 from jaxddp.models.ops.gelu import gelu
 from jaxddp.models.ops.stems import ModuleFactory
 from jaxddp.models.published import Naming, depth_of, naming
@@ -79,11 +79,11 @@ class ConvNeXtBlock(nn.Module):
         y = gelu(nn.Dense(4 * features, name="fc1", **weights)(y))
         y = nn.Dense(features, name="fc2", **weights)(y)
         scale = self.param("layer_scale", nn.initializers.constant(1e-6), (features,), self.param_dtype)
-        return added(x, y * scale.astype(y.dtype), factors)
+        return add_branch(x, y * scale.astype(y.dtype), factors)
 
 
 class Downsample(nn.Module):
-    """A convolution with a kernel as large as the stride, and a norm before it or, in the stem, after it."""
+    """A convolution whose stride is the kernel size. A norm comes before the convolution or, in the stem, after it."""
 
     features: int
     stride: int
@@ -104,11 +104,11 @@ class ConvNeXt(nn.Module):
 
     Attributes:
         stage_sizes: the number of blocks in each stage.
-        width: the features of the first stage.
-        drop_path: the probability that an example skips the last block, in training.
+        width: the number of features of the first stage.
+        drop_path: the probability that an example skips the last block in training.
         dtype: the dtype of the computation. The mean over pixels, the last norm and the head use float32 or wider.
         param_dtype: the dtype of parameters (float64 for exact comparisons, with `jax_enable_x64`).
-        convolution: the operation that computes the convolutions; None for the library's.
+        convolution: the operation that computes the convolutions; None for Flax's default.
     """
 
     stage_sizes: tuple[int, ...]
@@ -120,7 +120,7 @@ class ConvNeXt(nn.Module):
     convolution: Operation | None = None
 
     def with_convolution(self, convolution: Operation) -> "ConvNeXt":
-        """Return the network with this operation for its convolutions, unless it already has one."""
+        """Return the network with this operation for its convolutions, or unchanged if an operation is already set."""
         return self.clone(convolution=convolution) if self.convolution is None else self
 
     def published_names(self) -> tuple[Naming, ...]:
@@ -129,14 +129,14 @@ class ConvNeXt(nn.Module):
 
     @property
     def depth(self) -> int:
-        """Return the number of layers for `depth_of`: the stem, each block, and the head with the norm before it."""
+        """Return the number of layers for `depth_of`: the stem, each block, and the head with its norm."""
         return sum(self.stage_sizes) + 2
 
     def depth_of(self, path: str) -> int:
         """Return the depth of an array; see `jaxddp.models.published`.
 
-        A downsampling layer belongs to the block that follows it. The source groups three blocks of the third stage
-        into one layer instead.
+        A downsampling layer belongs to the next block. Unlike here, the paper's code groups three blocks of the third
+        stage into one layer.
         """
         blocks = [
             (f"stage{stage}_{block}", f"downsample{stage}") if block == 0 else (f"stage{stage}_{block}",)
@@ -203,10 +203,10 @@ class ConvNeXtSettings:
     drop_path: Decay = 0.0
 
 
-def _of(name: str, config: Config, num_classes: int) -> ConvNeXt:
+def _create(name: str, config: Config, num_classes: int) -> ConvNeXt:
     settings, precision = settings_of(config.model, ConvNeXtSettings), config.train.precision or jnp.float32
     return ConvNeXt(STAGE_SIZES[name], num_classes, drop_path=settings.drop_path, dtype=precision)
 
 
 for name in STAGE_SIZES:
-    MODELS.add(name, ConvNeXtSettings)(functools.partial(_of, name))
+    MODELS.add(name, ConvNeXtSettings)(functools.partial(_create, name))

@@ -1,7 +1,7 @@
 """Frozen parameters and statistics, which training does not change.
 
-In a tree of trained parameters, None replaces the frozen ones. JAX treats None as an empty subtree, so they have no
-gradient and no optimizer state.
+In a tree of trained parameters, None replaces each frozen parameter. JAX treats None as an empty subtree, so frozen
+parameters have no gradient and no optimizer state.
 """
 
 import dataclasses
@@ -19,34 +19,34 @@ from jaxddp.sections.layers import Layers
 _MODE = "use_running_average"
 
 
-def trained(params: Tree, frozen: Layers) -> Tree:
+def without_frozen(params: Tree, frozen: Layers) -> Tree:
     """Replace the frozen parameters by None."""
-    return _chosen(params, lambda path: path not in frozen) if frozen else params
+    return _select(params, lambda path: path not in frozen) if frozen else params
 
 
-def whole(part: Tree, params: Tree) -> Tree:
+def with_frozen(partial: Tree, params: Tree) -> Tree:
     """Replace each None in a tree of trained parameters by the entry of `params`."""
-    return jax.tree.map(lambda leaf, other: other if leaf is None else leaf, part, params, is_leaf=_is_none)
+    return jax.tree.map(lambda leaf, other: other if leaf is None else leaf, partial, params, is_leaf=_is_none)
 
 
-def kept(before: Tree, after: Tree, frozen: Layers) -> Tree:
+def with_frozen_state(before: Tree, after: Tree, frozen: Layers) -> Tree:
     """Return the model state `after`, with the state of frozen layers from `before`.
 
-    The first part of a path may be the name of a collection. Without this, the state of a frozen layer could change in
+    A path may begin with the name of a collection. Without this function, the state of a frozen layer could change in
     the last bit, because a mean of equal numbers over the devices is rounded.
     """
     if not frozen:
         return after
-    return whole(_chosen(after, lambda path: not frozen.selects(path, path.partition("/")[2])), before)
+    return with_frozen(_select(after, lambda path: not frozen.selects(path, path.partition("/")[2])), before)
 
 
-def evaluating_norms(frozen: Layers) -> Any:
-    """Return a context in which the batch norms of frozen Linen layers use and keep their running statistics."""
+def freeze_norms(frozen: Layers) -> Any:
+    """Return a context in which the batch norms of frozen Linen layers use running statistics without updating them."""
 
     def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         module = context.module
-        # Flax's norms and ours have this field. A network with a call argument of this name passes the argument on to
-        # its norms.
+        # Batch norms of Flax and of this package have this field. A network may have a call argument of this name,
+        # which it passes to its norms.
         is_norm = _MODE in {field.name for field in dataclasses.fields(module)}
         if context.method_name != "__call__" or not is_norm or "/".join(module.path) not in frozen:
             return function(*args, **kwargs)
@@ -56,15 +56,15 @@ def evaluating_norms(frozen: Layers) -> Any:
             _, *args = bound.args
             kwargs = bound.kwargs
         else:
-            # Linen modules are frozen dataclasses, but this instance is a copy that Linen made for this call.
+            # Linen modules are frozen dataclasses. This instance may be changed, because Linen copied it for this call.
             object.__setattr__(module, _MODE, True)
         return function(*args, **kwargs)
 
     return nn.intercept_methods(call)
 
 
-def _chosen(tree: Tree, is_chosen: Callable[[str], bool]) -> Tree:
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf if is_chosen(path_of(path)) else None, tree)
+def _select(tree: Tree, is_selected: Callable[[str], bool]) -> Tree:
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf if is_selected(path_of(path)) else None, tree)
 
 
 def _is_none(leaf: Any) -> bool:

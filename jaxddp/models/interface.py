@@ -1,7 +1,7 @@
 """The interface between the engine and a network.
 
-The engine differentiates, averages and saves plain trees of arrays. So a model is two pure functions. The mode, random
-streams and running statistics that a library keeps in its objects become arguments and results.
+The engine differentiates, averages and saves plain trees of arrays. So a model is two pure functions. A library may
+keep the mode, random streams and running statistics in objects; here they are arguments and results.
 """
 
 import inspect
@@ -31,7 +31,7 @@ class Model(Protocol):
     """A network as two pure functions that work under jit, grad, eval_shape and shard_map."""
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
-        """Create (params, model_state) for images like `example`, float[1, H, W, C]. model_state is not trained."""
+        """Create (params, model_state) for images like `example`, float[1, H, W, C]. Only `params` is trained."""
         ...
 
     def apply(
@@ -39,26 +39,26 @@ class Model(Protocol):
     ) -> tuple[jax.Array, Tree]:
         """Map float images [B, H, W, C] to (logits [B, K], model_state).
 
-        `train` is static. In evaluation model_state is returned unchanged. All randomness derives from `key`, which
-        may be None if nothing is random.
+        `train` is static. In evaluation `model_state` is returned unchanged. All random numbers derive from `key`,
+        which may be None if the model uses no random numbers.
 
-        A model may also take `example_keys`: in training, a random key for each image, [B]. It depends on the seed,
-        the epoch and the image's row only, while `key` also depends on the device's share of the batch.
+        A model may also take `example_keys`: in training, a random key for each image, [B]. An example key depends only
+        on the seed, the epoch and the image's row. In contrast, `key` also depends on the device's share of the batch.
         """
         ...
 
 
 def takes_example_keys(model: Model) -> bool:
-    """Tell whether `apply` gets `example_keys`.
+    """Return whether `apply` gets `example_keys`.
 
-    `apply` gets the keys if it has this argument, unless the model has an attribute `takes_example_keys` that is false.
+    `apply` gets the keys if it has this argument and the model's attribute `takes_example_keys`, if any, is true.
     """
     takes = "example_keys" in inspect.signature(model.apply).parameters
     return takes and getattr(model, "takes_example_keys", True)
 
 
 def call_mode(call: Callable[..., Any], train: bool) -> dict[str, Any]:
-    """Return the keyword arguments that set the mode of `call`, for those names in `MODE_ARGUMENTS` that `call` has."""
+    """Return the keyword arguments of `call` that set the mode, by their names in `MODE_ARGUMENTS`."""
     parameters = inspect.signature(call).parameters
     return {name: in_training == train for name, in_training in MODE_ARGUMENTS.items() if name in parameters}
 
@@ -71,8 +71,8 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
         raise InputError(f"model: {name_of(function)} has no signature; wrap it in a Python function") from error
 
 
-def require(function: Callable[..., Any], positional: int, keywords: Iterable[str], expected: str) -> None:
-    """Raise `InputError` if a function cannot be called with these positional and keyword arguments."""
+def check_signature(function: Callable[..., Any], positional: int, keywords: Iterable[str], expected: str) -> None:
+    """Raise `InputError` if a function does not accept these positional and keyword arguments."""
     actual = signature(function)
     problem = f"model: {name_of(function)}{actual} does not fit {expected}"
     if any(p.kind is p.VAR_POSITIONAL for p in actual.parameters.values()):
@@ -84,5 +84,5 @@ def require(function: Callable[..., Any], positional: int, keywords: Iterable[st
 
 
 def name_of(value: Any) -> str:
-    """Return the name of a function or a class, or of an object's class, for messages."""
+    """Return the name of a function, of a class, or of an object's class, for messages."""
     return getattr(value, "__qualname__", type(value).__qualname__)

@@ -1,4 +1,4 @@
-"""NNX modules as models. NNX takes as long to import as the rest of Flax, so it is imported on first use."""
+"""NNX modules as models. The import of NNX doubles the time of importing Flax, so NNX is imported on first use."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flax import nnx
 
 Path = tuple[Any, ...]
-"""The path of a variable in an NNX module: attribute names and list indices."""
+"""The path of a variable in an NNX module, which consists of attribute names and list indices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,17 +26,17 @@ class NNXModel:
     streams. Both are nested dicts by attribute name. A list index becomes a string, because checkpoints need string
     keys.
 
-    `init` ignores its key and returns copies of the module's own values. `apply` builds a module, calls its `train()`
-    or `eval()`, and seeds every random stream from `key`, so random streams are not part of the state.
+    `init` ignores its key and returns copies of the module's values. `apply` builds a module, calls its `train()` or
+    `eval()`, and seeds every random stream from `key`, so random streams are not part of the state.
     """
 
     graph: Any
     params: dict[Path, jax.Array]
     state: dict[Path, jax.Array]
     streams: dict[Path, tuple[bool, tuple[int, ...]]]
-    """For each array of a random stream, whether it holds keys (otherwise counts), and its shape."""
+    """For each array of a random stream: whether the array holds keys (otherwise counts), and its shape."""
     settled: Layers = NO_LAYERS
-    """Layers whose batch norms use and keep their running statistics also in training."""
+    """Layers whose batch norms also use their running statistics in training, without updating them."""
 
     @classmethod
     def of(cls, module: "nnx.Module") -> "NNXModel":
@@ -57,7 +57,7 @@ class NNXModel:
     ) -> tuple[jax.Array, Tree]:
         from flax import nnx
 
-        leaves = _pick(params, self.params) | _pick(model_state, self.state) | self._seeded(key)
+        leaves = _pick(params, self.params) | _pick(model_state, self.state) | self._seed_streams(key)
         module = nnx.merge(self.graph, traverse_util.unflatten_dict(leaves))
         (module.train if train else module.eval)()
         if train and self.settled:
@@ -70,8 +70,8 @@ class NNXModel:
         updated = _arrays(nnx.state(module))
         return logits, _nested({path: updated[path] for path in self.state})
 
-    def _seeded(self, key: jax.Array | None) -> dict[Path, jax.Array]:
-        """Return every random stream at its start, each with its own key folded from `key`."""
+    def _seed_streams(self, key: jax.Array | None) -> dict[Path, jax.Array]:
+        """Return every random stream in its initial state, each with its own key folded from `key`."""
         key = jax.random.key(0) if key is None else key
         key = key if _holds_keys(key) else jax.random.wrap_key_data(key)
         seeded = {}
@@ -97,7 +97,7 @@ def _nested(leaves: Mapping[Path, jax.Array]) -> Tree:
 
 
 def _pick(tree: Tree, paths: Iterable[Path]) -> dict[Path, jax.Array]:
-    """Return the leaves of a nested dict by NNX's paths, whose list indices are integers."""
+    """Return the leaves of a nested dict by NNX's paths, in which list indices are integers."""
     leaves = traverse_util.flatten_dict(tree)
-    # Convert to immutable JAX arrays: NNX would write in place to a variable that holds a NumPy array.
+    # Convert to immutable JAX arrays, because NNX writes in place to a variable that holds a NumPy array.
     return {path: jnp.asarray(leaves[tuple(map(str, path))]) for path in paths}

@@ -1,12 +1,12 @@
 """The names of a network's arrays in published weights, and the depth of each array in the network.
 
-A network with published weights, such as `jaxddp.models.resnet.ResNet`, has these methods. The argument `path` is the
+A network with published weights, such as `jaxddp.models.resnet.ResNet`, has two methods. The argument `path` is the
 path of an array within the variables, such as "params/layer1_0/conv1/kernel" or "batch_stats/bn1/mean".
 
 - `published_names() -> tuple[Naming, ...]`: the namings that are accepted when weights are read. Export uses the first
-  one.
-- `depth_of(path) -> int`: the number of the layer of an array, 0 for the stem and `depth - 1` for the head. `depth`, a
-  property of the network, is the number of layers.
+  naming.
+- `depth_of(path) -> int`: the index of an array's layer, 0 for the stem and `depth - 1` for the head. The network's
+  property `depth` is the number of layers.
 
 Each array of the network corresponds to one published array. Kernels of 4 dimensions are HWIO in Flax and OIHW in
 PyTorch. Kernels of 2 dimensions are transposed. All other arrays have the same values in the same order.
@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 Naming = Callable[[str], str]
-"""A function of an array's path, including the collection, that returns the published name, such as
+"""A function of an array's path, which includes the collection. It returns the published name, such as
 "layer1.0.conv1.weight"."""
 
 _ARRAYS = ((r"/(kernel|scale)$", "/weight"), (r"/(mean|var)$", r"/running_\1"))
@@ -40,13 +40,13 @@ def naming(*rules: tuple[str, str]) -> Naming:
 
 
 def depth_of(path: str, blocks: Sequence[Collection[str]], head: Collection[str]) -> int:
-    """Return the depth of an array: 0 in the stem, i + 1 in block i, and one more than the last block in the head.
+    """Return the depth of an array: 0 in the stem, i + 1 in block i, and `len(blocks) + 1` in the head.
 
-    BEiT (Bao et al. 2021, arXiv:2106.08254) numbers the layers of a ViT like this for layer-wise learning rate decay.
+    This is the numbering of BEiT (Bao et al. 2021, arXiv:2106.08254) for layer-wise learning rate decay.
 
     Args:
-        blocks: the outermost modules of each block.
-        head: the outermost modules after the last block.
+        blocks: the names of the top-level modules of each block.
+        head: the names of the top-level modules after the last block.
     """
     module = path.split("/")[1]
     if module in head:

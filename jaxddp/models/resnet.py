@@ -1,10 +1,10 @@
 """Residual networks for image classification: ResNet-10, 18, 34, 50, 101 and 152, in Flax Linen.
 
 Sources: He et al. 2015, "Deep residual learning for image recognition" (arXiv:1512.03385). The "v1.5" bottleneck, whose
-3x3 convolution has the stride, and the explicit paddings are from github.com/facebookarchive/fb.resnet.torch.
-Zero-initialized last scales and the head's initializer are from Goyal et al. 2017 (arXiv:1706.02677, section 5.1).
-ResNet-10, with one block a stage, is from Chen et al. 2019 (arXiv:1904.04232).
-`TORCHVISION` maps parameters to torchvision's names, which are also timm's.
+3x3 convolution has the stride, and the explicit paddings are from github.com/facebookarchive/fb.resnet.torch. The
+zero-initialized last scales and the head's initializer are from Goyal et al. 2017 (arXiv:1706.02677, section 5.1).
+ResNet-10, with one block in each stage, is from Chen et al. 2019 (arXiv:1904.04232). `TORCHVISION` maps parameters to
+the names in torchvision and timm.
 """
 
 import functools
@@ -33,7 +33,13 @@ Operation = Callable[[jax.Array, jax.Array, int, int], jax.Array]
 
 @dataclass(frozen=True)
 class Convolution:
-    """One convolution of a block: kernel size, features as a multiple of the block's, and whether it has the stride."""
+    """One convolution of a block.
+
+    Attributes:
+        kernel: the side of the kernel.
+        expansion: the number of features, as a multiple of the block's `features`.
+        strided: whether this convolution has the block's stride.
+    """
 
     kernel: int
     expansion: int = 1
@@ -70,8 +76,9 @@ class ResidualBlock(nn.Module):
 
     Attributes:
         convolutions: the convolutions of f; a `strided` one has the block's stride.
-        features: the features of the narrow convolutions; the output has `features` times the last expansion.
-        stride: 1, or 2 to halve height and width.
+        features: the number of features of a convolution with expansion 1. The output has `features` times the last
+            expansion.
+        stride: 1, or 2 to halve the height and the width.
         zero_init_last_scale: initialize the last scale to zero, so that the block starts as the identity.
         conv, norm: factories of the layers; see `ResNet.layers`.
         shortcut_norm: whether a shortcut that changes the shape has a batch norm after its convolution. Otherwise the
@@ -107,20 +114,21 @@ class ResNet(nn.Module):
     """A residual network; `build` creates one from a config.
 
     Attributes:
-        width: the features of the stem and of the first stage's narrow convolutions; each later stage doubles them.
+        width: the number of features of the stem and of the blocks of the first stage (`ResidualBlock.features`). Each
+            later stage doubles it.
         stem: one of the functions in `STEMS`.
         kernel_init: the initializer of the convolutions.
         zero_init_last_scale: initialize the last scale of every block to zero, so that the block starts as the
             identity.
-        shortcut_norm: whether shortcuts that change the shape have a batch norm, as published. Otherwise they have a
-            bias.
+        shortcut_norm: whether shortcuts that change the shape have a batch norm, as in the paper. Otherwise they have
+            a bias.
         blur_pool: blur images before each strided convolution; see `jaxddp.models.ops.blur`.
         axis_name: the mesh axis over which training averages batch statistics; None for statistics of each device.
         group: the number of consecutive images that training normalizes together; None for all images of a device.
         dtype: the dtype of the computation. The mean over pixels and the head use float32 or wider.
         param_dtype: the dtype of parameters and running statistics (float64 for exact comparisons, with
             `jax_enable_x64`).
-        convolution: the operation that computes the convolutions; None for the library's.
+        convolution: the operation that computes the convolutions; None for Flax's default.
     """
 
     architecture: Architecture
@@ -138,11 +146,11 @@ class ResNet(nn.Module):
     convolution: Operation | None = None
 
     def with_convolution(self, convolution: Operation) -> "ResNet":
-        """Return the network with this operation for its convolutions, unless it already has one."""
+        """Return the network with this operation for its convolutions, or unchanged if an operation is already set."""
         return self.clone(convolution=convolution) if self.convolution is None else self
 
     def published_names(self) -> tuple[Naming, ...]:
-        """Return torchvision's naming, which is also timm's; see `jaxddp.models.published`."""
+        """Return the naming of torchvision and timm; see `jaxddp.models.published`."""
         return (TORCHVISION,)
 
     @property
@@ -159,8 +167,8 @@ class ResNet(nn.Module):
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         """Map normalized images [B, H, W, C] to logits [B, num_classes], in float32 or wider.
 
-        With `train` the network normalizes by the batch's statistics and updates the running statistics in the
-        collection `batch_stats`, with the biased variance, as Flax does (PyTorch's running variance is unbiased).
+        With `train` the network normalizes by the batch's statistics, and updates the running statistics in the
+        collection `batch_stats`. As in Flax, the running variance is biased. (PyTorch's is unbiased.)
         """
         conv, norm = self.layers(train)
         x = self.stem(images.astype(self.dtype), self.width, conv, norm)
@@ -184,12 +192,12 @@ class ResNet(nn.Module):
     def layers(self, train: bool) -> tuple[ModuleFactory, ModuleFactory]:
         """Return the factories of all convolutions and of all batch norms.
 
-        Call them as `conv(features, kernel=3, stride=1, name="conv1")(x)` and `norm(name="bn1")(x)`. The norm also
-        takes `residual=y` for an addition and `relu=True` for a ReLU after it.
+        Call the factories as `conv(features, kernel=3, stride=1, name="conv1")(x)` and `norm(name="bn1")(x)`. A norm
+        also takes `residual=y`, which is added, and `relu=True`, which applies a ReLU last.
         """
 
         def conv(features: int, *, kernel: int, stride: int, name: str, use_bias: bool = False) -> nn.Conv:
-            # This is PyTorch's padding. It is symmetric for any stride, unlike "SAME".
+            # This is PyTorch's padding, which is symmetric for any stride, unlike "SAME".
             padding = kernel // 2
             return nn.Conv(
                 features,
@@ -211,14 +219,14 @@ class ResNet(nn.Module):
             group=self.group,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
-            # The operation is set only on CPUs; see `jaxddp.models.adapt.for_platform`.
-            by_hand=self.convolution is None,
+            # `jaxddp.models.adapt.for_platform` sets `convolution` only on CPUs.
+            custom_gradient=self.convolution is None,
         )
         return blurring(conv) if self.blur_pool else conv, norm
 
 
 def for_flax(operation: Operation, stride: int, padding: int) -> Callable[..., jax.Array]:
-    """Adapt an operation to the signature of `lax.conv_general_dilated`. Stride and padding are fixed here."""
+    """Return an operation with the signature of `lax.conv_general_dilated`, for a fixed stride and padding."""
     return lambda images, kernel, *_, **__: operation(images, kernel, stride, padding)
 
 
@@ -240,8 +248,8 @@ def build(
 ) -> ResNet:
     """Build a ResNet from the config section `model`.
 
-    With `batch_norm="sync"` the network trains only inside a `shard_map` with the mesh axis "data". With `"ghost:32"`
-    it trains only on a multiple of 32 images.
+    With `batch_norm="sync"`, call the network in training inside a `shard_map` with the mesh axis "data". With
+    `batch_norm="ghost:32"`, the number of images in training must be a multiple of 32.
 
     Raises:
         InputError: a name or a dtype is unknown, or a number is not positive.
@@ -267,9 +275,9 @@ def build(
     )
 
 
-def _of(name: str, config: Config, num_classes: int) -> ResNet:
+def _create(name: str, config: Config, num_classes: int) -> ResNet:
     return build(replace(config.model, name=name), num_classes, config.train.precision or jnp.float32)
 
 
 for name in ARCHITECTURES:
-    MODELS.add(name, ResNetSettings)(functools.partial(_of, name))
+    MODELS.add(name, ResNetSettings)(functools.partial(_create, name))

@@ -25,21 +25,21 @@ _WITH_DEVIATION = {"normal": nn.initializers.normal, "truncated_normal": nn.init
 
 
 def kernel_init(chosen: WeightInit) -> nn.initializers.Initializer:
-    """Return the initializer of a network's kernels. Glorot and Xavier are two names of one initializer."""
+    """Return the initializer of a network's kernels. "glorot" and "xavier" are two names of the same initializers."""
     if chosen.deviation is not None:
         return _WITH_DEVIATION[chosen.name](chosen.deviation)
     return nn.initializers.zeros if chosen.name == "zeros" else WEIGHT_INITS[chosen.name.replace("glorot", "xavier")]
 
 
 def lookup(key: str, name: str, entries: Mapping[str, T]) -> T:
-    """Return the entry of a name. Raises: InputError if the name is unknown. The message suggests the nearest name."""
+    """Return the entry of a name. Raises: InputError if the name is unknown; the message suggests the nearest name."""
     if name not in entries:
         raise InputError(f"unknown {key} {name!r}; {choices(str(name), entries)}")
     return entries[name]
 
 
 def check_floating(network: str, key: str, dtype: Any) -> None:
-    """Raise `InputError` if a dtype is not a floating-point dtype."""
+    """Raise `InputError` if `dtype` is not a floating-point dtype."""
     try:
         floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
     except TypeError:

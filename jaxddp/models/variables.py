@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxddp.models.interface import Model
 
 PARAMS = "params/"
-"""The prefix of a parameter's path, which distinguishes it from paths in the model's state."""
+"""The prefix of the paths of parameters, which distinguishes them from paths in the model's state."""
 
 
 def path_of(path: Any) -> str:

@@ -20,7 +20,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay
-from jaxddp.models.ops.drop_path import added, branch_factors
+from jaxddp.models.ops.drop_path import add_branch, branch_factors
 from jaxddp.models.ops.gelu import gelu
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.registry import MODELS
@@ -28,7 +28,7 @@ from jaxddp.registry import MODELS
 
 @dataclass(frozen=True)
 class ViTSize:
-    """The sizes of a ViT. An attention head has `width / heads` features, and an MLP has `4 * width` hidden ones."""
+    """The sizes of a ViT. An attention head has `width / heads` features, and an MLP `4 * width` hidden features."""
 
     width: int
     heads: int
@@ -61,7 +61,7 @@ TORCHVISION = naming(
 
 _normal = nn.initializers.normal
 # PyTorch's default initializer of a convolution's kernel.
-_of_patches = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+_patch_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class Attention(nn.Module):
@@ -77,7 +77,8 @@ class Attention(nn.Module):
         dense = functools.partial(nn.Dense, dtype=self.dtype, param_dtype=self.param_dtype, kernel_init=_normal(0.02))
         qkv = dense(3 * width, name="qkv")(x).reshape(*shape, 3, self.heads, width // self.heads)
         query, key, value = (qkv[:, :, i] for i in range(3))
-        # `jax.nn.dot_product_attention` computes its softmax in float32 even if everything else is float64.
+        # `jax.nn.dot_product_attention` is not used, because it computes its softmax in float32 even for float64
+        # inputs.
         wide = jnp.promote_types(self.dtype, jnp.float32)
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=wide)
         shares = jax.nn.softmax(scores / query.shape[-1] ** 0.5).astype(self.dtype)
@@ -107,20 +108,20 @@ class ViTBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: jax.Array | None) -> jax.Array:
-        """Apply the block. `factors`, [B, 2], multiply its two branches; see `branch_factors`."""
+        """Apply the block. The columns of `factors`, [B, 2], multiply its two branches; see `branch_factors`."""
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        of_attention, of_mlp = (None, None) if factors is None else factors.T
+        attention_factors, mlp_factors = (None, None) if factors is None else factors.T
         y = nn.LayerNorm(name="norm1", use_fast_variance=False, **dtypes)(x)
-        x = added(x, Attention(self.heads, name="attn", **dtypes)(y), of_attention)
+        x = add_branch(x, Attention(self.heads, name="attn", **dtypes)(y), attention_factors)
         y = nn.LayerNorm(name="norm2", use_fast_variance=False, **dtypes)(x)
-        return added(x, Mlp(name="mlp", **dtypes)(y), of_mlp)
+        return add_branch(x, Mlp(name="mlp", **dtypes)(y), mlp_factors)
 
 
 class ViT(nn.Module):
     """A vision transformer with a class token and learned position embeddings.
 
     Attributes:
-        drop_path: the probability that an example skips a branch of the last block, in training.
+        drop_path: the probability that an example skips a branch of the last block in training.
         dtype: the dtype of the computation. The softmax, the last norm and the head use float32 or wider.
         param_dtype: the dtype of parameters (float64 for exact comparisons, with `jax_enable_x64`).
     """
@@ -148,19 +149,19 @@ class ViT(nn.Module):
     def __call__(self, images: jax.Array, train: bool = False, example_keys: jax.Array | None = None) -> jax.Array:
         """Map normalized images [B, H, W, C] to logits [B, num_classes] in float32 or wider.
 
-        Height and width must be multiples of the patch side. Images must have as many patches as those of `init`,
+        Height and width must be multiples of the patch side. Images must have as many patches as the example of `init`,
         because position embeddings are not interpolated.
 
         Args:
             example_keys: random keys [B], required in training with `drop_path`.
 
         Raises:
-            InputError: the images have another size, or the keys are missing.
+            InputError: the images have a wrong size, or the keys are missing.
         """
         blocks, factors = self.size.blocks, None
         if train and self.drop_path:
             factors = branch_factors(self.drop_path, blocks, 2, example_keys)
-        x = self.embedded(images.astype(self.dtype))
+        x = self.embed(images.astype(self.dtype))
         for i in range(blocks):
             block = ViTBlock(self.size.heads, self.dtype, self.param_dtype, name=f"blocks_{i}")
             x = block(x, None if factors is None else factors[:, i])
@@ -168,17 +169,17 @@ class ViT(nn.Module):
         x = nn.LayerNorm(name="norm", use_fast_variance=False, **wide)(x[:, 0])
         return nn.Dense(self.num_classes, kernel_init=_normal(0.02), name="head", **wide)(x)
 
-    def embedded(self, images: jax.Array) -> jax.Array:
+    def embed(self, images: jax.Array) -> jax.Array:
         """Return the class token and the patch tokens, with position embeddings: [B, 1 + H / patch * W / patch, D]."""
         width, patch = self.size.width, self.size.patch
-        check_whole(images.shape[1:3], patch)
+        check_patches(images.shape[1:3], patch)
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         conv = nn.Conv(
             width,
             (patch, patch),
             patch,
             "VALID",
-            kernel_init=_of_patches,
+            kernel_init=_patch_init,
             conv_general_dilated=_patch_by_patch,
             name="patch_embed",
             **dtypes,
@@ -194,7 +195,7 @@ class ViT(nn.Module):
         return x + positions.astype(x.dtype)
 
     def check_positions(self, size: tuple[int, ...], patches: int) -> None:
-        """Raise `InputError` if the position embeddings are for another number of patches."""
+        """Raise `InputError` if the position embeddings are for a different number of patches."""
         table = self.get_variable("params", "pos_embed")
         if table is None or table.shape[1] == 1 + patches:
             return
@@ -208,22 +209,22 @@ class ViT(nn.Module):
 
 
 def _patch_by_patch(images: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    """Compute a convolution whose stride is its kernel size as a matrix product, which is much faster on a CPU."""
+    """Compute a convolution whose stride is its kernel size. This matrix product is faster on a CPU."""
     batch, height, width, channels = images.shape
     side = kernel.shape[0]
     patches = images.reshape(batch, height // side, side, width // side, side, channels)
     return jnp.einsum("bhiwjc,ijcd->bhwd", patches, kernel)
 
 
-def check_whole(size: tuple[int, ...], patch: int) -> None:
+def check_patches(size: tuple[int, ...], patch: int) -> None:
     """Raise `InputError` if images cannot be divided into whole patches."""
     height, width = size
     if height % patch or width % patch:
         below = min(size) // patch * patch
-        near = " or ".join(str(side) for side in (below, below + patch) if side)
+        sizes = " or ".join(str(side) for side in (below, below + patch) if side)
         raise InputError(
             f"vit: images of {height}x{width} pixels are not whole patches of {patch}",
-            advice=("give ", Key.plain("data.image_size", near)),
+            advice=("give ", Key.plain("data.image_size", sizes)),
         )
 
 
@@ -234,10 +235,10 @@ class ViTSettings:
     drop_path: Decay = 0.0
 
 
-def _of(name: str, config: Config, num_classes: int) -> ViT:
+def _create(name: str, config: Config, num_classes: int) -> ViT:
     settings, precision = settings_of(config.model, ViTSettings), config.train.precision or jnp.float32
     return ViT(SIZES[name], num_classes, settings.drop_path, precision)
 
 
 for name in SIZES:
-    MODELS.add(name, ViTSettings)(functools.partial(_of, name))
+    MODELS.add(name, ViTSettings)(functools.partial(_create, name))

@@ -45,14 +45,14 @@ class DistillationSettings:
 class Distillation:
     """Minimizes (1 - share) loss + share T^2 KL(teacher || student) (Hinton et al. 2015, arXiv:1503.02531).
 
-    The loss is that of the recipe. If it weights examples, their divergences have the same weights. The teacher gets
-    the student's augmented and mixed images, normalized by its own mean and std. It uses its running statistics and has
-    no gradient.
+    The loss is the recipe's loss. If the loss weights examples, the divergences have the same weights. The teacher gets
+    the student's augmented and mixed images, normalized by the teacher's mean and std. The teacher runs in evaluation
+    mode, with its running statistics, and has no gradient.
 
     Attributes:
-        restore: a function that returns the teacher, a trained run on the same devices, when it is first needed.
+        restore: a function that returns the teacher, a trained run on the same devices. It is called on first use.
         temperature: T, by which all logits are divided.
-        teacher_share: the share of the divergence, from 0 (labels only) to 1.
+        teacher_share: the weight of the divergence, from 0 (labels only) to 1.
     """
 
     restore: Callable[[], TrainedRun]
@@ -61,12 +61,12 @@ class Distillation:
 
     @cached_property
     def teacher(self) -> TrainedRun:
-        """Return the teacher, which is restored on first use. Raises: InputError if it cannot be read."""
+        """Return the teacher, which is restored on first use. Raises: InputError if the teacher cannot be read."""
         with about(_KEY):
             return self.restore()
 
     reads_unlabelled = False
-    """Whether batches need images of `data.unlabelled`."""
+    """Whether a batch must contain images of `data.unlabelled`."""
 
     def fingerprints(self, config: Config, resources: Resources, layout: Layout) -> dict[str, str]:
         """Check that the teacher fits the classes, images and devices of a run, and return its checksum.
@@ -100,9 +100,9 @@ class Distillation:
             )
         trees = teacher.state.params, teacher.state.model_state
         for shape in layout.shapes:
-            if why := reason_of_rejection(teacher.model, trees, expected.image_shape, shape):
+            if reason := reason_of_rejection(teacher.model, trees, expected.image_shape, shape):
                 raise InputError(
-                    *(_TEACHER, f"{teacher.directory} does not take this run's training images of {shape} ({why})"),
+                    *(_TEACHER, f"{teacher.directory} does not take this run's training images of {shape} ({reason})"),
                     advice="give a teacher that takes them",
                 )
         if teacher.topology.mesh != topology.mesh:
@@ -114,7 +114,7 @@ class Distillation:
         return {"teacher": checksum(trees)}
 
     def __call__(self, supervised: Objective) -> TrainObjective:
-        """Return the objective; see `jaxddp.registry.OBJECTIVES`."""
+        """Return the training objective; see `jaxddp.registry.OBJECTIVES`."""
 
         def objective(
             params: Any,
@@ -140,25 +140,27 @@ class Distillation:
 
         The factor T^2 keeps the size of the gradients independent of the temperature.
         """
-        of_teacher = jax.nn.log_softmax(teacher.astype(student.dtype) / self.temperature)
-        of_student = jax.nn.log_softmax(student / self.temperature)
-        return self.temperature**2 * (jnp.exp(of_teacher) * (of_teacher - of_student)).sum(-1)
+        teacher_log = jax.nn.log_softmax(teacher.astype(student.dtype) / self.temperature)
+        student_log = jax.nn.log_softmax(student / self.temperature)
+        return self.temperature**2 * (jnp.exp(teacher_log) * (teacher_log - student_log)).sum(-1)
 
     def teacher_logits(self, images: jax.Array, supervised: Objective) -> jax.Array:
-        """Return the teacher's logits, float[B, K], without a gradient, for images with the student's normalization."""
+        """Return the teacher's logits, float[B, K], without a gradient, for images in the student's normalization."""
         teacher, channels = self.teacher, images.shape[-1]
-        own, other = teacher.preprocess, supervised.preprocess
-        if (own.mean, own.std) != (other.mean, other.std):
-            mean, std = (jnp.array(values[:channels], images.dtype) for values in (other.mean, other.std))
-            own_mean, own_std = (jnp.array(values[:channels], images.dtype) for values in (own.mean, own.std))
-            images = images * (std / own_std) + (mean - own_mean) / own_std
+        target, source = teacher.preprocess, supervised.preprocess
+        if (target.mean, target.std) != (source.mean, source.std):
+            mean, std = (jnp.array(values[:channels], images.dtype) for values in (source.mean, source.std))
+            teacher_mean, teacher_std = (
+                jnp.array(values[:channels], images.dtype) for values in (target.mean, target.std)
+            )
+            images = images * (std / teacher_std) + (mean - teacher_mean) / teacher_std
         model = for_platform(teacher.model, teacher.topology.platform)
         params, model_state = self._arrays()
-        logits, _ = model.apply(params, model_state, images.astype(own.dtype), train=False, key=None)
+        logits, _ = model.apply(params, model_state, images.astype(target.dtype), train=False, key=None)
         return lax.stop_gradient(logits)
 
     def _arrays(self) -> tuple[Any, Any]:
-        """Return the teacher's arrays on the devices of the traced program: all devices, or one in the self-test."""
+        """Return the teacher's arrays on the devices of the program: all devices, or one device in the self-test."""
         arrays = self.teacher.state.params, self.teacher.state.model_state
         if lax.axis_size(AXIS) == self.teacher.topology.num_devices:
             return arrays
@@ -171,16 +173,16 @@ def distillation(teacher: TrainedRun, temperature: float = 4.0, teacher_share: f
     Args:
         teacher: the result of `jaxddp.load_run`.
         temperature: the temperature T, by which all logits are divided.
-        teacher_share: the share of the divergence, from 0 (labels only) to 1.
+        teacher_share: the weight of the divergence, from 0 (labels only) to 1.
 
     Raises:
         InputError: an argument has the wrong type or is out of range.
     """
     if not isinstance(teacher, TrainedRun):
         raise refused("teacher", teacher, "give what jaxddp.load_run returns")
-    kinds = get_type_hints(DistillationSettings, include_extras=True)
+    types = get_type_hints(DistillationSettings, include_extras=True)
     values = {"temperature": temperature, "teacher_share": teacher_share}
-    return Distillation(lambda: teacher, **{name: checked(value, kinds[name], name) for name, value in values.items()})
+    return Distillation(lambda: teacher, **{name: checked(value, types[name], name) for name, value in values.items()})
 
 
 @OBJECTIVES.add("distillation", DistillationSettings)

@@ -1,12 +1,12 @@
-"""FixMatch: confident predictions on unlabelled images become labels for strongly augmented copies of them.
+"""FixMatch: a confident prediction for an unlabelled image becomes the label of a strongly augmented copy of the image.
 
 Source: Sohn et al. 2020 (arXiv:2001.07685). A step has B labelled images and a multiple of B unlabelled ones. Each
 unlabelled image has a weakly and a strongly augmented view. If the network gives a class of the weak view a probability
 of `threshold` or more, that class is the pseudo-label of the strong view. The loss is the mean over the labelled images
 plus a weight times the mean over all unlabelled images.
 
-As in the authors' code, all images of a step go through the network in one batch, so batch norm sees all of them.
-Unlike in that code, all operations of RandAugment have the same magnitude.
+As in the authors' code, all images of a step go through the network in one batch, so batch norm takes its statistics
+from all of them. Unlike in the authors' code, all operations of RandAugment have the same magnitude.
 """
 
 from dataclasses import dataclass, replace
@@ -29,12 +29,12 @@ from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.data_section import RandAugment, RandMagnitude
 from jaxddp.sections.objective_section import Ratio
 
-MEASURED = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
-"""The additional metrics: the two parts of the loss, and the share of unlabelled images with a pseudo-label."""
+ADDED_METRICS = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
+"""The names of the added metrics: the two terms of the loss, and the share of unlabelled images with a pseudo-label."""
 
-_NAMED = Key.plain("objective.name", "fixmatch")
-_NEEDED = (_NAMED, " needs images without labels; give ", Key("data.unlabelled"))
-# Each view has its own random stream, derived from the run's key.
+_NAME = Key.plain("objective.name", "fixmatch")
+_NO_UNLABELLED = (_NAME, " needs images without labels; give ", Key("data.unlabelled"))
+# The numbers that are folded into the run's key for the random stream of each view.
 _WEAK, _STRONG = 0x7765616B, 0x7374726F
 
 
@@ -69,21 +69,21 @@ class FixMatch:
         """Return the objective.
 
         Raises:
-            InputError: the loss is normalized by weights within the batch, or a metric's name is in `MEASURED`.
+            InputError: the loss is normalized by weights within the batch, or a metric has a name in `ADDED_METRICS`.
         """
         if supervised.loss.form == "weighted":
             raise InputError(
-                _NAMED,
+                _NAME,
                 " averages the losses of examples, and this loss is normalized by weights within a batch",
                 advice="give a loss that returns one value for each example",
             )
-        if reserved := [name for name in supervised.metrics if name in MEASURED]:
+        if reserved := [name for name in supervised.metrics if name in ADDED_METRICS]:
             raise InputError(
-                _NAMED,
+                _NAME,
                 f" already measures {reserved[0]}",
                 advice="give the metric another name",
             )
-        return _Minimized(supervised, self.settings)
+        return _FixMatchObjective(supervised, self.settings)
 
     def check(self, supervised: Objective, image: jax.ShapeDtypeStruct, *, unlabelled: bool) -> None:
         """Check the objective before anything is compiled.
@@ -93,23 +93,23 @@ class FixMatch:
                 augmentation.
         """
         if not unlabelled:
-            raise InputError(_NEEDED)
+            raise InputError(_NO_UNLABELLED)
         if supervised.loss.labels.several:
             raise InputError(
-                _NAMED,
+                _NAME,
                 " takes one label per image, and the training data have several",
             )
-        minimized = _Minimized(supervised, self.settings)
+        objective = _FixMatchObjective(supervised, self.settings)
         try:
-            check_augmentation(minimized.strong(image.shape), image.shape, image.dtype)
+            check_augmentation(objective.strong(image.shape), image.shape, image.dtype)
         except InputError as error:
-            error.change_keys(_of_strong_view)
+            error.change_keys(_strong_view_key)
             raise
         self(supervised)
 
 
 @dataclass(frozen=True)
-class _Minimized:
+class _FixMatchObjective:
     """The FixMatch objective, a `jaxddp.engine.step_objective.TrainObjective`."""
 
     supervised: Objective
@@ -117,12 +117,12 @@ class _Minimized:
 
     @property
     def weak(self) -> Preprocess:
-        """Return the weak augmentation: that of labelled images, but without mixing, because mixing needs labels."""
+        """Return the weak augmentation: that of labelled images without mixing, which needs labels."""
         preprocess = self.supervised.preprocess
         return replace(preprocess, augment=replace(preprocess.augment, mixup=0.0, cutmix=0.0))
 
     def strong(self, shape: tuple[int, ...]) -> Preprocess:
-        """Return the strong augmentation, the weak one with RandAugment and cutout, for images [..., H, W, C]."""
+        """Return the strong augmentation for images [..., H, W, C]: the weak one with RandAugment and cutout."""
         settings, weak = self.settings, self.weak
         layers, magnitude = settings.strong_rand_augment, settings.strong_rand_magnitude
         side = round(settings.strong_cutout * min(shape[-3:-1]))
@@ -143,14 +143,14 @@ class _Minimized:
         Raises:
             InputError: the batch has no unlabelled images.
         """
-        supervised, others = self.supervised, batch.unlabelled
-        if others is None:
-            raise InputError(_NEEDED)
+        supervised, unlabelled = self.supervised, batch.unlabelled
+        if unlabelled is None:
+            raise InputError(_NO_UNLABELLED)
         run_key = jax.random.key(0) if image_key is None else image_key
         views = [
             (supervised.preprocess, batch, image_key),
-            (self.weak, others, jax.random.fold_in(run_key, _WEAK)),
-            (self.strong(_shape(others)), others, jax.random.fold_in(run_key, _STRONG)),
+            (self.weak, unlabelled, jax.random.fold_in(run_key, _WEAK)),
+            (self.strong(_shape(unlabelled)), unlabelled, jax.random.fold_in(run_key, _STRONG)),
         ]
         inputs = [preprocess(part, train=train, key=view_key) for preprocess, part, view_key in views]
         images = jnp.concatenate([view.images for view in inputs])
@@ -162,30 +162,34 @@ class _Minimized:
         else:
             logits = supervised.predict(params, model_state, images)
         logits = wide_logits(logits, (len(images), supervised.loss.labels.num_classes))
-        labelled, weak, strong = jnp.split(logits, [len(batch.mask), len(batch.mask) + len(others.mask)])
+        labelled, weak, strong = jnp.split(logits, [len(batch.mask), len(batch.mask) + len(unlabelled.mask)])
         sums = supervised.sums(supervised.columns(labelled, batch, inputs[0].mixing), batch)
-        return self._with_unlabelled(sums, weak, strong, others.mask, len(batch.mask)), model_state
+        return self._with_unlabelled(sums, weak, strong, unlabelled.mask, len(batch.mask)), model_state
 
     def _with_unlabelled(
         self, sums: MetricSums, weak: jax.Array, strong: jax.Array, mask: jax.Array, num_labelled: int
     ) -> MetricSums:
-        """Add the sums over the unlabelled images, with logits float[U, K] of each view, to the labelled ones."""
+        """Add the sums over the unlabelled images to the sums over the labelled images.
+
+        Args:
+            weak, strong: the logits of the two views of the unlabelled images, float[U, K].
+        """
         probabilities = jax.nn.softmax(jax.lax.stop_gradient(weak))
         confident = (probabilities.max(-1) >= self.settings.threshold) & (mask > 0)
         losses = jnp.where(confident, softmax_cross_entropy(strong, probabilities.argmax(-1)), 0)
         count = mask.sum().astype(losses.dtype)
-        (loss, examples), *others = sums.values
-        # The step divides by the number of labelled images. The ratio of unlabelled to labelled images is the same in
-        # each part of a batch.
+        (loss, examples), *rest = sums.values
+        # The step divides the sum by the number of labelled images. So the sum over unlabelled images is scaled by the
+        # ratio of the two numbers of images, which is the same in each part of a batch.
         total = loss + self.settings.unlabelled_weight * num_labelled / len(mask) * losses.sum()
         rows = [(loss, examples), (losses.sum(), count), (confident.sum().astype(losses.dtype), count)]
-        *metrics, last = others
+        *metrics, last = rest
         values = [jnp.stack([total, examples]), *metrics, *map(jnp.stack, rows), last]
-        return MetricSums(jnp.stack(values), (*sums.names, *MEASURED))
+        return MetricSums(jnp.stack(values), (*sums.names, *ADDED_METRICS))
 
 
-def _of_strong_view(key: Key) -> Key:
-    """Return the key of the strong view's setting for a key of `data.augment`."""
+def _strong_view_key(key: Key) -> Key:
+    """Return the key of the strong view's setting that corresponds to a key of `data.augment`."""
     return replace(key, name=key.name.replace("data.augment.rand", "objective.strong_rand"))
 
 

@@ -1,4 +1,4 @@
-"""Supervised learning: the objective is the loss of each example's label."""
+"""Supervised learning: the objective is the recipe's loss of the examples' labels."""
 
 from collections.abc import Callable
 

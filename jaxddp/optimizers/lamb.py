@@ -7,7 +7,7 @@ import optax
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import Decay, Share
-from jaxddp.optimizers.decay import add_decay, decayed
+from jaxddp.optimizers.decay import add_decay, decay_mask
 from jaxddp.registry import OPTIMIZERS
 
 
@@ -24,14 +24,14 @@ class LambSettings:
 def lamb(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
     """Create LAMB (You et al. 2019, arXiv:1904.00962, algorithm 2).
 
-    The update of a kernel, Adam's with weight decay, is scaled to the norm of the kernel. Unlike in `optax.lamb`,
-    parameters without weight decay (batch norm and biases) keep Adam's update unscaled, as in timm and TensorFlow
-    Addons.
+    The update of a kernel is Adam's update with weight decay, scaled to the norm of the kernel. As in timm and
+    TensorFlow Addons, and unlike in `optax.lamb`, parameters without weight decay (batch norm and biases) get Adam's
+    update unscaled.
     """
     settings = settings_of(config.optimizer, LambSettings)
     return optax.chain(
         optax.scale_by_adam(b1=settings.momentum, b2=settings.beta2, eps=settings.epsilon),
         add_decay(config),
-        optax.masked(optax.scale_by_trust_ratio(), decayed),
+        optax.masked(optax.scale_by_trust_ratio(), decay_mask),
         optax.scale_by_learning_rate(learning_rate),
     )

@@ -7,7 +7,7 @@ import optax
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import Decay, Share, SomeShare
-from jaxddp.optimizers.decay import add_decay, decayed
+from jaxddp.optimizers.decay import add_decay, decay_mask
 from jaxddp.registry import OPTIMIZERS
 
 
@@ -15,7 +15,7 @@ from jaxddp.registry import OPTIMIZERS
 class LarsSettings:
     """The keys of the config section `optimizer` that LARS reads.
 
-    The paper has no Nesterov momentum. `epsilon` is added to the gradient's norm.
+    The paper does not use Nesterov momentum. `epsilon` is added to the gradient's norm.
     """
 
     momentum: Decay = 0.9
@@ -29,8 +29,8 @@ def lars(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransfo
     """Create LARS (You et al. 2017, arXiv:1708.03888): SGD with momentum and a learning rate for each kernel.
 
     A kernel's gradient g, with weight decay, is multiplied by `trust_coefficient` * |kernel| / |g|. Optax takes the
-    norm of gradient plus decay, while the paper adds their two norms. Parameters without weight decay (batch norm and
-    biases) are not scaled, as in MLPerf's reference for ResNet-50.
+    norm of the sum of gradient and decay. The paper adds their two norms. Parameters without weight decay (batch norm
+    and biases) are not scaled, as in MLPerf's reference for ResNet-50.
     """
     settings = settings_of(config.optimizer, LarsSettings)
     return optax.chain(
@@ -39,7 +39,7 @@ def lars(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransfo
             learning_rate,
             trust_coefficient=settings.trust_coefficient,
             eps=settings.epsilon,
-            trust_ratio_mask=decayed,
+            trust_ratio_mask=decay_mask,
             momentum=settings.momentum,
             nesterov=settings.nesterov,
         ),

@@ -21,7 +21,7 @@ class MomentumSettings:
 
 @OPTIMIZERS.add("momentum", MomentumSettings)
 def momentum(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """Create SGD with momentum. Weight decay is added to the gradient, as in the training of the ResNets."""
+    """Create SGD with momentum. Weight decay is added to the gradient, as for the original ResNets."""
     settings = settings_of(config.optimizer, MomentumSettings)
     return optax.chain(
         add_decay(config), optax.sgd(learning_rate, momentum=settings.momentum, nesterov=settings.nesterov)

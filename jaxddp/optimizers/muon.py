@@ -10,12 +10,12 @@ from optax import contrib
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import Decay, Share
-from jaxddp.optimizers.decay import add_decay, decayed
+from jaxddp.optimizers.decay import add_decay, decay_mask
 from jaxddp.registry import OPTIMIZERS
 
-_ADAMS_SIZE = 0.2
-"""The approximate RMS of an AdamW update. Orthogonalized updates are scaled to it."""
-_ADAMS_BETA1 = 0.9
+_ADAMW_RMS = 0.2
+"""The approximate root mean square of an AdamW update. Orthogonalized updates are scaled to this value."""
+_ADAM_BETA1 = 0.9
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class MuonSettings:
     """The keys of the config section `optimizer` that Muon reads.
 
     `momentum` applies to Muon only and is often 0.95. `beta2` applies to Adam only. `epsilon` and `nesterov` apply to
-    both.
+    Muon and to Adam.
     """
 
     momentum: Decay = 0.9
@@ -42,24 +42,24 @@ def muon(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransfo
     biases at the same learning rate.
     """
     settings = settings_of(config.optimizer, MuonSettings)
-    # With a learning rate of -1 Muon returns the direction. Weight decay and learning rate are applied after it.
+    # With a learning rate of -1 Muon returns the unscaled direction, to which decay and learning rate are applied.
     direction = contrib.muon(
         -1.0,
         beta=settings.momentum,
         eps=settings.epsilon,
         nesterov=settings.nesterov,
-        adam_b1=_ADAMS_BETA1,
+        adam_b1=_ADAM_BETA1,
         adam_b2=settings.beta2,
         muon_weight_dimension_numbers=_matrices,
-        consistent_rms=_ADAMS_SIZE,
+        consistent_rms=_ADAMW_RMS,
     )
     return optax.chain(direction, add_decay(config), optax.scale_by_learning_rate(learning_rate))
 
 
 def _matrices(params: Any) -> Any:
-    """Return how each kernel forms a matrix, with the outputs as the last axis; None for other parameters."""
+    """Return the matrix axes of each kernel, whose last axis is the output; None for other parameters."""
 
     def matrix(array: jax.Array, kernel: bool) -> Any:
         return contrib.MuonDimensionNumbers(tuple(range(array.ndim - 1)), array.ndim - 1) if kernel else None
 
-    return jax.tree.map(matrix, params, decayed(params))
+    return jax.tree.map(matrix, params, decay_mask(params))

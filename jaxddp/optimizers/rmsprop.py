@@ -28,8 +28,8 @@ class RmsPropSettings:
 def rmsprop(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
     """Create RMSProp (Tieleman & Hinton 2012, "Neural networks for machine learning", lecture 6.5), as in PyTorch.
 
-    Unlike in `optax.rmsprop`, epsilon is added to the root, momentum accumulates updates before the learning rate
-    multiplies them, and the defaults differ. Weight decay is added to the gradient.
+    Unlike in `optax.rmsprop`, epsilon is added to the root, momentum accumulates updates before the multiplication by
+    the learning rate, and the defaults differ. Weight decay is added to the gradient.
     """
     settings = settings_of(config.optimizer, RmsPropSettings)
     momentum = optax.trace(settings.momentum, settings.nesterov) if settings.momentum else optax.identity()

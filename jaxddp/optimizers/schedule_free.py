@@ -18,8 +18,8 @@ from jaxddp.registry import OPTIMIZERS
 class ScheduleFreeSettings:
     """The keys of the config section `optimizer` that this optimizer reads.
 
-    `momentum` is beta 1 of the paper. Gradients are computed at a point between the last iterate and the average of all
-    iterates, and `momentum` is the weight of the average; see `schedule_free`.
+    `momentum` is the paper's beta 1: the weight of the average of all iterates in the point at which gradients are
+    computed; see `schedule_free`.
     """
 
     momentum: Decay = 0.9
@@ -29,7 +29,7 @@ class ScheduleFreeSettings:
 
 @OPTIMIZERS.add("schedule_free", ScheduleFreeSettings)
 def schedule_free(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """Create schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), as `optax.contrib.schedule_free_adamw`.
+    """Create schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), like `optax.contrib.schedule_free_adamw`.
 
     The optimizer updates the iterates z, and x is their average. Gradients are computed at y, a point between z and x.
     Evaluation uses x; see `jaxddp.engine.parts.iterate_average`.

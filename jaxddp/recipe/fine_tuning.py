@@ -10,7 +10,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.peers import Peers
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
-from jaxddp.models.adapt import with_settled_norms
+from jaxddp.models.adapt import with_frozen_norms
 from jaxddp.models.interface import Model, name_of
 from jaxddp.models.variables import PARAMS, parameter_names
 from jaxddp.optimizers.decay import is_kernel
@@ -50,7 +50,7 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Reci
         optimizer = with_factors(optimizer, factors)
     if any(starts.values()):
         optimizer = thawing(optimizer, {name: int(longest_match(starts, name, 0)) for name in trained})
-    model = with_settled_norms(recipe.model, config.frozen_norms)
+    model = with_frozen_norms(recipe.model, config.frozen_norms)
     return dataclasses.replace(recipe, optimizer=optimizer, model=model)
 
 

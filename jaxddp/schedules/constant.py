@@ -14,7 +14,7 @@ from jaxddp.schedules.warmup import Steps
 class PlateauSettings:
     """The keys of the config section `optimizer` that `jaxddp.engine.parts.plateau.Plateau` reads.
 
-    The schedule "plateau" is constant; the part lowers the learning rate after validations.
+    The schedule "plateau" is constant. `Plateau` lowers the learning rate after validations.
     """
 
     plateau_factor: HeldOut = 0.1

@@ -8,8 +8,8 @@ from jaxddp.config import Config
 def batch_factor(config: Config) -> float:
     """Return the factor of `optimizer.learning_rate` for a global batch other than `optimizer.reference_batch`.
 
-    Linear scaling is from Goyal et al. 2017 (arXiv:1706.02677, section 2.1), and scaling by the square root from
-    Krizhevsky 2014 (arXiv:1404.5997).
+    Sources: Goyal et al. 2017 (arXiv:1706.02677, section 2.1) for linear scaling, and Krizhevsky 2014 (arXiv:1404.5997)
+    for scaling by the square root.
     """
     settings = config.optimizer
     if settings.reference_batch is None or settings.scaling == "none":
@@ -19,7 +19,7 @@ def batch_factor(config: Config) -> float:
 
 
 def at_batch_size(config: Config) -> Config:
-    """Return a config whose `optimizer.learning_rate` is the peak for its own batch size.
+    """Return a config whose `optimizer.learning_rate` is the peak for `train.batch_size`.
 
     Schedules and optimizers are created from this config. Raises: InputError if the peak is out of range.
     """
@@ -30,7 +30,7 @@ def at_batch_size(config: Config) -> Config:
 
 
 def derivation(config: Config) -> str | None:
-    """Return a line that explains how the peak is computed; None if the config specifies it directly."""
+    """Return a line that explains how the peak is computed; None if the config specifies the peak directly."""
     settings, batch = config.optimizer, config.train.batch_size
     if settings.reference_batch is None or settings.scaling == "none":
         return None

@@ -22,9 +22,9 @@ class PolynomialSettings:
 
 @SCHEDULES.add("polynomial", PolynomialSettings)
 def polynomial(config: Config, steps: Steps) -> optax.Schedule:
-    """Return peak * (end_factor + (1 - end_factor) * r**power), with r the remaining share of steps after the warm-up.
+    """Return peak * (end_factor + (1 - end_factor) * r**power), where r is the share of steps that remain.
 
-    A power of 2 is the schedule of You et al. 2017 (arXiv:1708.03888) for LARS.
+    Steps are counted from the end of the warm-up. You et al. 2017 (arXiv:1708.03888) use a power of 2 for LARS.
     """
     peak, settings = config.optimizer.learning_rate, settings_of(config.optimizer, PolynomialSettings)
     return optax.polynomial_schedule(peak, peak * settings.end_factor, settings.power, steps.after_warmup)

@@ -21,11 +21,11 @@ class StepSettings:
 
 @SCHEDULES.add("step", StepSettings)
 def step(config: Config, steps: Steps) -> optax.Schedule:
-    """Return the peak, multiplied by `step_factor` at each share `step_at` of the run."""
+    """Return the peak, which is multiplied by `step_factor` after each share of the run in `step_at`."""
     settings = settings_of(config.optimizer, StepSettings)
     boundaries: dict[int, float] = {}
     for share in settings.step_at:
-        # In a short run two shares may give the same step.
+        # In a short run two shares may give the same step, whose factors multiply.
         boundary = round(share * steps.total) - steps.warmup
         boundaries[boundary] = boundaries.get(boundary, 1.0) * settings.step_factor
     return optax.piecewise_constant_schedule(config.optimizer.learning_rate, boundaries)

@@ -20,15 +20,16 @@ class Steps(NamedTuple):
 
     @property
     def after_warmup(self) -> int:
-        """Return the number of steps after the warm-up, at least 1, so that a schedule always has a length."""
+        """Return the number of steps after the warm-up, at least 1, because optax's schedules need a step."""
         return max(self.total - self.warmup, 1)
 
 
 def make_schedule(config: Config, steps: Steps) -> optax.Schedule:
     """Create the learning rate as a function of the step; the first step is 0.
 
-    It rises linearly to the peak over the warm-up. It starts at peak / warmup steps and not at 0, so that no step is
-    wasted. Then it follows the schedule `optimizer.schedule` over the rest of the run.
+    In the warm-up the learning rate rises linearly from peak / (number of warm-up steps) to the peak. It does not start
+    at 0, because a step with a learning rate of 0 changes nothing. After the warm-up the learning rate follows
+    `optimizer.schedule`.
 
     Raises:
         InputError: the schedule's name is unknown, or the warm-up is longer than the run.
@@ -41,9 +42,9 @@ def make_schedule(config: Config, steps: Steps) -> optax.Schedule:
             advice='shorten it, or give it in percent ("5%")',
         )
     config = at_batch_size(config)
-    after = SCHEDULES.get(config.optimizer.schedule)(config, steps)
+    main_schedule = SCHEDULES.get(config.optimizer.schedule)(config, steps)
     if not warmup:
-        return after
+        return main_schedule
     peak = config.optimizer.learning_rate
     rise = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
-    return optax.join_schedules([rise, after], [warmup])
+    return optax.join_schedules([rise, main_schedule], [warmup])

@@ -21,12 +21,12 @@ class WsdSettings:
 
 @SCHEDULES.add("wsd", WsdSettings)
 def wsd(config: Config, steps: Steps) -> optax.Schedule:
-    """Return the peak, and over the last `decay_share` of the run a line from the peak to `end_factor` times the peak.
+    """Return the peak, with a linear fall to `end_factor` times the peak over the last `decay_share` of the run.
 
     Source: Hu et al. 2024 (arXiv:2404.06395), with the linear decay of Hägele et al. 2024 (arXiv:2405.18392). If the
-    warm-up leaves fewer steps than the decay needs, the decay takes all of them.
+    decay is longer than the run after the warm-up, it takes all steps after the warm-up.
     """
     peak, settings = config.optimizer.learning_rate, settings_of(config.optimizer, WsdSettings)
-    end, falling = peak * settings.end_factor, min(round(settings.decay_share * steps.total), steps.after_warmup)
-    stable, fall = optax.constant_schedule(peak), optax.linear_schedule(peak, end, falling)
-    return optax.join_schedules([stable, fall], [steps.after_warmup - falling]) if falling else stable
+    end, decay_steps = peak * settings.end_factor, min(round(settings.decay_share * steps.total), steps.after_warmup)
+    stable, fall = optax.constant_schedule(peak), optax.linear_schedule(peak, end, decay_steps)
+    return optax.join_schedules([stable, fall], [steps.after_warmup - decay_steps]) if decay_steps else stable

@@ -16,7 +16,7 @@ from jaxddp.engine.example_loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.parts.part import Follow, Part, make_follow
-from jaxddp.engine.resident_steps import gathered, make_resident_eval, make_resident_steps, steps_in
+from jaxddp.engine.resident_steps import gather_batch, make_resident_eval, make_resident_steps, steps_in
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import (
     Program,
@@ -104,7 +104,7 @@ class CompiledPrograms:
             return None
 
         def first_batch(first: Any, columns: Any, key: Any = None) -> Batch:
-            return gathered(first, columns, 0) if resident else first
+            return gather_batch(first, columns, 0) if resident else first
 
         kind = f"{mode} self-test of {'resident steps' if resident else 'a step'}, {gradients}"
         # The self-test compares gradients, and metrics have none.

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.data.source import Source
-from jaxddp.engine.extra_arguments import updated
+from jaxddp.engine.extra_arguments import call_update
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import is_set_metric
 from jaxddp.engine.state import TrainState, array_types
@@ -40,7 +40,7 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     digests |= {f"metric {name}": _metric(each, logits, labels) for name, each in recipe.metrics.items()}
 
     def following(grads: Any, opt_state: Any, params: Any) -> Any:
-        return updated(recipe.optimizer, grads, opt_state, params, value=lambda: jnp.zeros(()), grad=grads)
+        return call_update(recipe.optimizer, grads, opt_state, params, value=lambda: jnp.zeros(()), grad=grads)
 
     update = _digest(following, state.params, state.opt_state, state.params)
     numbers = _initial_numbers(recipe.optimizer.init, state.params)

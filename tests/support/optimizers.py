@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from jaxddp.config import Config
-from jaxddp.models.frozen import trained, whole
+from jaxddp.models.frozen import with_frozen, without_frozen
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.sections.layers import NO_LAYERS
@@ -60,7 +60,7 @@ def by_optax(optimizer, steps: int, params=None, frozen=NO_LAYERS) -> dict:
     for step in range(steps):
         grads = gradients(step)
         updates, state = optimizer.update({layer: grads[layer] for layer in params}, state, params)
-        params = whole(optax.apply_updates(trained(params, frozen), updates), params)
+        params = with_frozen(optax.apply_updates(without_frozen(params, frozen), updates), params)
     return jax.device_get(params)
 
 

@@ -1,12 +1,12 @@
 """Check that all devices hold the same state, by checksums of the bytes in each device's memory.
 
-Replicas stay equal because every device computes the same update. The step itself would not notice a flipped bit in a
-device's memory or a device that computes wrongly. After such a fault that replica, and every averaged gradient, would
-be wrong.
+Replicas stay equal because every device computes the same update. The step itself does not detect a flipped bit in a
+device's memory or a device that computes wrong results. After such a fault the replica of that device, and every
+averaged gradient, is wrong.
 
-Every 32-bit word of the state is combined with its index, scrambled, and summed modulo 2^32. Combining and scrambling
-are one-to-one, so a change within one word, such as a flipped bit, always changes the sum. If words swap places, the
-sum changes too. A swap, or a change of many words, is missed with a probability of 2^-32.
+Every 32-bit word of the state is combined with its index, hashed, and summed modulo 2^32. Combining and hashing are
+one-to-one, so a change within one word, such as a flipped bit, always changes the sum. A change of several words, such
+as a swap of two words, is missed with a probability of 2^-32.
 """
 
 import functools
@@ -22,13 +22,13 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.core.errors import ReplicaError
 from jaxddp.core.wording import counted
-from jaxddp.engine.buckets import stacked_over_devices
+from jaxddp.engine.buckets import stack_over_devices
 from jaxddp.engine.state import SMALL_LEAF
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.variables import path_of
 
-_NAMED = 4
-"""The largest number of devices that a message names."""
+_MOST_NAMES = 4
+"""The largest number of devices that an error message lists."""
 
 
 class Replicas:
@@ -43,10 +43,11 @@ class Replicas:
     def check(self, step: int, state: Any) -> None:
         """Wait for the state of a step, and check that all devices hold the same bits.
 
-        All processes must call it together. Either all of them raise or none does.
+        All processes must call it together.
 
         Raises:
-            ReplicaError: the message names the devices that differ from the majority, and the first array that differs.
+            ReplicaError: on all processes, if the state of a device differs. The message names the devices that differ
+                from the majority, and the first array that differs.
         """
         totals = np.asarray(checksums(self.topology)(state).addressable_data(0))
         if (totals == totals[0]).all():
@@ -66,35 +67,36 @@ class Replicas:
 def checksums(topology: Topology) -> Callable[[Any], jax.Array]:
     """Compile (on first use) the checksum of the state on each device, uint32[N] in mesh order, replicated.
 
-    The state is read once; its small arrays are read twice.
+    The program reads large arrays once and small arrays twice.
     """
 
     def checksum(state: Any) -> jax.Array:
         words = [_words(leaf) for leaf in jax.tree.leaves(state)]
         small = [array for array in words if array.size < SMALL_LEAF]
         large = [array for array in words if array.size >= SMALL_LEAF]
-        together = [jnp.concatenate(small)] if small else []
-        return _sum(jnp.stack([_sum(array) for array in [*together, *large]]))
+        concatenated = [jnp.concatenate(small)] if small else []
+        return _sum(jnp.stack([_sum(array) for array in [*concatenated, *large]]))
 
-    return _on_each(checksum, topology)
+    return _on_each_device(checksum, topology)
 
 
 @functools.cache
 def array_checksums(topology: Topology) -> Callable[[Any], jax.Array]:
-    """Compile (on first use) the checksum of each array on each device: uint32[N, arrays]. Compiling takes seconds."""
-    return _on_each(lambda state: jnp.stack([_sum(_words(leaf)) for leaf in jax.tree.leaves(state)]), topology)
+    """Compile (on first use, in seconds) the checksum of each array on each device: uint32[N, arrays]."""
+    return _on_each_device(lambda state: jnp.stack([_sum(_words(leaf)) for leaf in jax.tree.leaves(state)]), topology)
 
 
-def _on_each(checksum: Callable[[Any], jax.Array], topology: Topology) -> Callable[[Any], jax.Array]:
+def _on_each_device(checksum: Callable[[Any], jax.Array], topology: Topology) -> Callable[[Any], jax.Array]:
     def local(state: Any) -> jax.Array:
-        # The cast hides that the values are replicated. Otherwise XLA might compute one checksum for all devices.
-        return stacked_over_devices(checksum(lax.pcast(state, AXIS, to="varying")))
+        # The cast marks the values as different on each device. Otherwise XLA might compute one checksum for all
+        # devices.
+        return stack_over_devices(checksum(lax.pcast(state, AXIS, to="varying")))
 
     return jax.jit(jax.shard_map(local, mesh=topology.mesh, in_specs=P(), out_specs=P()))
 
 
 def _words(leaf: jax.Array) -> jax.Array:
-    """Return the bits of an array as uint32[words]. An element of fewer than 32 bits is one word."""
+    """Return the bits of an array as uint32[words]. An element of fewer than 32 bits becomes one word."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
@@ -108,21 +110,21 @@ def _words(leaf: jax.Array) -> jax.Array:
 
 def _sum(words: jax.Array) -> jax.Array:
     """Return the checksum of uint32[words]: uint32[]."""
-    # Multiplication by an odd factor is one-to-one modulo 2^32, so every index gets its own number. This factor is 2^32
+    # Multiplication by an odd factor is one-to-one modulo 2^32, so every index gives another number. The factor is 2^32
     # divided by the golden ratio.
     indices = lax.iota(jnp.uint32, words.size) * jnp.uint32(0x9E3779B9)
-    return _scrambled(words ^ indices).sum(dtype=jnp.uint32)
+    return _hash(words ^ indices).sum(dtype=jnp.uint32)
 
 
-def _scrambled(words: jax.Array) -> jax.Array:
-    """Scramble words one-to-one, with the finalizer of MurmurHash3 (Appleby 2011)."""
+def _hash(words: jax.Array) -> jax.Array:
+    """Hash each word one-to-one, with the finalizer of MurmurHash3 (Appleby 2011)."""
     words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
     words = (words ^ (words >> 13)) * jnp.uint32(0xC2B2AE35)
     return words ^ (words >> 16)
 
 
 def _devices(totals: Sequence[int], topology: Topology) -> str:
-    """Describe which devices differ from the majority, or list the groups if there is no majority."""
+    """Return a list of the devices that differ from the majority, or of all groups if there is no majority."""
     (most, count), *_ = Counter(totals).most_common()
     devices = [f"device {device} of process {device.process_index}" for device in topology.mesh.devices.flat]
     if 2 * count > len(totals):
@@ -135,13 +137,13 @@ def _devices(totals: Sequence[int], topology: Topology) -> str:
 
 
 def _list(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _arrays(names: Sequence[str], count: int) -> str:
-    """Say in which arrays the devices differ."""
+    """Return the number and the first name of the arrays that differ."""
     if not names:
-        # Either the program for single arrays read other bits, or the program for the whole state computed wrongly.
+        # A device computed one of the two checksums wrongly, or its memory changed between the two programs.
         return "but a comparison of each array found no difference, so a device computes wrongly"
     return f"in {len(names)} of {counted(count, 'array')}, first in {names[0]}"

@@ -1,4 +1,4 @@
-"""An exponential moving average (EMA) of the parameters. Validation measures it in addition to the parameters."""
+"""An exponential moving average (EMA) of the parameters. Validation measures both the parameters and their average."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,10 @@ from jaxddp.overrides import check_values
 class ParameterAverage(Part):
     """An exponential moving average of the parameters that starts at the fresh parameters.
 
-    The decay of step t (0 first) warms up as min(decay, (1 + t)/(10 + t)), the rule of TensorFlow's
-    `ExponentialMovingAverage`, so that a short run forgets the fresh parameters. If `every` is K, the average is
-    updated after each K-th step with the decay to the power of K. So it covers as many steps as if `every` were 1.
-    (torchvision's references and pycls multiply 1 - decay by K, which is the same to first order.)
+    The decay of step t, which starts at 0, warms up as min(decay, (1 + t)/(10 + t)), like TensorFlow's
+    `ExponentialMovingAverage`. So the fresh parameters have little weight even after a short run. If `every` is K, the
+    average is updated after each K-th step with the decay to the power of K. So the average covers the same number of
+    steps for every K. (torchvision's references and pycls multiply 1 - decay by K, which is equal to first order.)
 
     Evaluation of the average uses the model state of the trained parameters, such as batch norm statistics.
 
@@ -51,8 +51,8 @@ class ParameterAverage(Part):
         if self.every > 1:
             decay = decay**self.every
 
-        def averaged(old: jax.Array, new: jax.Array) -> jax.Array:
+        def average(old: jax.Array, new: jax.Array) -> jax.Array:
             moved = old + (1 - decay).astype(new.dtype) * (new - old)
             return moved if self.every == 1 else jnp.where(after.step % self.every == 0, moved, old)
 
-        return {EVAL_PARAMS: jax.tree.map(averaged, own[EVAL_PARAMS], after.params)}, after
+        return {EVAL_PARAMS: jax.tree.map(average, own[EVAL_PARAMS], after.params)}, after

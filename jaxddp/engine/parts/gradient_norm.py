@@ -19,7 +19,7 @@ class GradientNorm(Part):
 
     Attributes:
         clip: the largest norm; longer gradients are scaled down to it (Pascanu et al. 2013, arXiv:1211.5063). None
-            disables clipping. If a gradient is not finite, at least one element is still not finite after clipping.
+            disables clipping. A gradient that is not finite is still not finite after clipping.
 
     Raises:
         InputError: `clip` is not above 0.

@@ -1,6 +1,7 @@
 """Skip steps whose gradient is not finite. A skipped step changes only the step count.
 
-`optax.apply_if_finite` protects only the optimizer and the parameters, not batch statistics and the arrays of parts.
+`optax.apply_if_finite` keeps only the optimizer's state and the parameters. It does not keep batch statistics and the
+arrays of parts.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,10 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True)
 class Guard(Part):
-    """Restores parameters, statistics, optimizer state and the arrays of the parts before it, on all devices."""
+    """Restores the state from before a step whose gradient is not finite, on all devices.
+
+    It restores parameters, statistics, the optimizer's state, and the arrays of the parts that come before it.
+    """
 
     name: str = "guard"
     judges = True
@@ -28,8 +32,8 @@ class Guard(Part):
         return None
 
     def judge(self, own: Any, before: TrainState, after: TrainState, finite: jax.Array) -> tuple[Any, TrainState]:
-        kept = before.replace(step=after.step)
-        return ~finite, jax.tree.map(lambda old, new: jnp.where(finite, new, old), kept, after)
+        skipped = before.replace(step=after.step)
+        return ~finite, jax.tree.map(lambda old, new: jnp.where(finite, new, old), skipped, after)
 
     def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
         return {SKIPPED: own}

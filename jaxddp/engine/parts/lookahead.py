@@ -19,12 +19,12 @@ class Lookahead(Part):
 
     The changing decay is from Jordan 2024 (arXiv:2404.00498, section 3.4). Every `period` steps
     slow = decay * slow + (1 - decay) * trained, and training continues from the slow weights. After the last step of
-    the run the slow weights replace the trained weights. The model's running statistics are treated like parameters;
-    its other arrays are not changed.
+    the run the slow weights replace the trained weights. The rule
+    applies to the model's running statistics, too. The model's other arrays do not change.
 
     Attributes:
         period: the number of steps between updates of the slow weights.
-        decay: a function of the number of steps taken that returns the decay, 0 to 1.
+        decay: a function of the number of completed steps that returns the decay, 0 to 1.
         total_steps: the number of steps of the run.
     """
 
@@ -44,12 +44,12 @@ class Lookahead(Part):
         due, decay = after.step % self.period == 0, jnp.asarray(self.decay(after.step))
         trained = {"params": after.params, "model_state": after.model_state}
 
-        def followed(slow: jax.Array, fast: jax.Array) -> jax.Array:
+        def update_slow(slow: jax.Array, fast: jax.Array) -> jax.Array:
             if not jnp.issubdtype(fast.dtype, jnp.inexact):
                 return fast
             return jnp.where(due, fast + decay.astype(fast.dtype) * (slow - fast), slow)
 
-        slow = jax.tree.map(followed, own, trained)
-        back = due | (after.step >= self.total_steps)
-        kept = jax.tree.map(lambda slow, fast: jnp.where(back, slow, fast), slow, trained)
-        return slow, after.replace(params=kept["params"], model_state=kept["model_state"])
+        slow = jax.tree.map(update_slow, own, trained)
+        restarts = due | (after.step >= self.total_steps)
+        weights = jax.tree.map(lambda slow, fast: jnp.where(restarts, slow, fast), slow, trained)
+        return slow, after.replace(params=weights["params"], model_state=weights["model_state"])

@@ -19,14 +19,14 @@ class LossScale(Part):
     """Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
 
     The rule is that of `flax.training.dynamic_scale.DynamicScale`. The mean loss of the global batch is multiplied by a
-    scale before it is differentiated. After `growth_interval` finite gradients in a row, the next finite one multiplies
-    the scale by `factor`. After a gradient that is not finite, the scale is divided by `factor`, and
-    `jaxddp.engine.parts.guard.Guard`, which comes before this part, skips the step. The averaged gradients are tested,
-    so all devices have the same scale. The scale of the next step is logged as `loss_scale`.
+    scale before it is differentiated. After `growth_interval` finite gradients in a row, the next finite gradient
+    multiplies the scale by `factor`. After a gradient that is not finite, the scale is divided by `factor`, and
+    `jaxddp.engine.parts.guard.Guard`, which comes before this part, skips the step. The test for finite values reads
+    the averaged gradients, so all devices have the same scale. The scale of the next step is logged as `loss_scale`.
 
     Attributes:
-        batch_size: the size of the global batch. The scale is divided by it, because the step differentiates the sum of
-            the batch's losses, and the scale is that of their mean.
+        batch_size: the size of the global batch. The step differentiates the sum of the batch's losses, and the scale
+            applies to their mean. So the factor of the sum is the scale divided by `batch_size`.
         initial: the first scale.
         factor: the factor by which the scale grows and shrinks.
         growth_interval: the number of finite gradients before the scale grows.
@@ -63,8 +63,8 @@ class LossScale(Part):
         largest, smallest = jnp.finfo(jnp.float32).max, jnp.finfo(jnp.float32).tiny
         grown = jnp.where(grows, jnp.minimum(scale * self.factor, largest), scale)
         shrunk = jnp.maximum(scale / self.factor, smallest)
-        following = jnp.where(finite & ~grows, steps + 1, 0)
-        return {"scale": jnp.where(finite, grown, shrunk), "finite_steps": following}, after
+        next_steps = jnp.where(finite & ~grows, steps + 1, 0)
+        return {"scale": jnp.where(finite, grown, shrunk), "finite_steps": next_steps}, after
 
     def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
         return {self.name: own["scale"]}

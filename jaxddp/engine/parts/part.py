@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxddp.engine.state import TrainState, kept_types
+from jaxddp.engine.state import TrainState, check_types
 from jaxddp.mesh import Topology
 from jaxddp.sections.goal import VAL, VAL_EMA, name_with_split
 
 Follow = Callable[[TrainState, Mapping[str, float | None]], TrainState]
-"""A function (state, metrics of its validation) that returns the state for the next step, the same on every process.
+"""A function (state, metrics of the state's validation) that returns the next step's state, equal on every process.
 
 The metrics have the names that `jaxddp.sections.goal.flat` gives them.
 """
@@ -22,18 +22,18 @@ class Part:
     """An optional part of the training step, with its own arrays in the state.
 
     Its methods are pure functions, and all are optional. The step calls `loss_scale`, `gradients`, `rate_factor`,
-    `update`, `judge` and `report` in this order. `own` is the part's arrays. All arguments have the same values on
-    every device.
+    `update`, `judge` and `report` in this order. The argument `own` holds the part's arrays. All arguments
+    have the same values on every device.
 
     Attributes:
-        name: the name of its arrays in `TrainState.parts`, which are saved and restored with the state.
-        judges: whether the step calls `judge`. It must then test whether the gradients are finite, which costs a pass
-            over them. Such a part comes after `jaxddp.engine.parts.guard.Guard` in the list of parts, because the guard
-            restores the arrays of the parts before it.
-        beside: whether a validation measures the part's `EVAL_PARAMS` (see `jaxddp.engine.state`) beside the trained
-            parameters. If true, it measures them as "val_ema" in addition to the trained parameters ("val"), as for a
-            moving average. If false, it measures them as "val" instead of the trained parameters.
-        follows: whether `validated` is called after a validation.
+        name: the key of the part's arrays in `TrainState.parts`, which are saved and restored with the state.
+        judges: whether the step calls `judge`. If true, the step tests whether the gradients are finite, which costs a
+            pass over the gradients. In the list of parts, such a part comes after `jaxddp.engine.parts.guard.Guard`,
+            because the guard restores the arrays of all parts before itself.
+        beside: whether a validation measures both the trained parameters and the part's `EVAL_PARAMS` (see
+            `jaxddp.engine.state`). If true, "val" measures the trained parameters and "val_ema" measures
+            `EVAL_PARAMS`, as for a moving average. If false, "val" measures `EVAL_PARAMS`, and there is no "val_ema".
+        follows: whether `validated` is called after each validation.
     """
 
     name: str
@@ -44,29 +44,30 @@ class Part:
     def init(self, params: Any, model_state: Any) -> Any:
         """Return the part's arrays at step 0, a pytree; {} for none.
 
-        A part that returns None is not in the state at all, so a run may be resumed with or without it.
+        If `init` returns None, the state has no entry for the part, so a run may be resumed with or without the part.
         """
         return {}
 
     def loss_scale(self, own: Any) -> jax.Array | float:
-        """Return a factor for the loss before it is differentiated; the gradients are divided by it."""
+        """Return a factor of the loss for differentiation. The gradients are divided by the same factor."""
         return 1.0
 
     def gradients(self, own: Any, grads: Any) -> Any:
-        """Return the gradients for the optimizer, from those averaged over the global batch.
+        """Return the gradients for the optimizer from the averaged gradients of the global batch.
 
         Gradients of frozen parameters are None. `jaxddp.models.frozen.trained` makes such a tree from a full one.
         """
         return grads
 
     def rate_factor(self, own: Any) -> jax.Array | None:
-        """Return a factor float[] for the next step's learning rate, whatever the optimizer is; None for no factor."""
+        """Return a factor, float[], of the next step's learning rate, for any optimizer; None for no factor."""
         return None
 
     def validated(self, own: Any, metrics: Mapping[str, jax.Array]) -> Any:
         """Return the part's next arrays, with the same types, after a validation.
 
-        It is called between two steps if `follows` is set. `metrics` are float32[] by name, such as "val loss".
+        This method is called between two steps if `follows` is true. `metrics` are float32[] by name, such as
+        "val loss".
         """
         return own
 
@@ -75,7 +76,7 @@ class Part:
         return own, after
 
     def judge(self, own: Any, before: TrainState, after: TrainState, finite: jax.Array) -> tuple[Any, TrainState]:
-        """Return the same as `update`. The step calls this method after `update`, and only if `judges` is set.
+        """Return the part's next arrays and the next state. It is called after `update` if `judges` is true.
 
         Args:
             finite: bool[], whether the averaged gradients are finite. A NaN or infinity of any device makes it false.
@@ -85,21 +86,20 @@ class Part:
     def report(self, own: Any, grads: Any) -> Mapping[str, jax.Array]:
         """Return scalars of this step, by name, which are logged with the metrics of the step.
 
-        Here `grads` are the averaged gradients before any part changed them. In `update` they are the gradients that
-        the optimizer got.
+        Here `grads` are the averaged gradients before any part changes them. In `update` they are the gradients that
+        the optimizer gets.
         """
         return {}
 
 
 def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, TrainState]:
-    """Return the states that a validation measures, by split.
+    """Return the states that a validation measures, by split: "val" and, if a part sets `beside`, "val_ema".
 
-    "val" has the trained parameters, or a part's parameters that replace them. "val_ema" has a part's parameters that
-    are measured in addition to the trained ones.
+    See `Part` for the parameters of the two states.
     """
     if not any(part.beside for part in parts):
         return {VAL: state}
-    return {VAL: state.measuring(state.params), VAL_EMA: state.measuring(state.eval_params)}
+    return {VAL: state.with_params(state.params), VAL_EMA: state.with_params(state.eval_params)}
 
 
 def make_follow(parts: Sequence[Part], topology: Topology) -> Follow:
@@ -122,7 +122,7 @@ def make_follow(parts: Sequence[Part], topology: Topology) -> Follow:
         }
         arrays = {part.name: state.parts[part.name] for part in following}
         after = state.replace(parts={**state.parts, **updated(arrays, topology.replicate(values))})
-        return kept_types(state, after, "the parts that follow a validation")
+        return check_types(state, after, "the parts that follow a validation")
 
     return follow
 

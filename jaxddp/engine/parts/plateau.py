@@ -1,4 +1,4 @@
-"""Lower the learning rate when the validation loss has stopped falling."""
+"""Lower the learning rate when the validation loss no longer falls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class Plateau(Part):
 
     Updates are multiplied by a scale, which starts at 1. After `patience` validations in a row without improvement the
     scale is multiplied by `factor`, down to `least`, and the count of validations starts again. A validation is an
-    improvement if its loss is below the best one by a relative 1e-4, as in PyTorch's `ReduceLROnPlateau`. (With the
+    improvement if its loss is below the best loss by a relative 1e-4, as in PyTorch's `ReduceLROnPlateau`. (With the
     same patience, PyTorch waits one validation longer.) A loss that is not finite is no improvement.
 
     Attributes:
-        factor: above 0 and below 1.
-        patience: at least 1.
-        least: from 0 to 1.
+        factor: the factor of each reduction, above 0 and below 1.
+        patience: the number of validations without improvement before a reduction, at least 1.
+        least: the smallest scale, from 0 to 1.
 
     Raises:
         InputError: a value is out of range.
@@ -50,7 +50,7 @@ class Plateau(Part):
     def init(self, params: Any, model_state: Any) -> Any:
         """Return {"rule": optax's state}. Its `scale`, float32[], is the factor of the learning rate."""
         rule: Any = self._rule.init(jnp.zeros((), jnp.float32))
-        # Optax's first best loss is infinity, but a state with an infinity is not saved.
+        # Optax starts with infinity as the best loss, but a part's arrays with an infinity are not saved.
         return {"rule": rule._replace(best_value=jnp.float32(jnp.finfo(jnp.float32).max))}
 
     def rate_factor(self, own: Any) -> jax.Array:

@@ -1,9 +1,9 @@
 """Batch norm fused with the addition and the ReLU that follow it in a residual network, with a custom gradient.
 
-On a GPU the time of these operations is that of their memory traffic. The custom gradient reads the incoming gradient
-and the input twice and writes once. (With an addition, the gradient after the ReLU is also written for the shortcut and
-read again.) JAX's derived gradient has 1.5 times as much traffic. `benchmarks/gpu_program.py` counts the kernels that
-XLA creates, and their traffic.
+On a GPU memory traffic determines the time of these operations. The custom gradient reads the gradient of the result
+and the input twice each, and writes the gradient of the input once. (With an addition, the gradient through the ReLU is
+also written for the shortcut and read again.) The gradient that JAX derives has 1.5 times as much traffic.
+`benchmarks/gpu_program.py` counts the kernels that XLA creates, and their traffic.
 
 Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3.
 """
@@ -25,7 +25,7 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 class BatchNorm(nn.Module):
-    """Compute relu(normalized(x) + residual), with the parameters, statistics and values of `flax.linen.BatchNorm`.
+    """A batch norm, relu(normalized(x) + residual), whose parameters and results equal those of `flax.linen.BatchNorm`.
 
     It normalizes the last axis by the mean and the biased variance over all other axes. In training the first
     differentiation must be in reverse mode, so `jax.jvp` and `jax.hessian` are not supported. Reverse mode is supported
@@ -34,15 +34,16 @@ class BatchNorm(nn.Module):
     Attributes:
         use_running_average: normalize by the statistics in the collection `batch_stats`, without updating them.
             Otherwise normalize by the statistics of the batch.
-        momentum: the weight of the old running average. PyTorch's momentum is 1 minus this.
+        momentum: the weight of the old running average. PyTorch's momentum is 1 - `momentum`.
         axis_name: the mesh axis over which statistics are averaged; None for the statistics of each device.
-        group: the number of consecutive images that are normalized together. Running statistics take the mean over
-            the groups, as a step takes the mean over its devices. None for all images of a device. It cannot be
-            combined with `axis_name`.
+        group: the number of consecutive images that are normalized together; None for all images of a device. Running
+            statistics take the mean over the groups, as a step takes the mean over its devices. `group` and
+            `axis_name` cannot be combined.
         dtype: the dtype of the result. In training, statistics and intermediate values are float32 or wider.
         scale_init: the initializer of the scale; None for a constant 1 instead of a parameter.
-        by_hand: use the custom gradient, and compute two sums over the same pixels in one reduction. On a CPU JAX's
-            derived gradient is faster, and a reduction of pairs takes five times as long as two reductions.
+        custom_gradient: use the custom gradient, and compute two sums over the same pixels in one reduction. Disable it
+            on a CPU, where JAX's derived gradient is faster and a reduction of pairs takes five times as long as two
+            reductions.
     """
 
     use_running_average: bool
@@ -53,7 +54,7 @@ class BatchNorm(nn.Module):
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     scale_init: nn.initializers.Initializer | None = nn.initializers.ones
-    by_hand: bool = True
+    custom_gradient: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array, residual: jax.Array | None = None, *, relu: bool = False) -> jax.Array:
@@ -73,17 +74,17 @@ class BatchNorm(nn.Module):
         var = self.variable("batch_stats", "var", jnp.ones, features, self.param_dtype)
         if self.use_running_average:
             multiplier = lax.rsqrt(var.value + self.epsilon) * scale
-            return applied(x, mean.value, multiplier, bias, residual, relu)
+            return apply_norm(x, mean.value, multiplier, bias, residual, relu)
         # The custom gradient does not sum over the devices of a `shard_map`; the gradient of this cast does.
         if axes := tuple(_varying(x) - _varying(scale)):
             scale, bias = lax.pcast((scale, bias), axes, to="varying")
-        normalized: Any = _normalize if self.by_hand else _derived
-        form = _Form(relu, self.epsilon, self.axis_name, self.by_hand)
+        normalized: Any = _normalize if self.custom_gradient else _normalize_plainly
+        options = _Options(relu, self.epsilon, self.axis_name, self.custom_gradient)
 
         def normalize(x: jax.Array, residual: jax.Array | None) -> _Result:
-            return normalized(x, scale, bias, residual, form)
+            return normalized(x, scale, bias, residual, options)
 
-        result, *batch = (normalize if self.group is None else _in_groups(normalize, self.group))(x, residual)
+        result, *batch = (normalize if self.group is None else _normalize_in_groups(normalize, self.group))(x, residual)
         if not self.is_initializing():
             for running, current in zip((mean, var), batch, strict=True):
                 new = self.momentum * running.value + (1 - self.momentum) * lax.stop_gradient(current)
@@ -91,17 +92,17 @@ class BatchNorm(nn.Module):
         return result
 
 
-class _Form(NamedTuple):
+class _Options(NamedTuple):
     relu: bool
     epsilon: float
     axis_name: str | None
-    by_hand: bool
+    custom_gradient: bool
 
 
 _Result = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def _in_groups(normalize: Callable[..., _Result], size: int) -> Callable[..., _Result]:
+def _normalize_in_groups(normalize: Callable[..., _Result], size: int) -> Callable[..., _Result]:
     """Normalize each group of `size` consecutive images separately; return the mean of the groups' statistics."""
 
     def split(images: jax.Array) -> jax.Array:
@@ -120,42 +121,48 @@ def _in_groups(normalize: Callable[..., _Result], size: int) -> Callable[..., _R
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, form: _Form) -> _Result:
+def _normalize(
+    x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, options: _Options
+) -> _Result:
     """Return the result and the batch's mean and variance, [C], which have no gradient."""
-    return _forward(x, scale, bias, residual, form)[0]
+    return _forward(x, scale, bias, residual, options)[0]
 
 
-def _derived(x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, form: _Form) -> _Result:
-    """Like `_normalize`, with JAX's derived gradient."""
-    return _forward(x, scale, bias, residual, form)[0]
+def _normalize_plainly(
+    x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, options: _Options
+) -> _Result:
+    """Return the same as `_normalize`, with JAX's derived gradient."""
+    return _forward(x, scale, bias, residual, options)[0]
 
 
 def _forward(
-    x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, form: _Form
+    x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, options: _Options
 ) -> tuple[_Result, Any]:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    totals = sums(wide, jnp.square(wide), form.by_hand)
-    mean, var = moments(totals, x.size // x.shape[-1], form.axis_name)
-    deviation = lax.rsqrt(var + form.epsilon)
-    result = applied(x, mean, deviation * scale, bias, residual, form.relu)
-    # Without an addition, the backward pass computes the ReLU's mask from the input, which it reads anyway.
-    kept = result if form.relu and residual is not None else None
-    return (result, mean, var), (x, mean, deviation, scale, bias, residual is not None, kept)
+    totals = sums(wide, jnp.square(wide), options.custom_gradient)
+    mean, var = moments(totals, x.size // x.shape[-1], options.axis_name)
+    deviation = lax.rsqrt(var + options.epsilon)
+    result = apply_norm(x, mean, deviation * scale, bias, residual, options.relu)
+    # Without an addition, the backward pass computes the ReLU's mask from the input, which it reads in any case.
+    relu_result = result if options.relu and residual is not None else None
+    return (result, mean, var), (x, mean, deviation, scale, bias, residual is not None, relu_result)
 
 
-def _backward(form: _Form, saved: Any, grads: _Result) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+def _backward(
+    options: _Options, saved: Any, grads: _Result
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     x, mean, deviation, scale, bias, has_residual, result = saved
     multiplier, grad = deviation * scale, grads[0]
-    if form.relu and has_residual:
+    if options.relu and has_residual:
         # The result of the ReLU is a maximum. XLA would rewrite "result > 0" as a comparison of the maximum's operand,
         # and read that operand's inputs again.
         grad = jnp.where(result != 0, grad, 0)
     wide = grad.astype(mean.dtype)
-    if form.relu and not has_residual:
+    if options.relu and not has_residual:
         wide = jnp.where(is_positive(x, mean, multiplier, bias), wide, 0)
     centered = x.astype(mean.dtype) - mean
     bias_grad, moment = totals = sums(wide, wide * centered, paired=True)
-    shift, slope = through_statistics(totals, deviation, x.size // x.shape[-1], form.axis_name)
+    shift, slope = statistics_gradient(totals, deviation, x.size // x.shape[-1], options.axis_name)
     x_grad = multiplier * (wide - shift - centered * slope)
     parameter_grads = (moment * deviation).astype(scale.dtype), bias_grad.astype(bias.dtype)
     return x_grad.astype(x.dtype), *parameter_grads, grad if has_residual else None
@@ -172,7 +179,7 @@ def _varying(x: jax.Array) -> frozenset[str]:
 def moments(totals: Pair, count: int, axis_name: str | None) -> Pair:
     """Return the mean and the biased variance of `count` values, from their sum and their sum of squares.
 
-    With `axis_name` they are averaged over that mesh axis.
+    With `axis_name` the two results are averaged over this mesh axis.
     """
     mean, mean_of_squares = (total / count for total in totals)
     if axis_name is not None:
@@ -181,11 +188,11 @@ def moments(totals: Pair, count: int, axis_name: str | None) -> Pair:
     return mean, jnp.maximum(0, mean_of_squares - jnp.square(mean))
 
 
-def through_statistics(totals: Pair, deviation: jax.Array, count: int, axis_name: str | None) -> Pair:
-    """Return (shift, slope) in the gradient of a norm's input: multiplier * (gradient - shift - (x - mean) * slope).
+def statistics_gradient(totals: Pair, deviation: jax.Array, count: int, axis_name: str | None) -> Pair:
+    """Return (shift, slope) of the input's gradient, multiplier * (gradient - shift - (x - mean) * slope).
 
     Args:
-        totals: the sum of the result's gradient, and the sum of that gradient times (x - mean).
+        totals: the sum of the result's gradient, and the sum of the result's gradient times (x - mean).
         deviation: 1 / sqrt(variance + epsilon).
         count: the number of values on a device.
     """
@@ -196,7 +203,7 @@ def through_statistics(totals: Pair, deviation: jax.Array, count: int, axis_name
     return total / count, jnp.square(deviation) * moment / count
 
 
-def applied(
+def apply_norm(
     x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.Array, residual: jax.Array | None, relu: bool
 ) -> jax.Array:
     """Compute relu((x - mean) * multiplier + bias + residual), in the dtype of x."""
@@ -208,17 +215,17 @@ def applied(
 
 
 def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.Array) -> jax.Array:
-    """Return where (x - mean) * multiplier + bias > 0, by one comparison with a bound for each channel.
+    """Return the mask of (x - mean) * multiplier + bias > 0, by one comparison with a bound for each channel.
 
-    XLA recomputes such a cheap comparison wherever it is needed. For anything more expensive it would write a mask as
-    large as `x`. The bound is rounded, so the answer may be wrong where the input equals the bound up to rounding, as
-    in a constant channel with almost no bias.
+    XLA recomputes one comparison wherever the mask is used. A more expensive mask, as large as `x`, would be written to
+    memory. The bound is rounded, so the mask may be wrong where the input equals the bound up to rounding, as in a
+    constant channel with almost no bias.
     """
     falling = multiplier < 0
     bound = mean - bias / jnp.where(multiplier == 0, 1, multiplier)
     bound = jnp.where(multiplier == 0, jnp.where(bias > 0, -jnp.inf, jnp.inf), bound)
-    # With a negative slope the condition is x < bound. It is computed as not (x > the next number below the bound). XLA
-    # would treat the number just below 0 as 0.
+    # With a negative multiplier the condition is x < bound. It is computed as not (x > the next number below the
+    # bound). Below 0 that is the smallest normal number, because XLA treats smaller numbers as 0.
     bound = lax.stop_gradient(bound)
     below = jnp.where(bound == 0, -jnp.finfo(bound.dtype).tiny, jnp.nextafter(bound, -jnp.inf))
     bound = jnp.where(falling, below, bound)
@@ -226,7 +233,7 @@ def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.
 
 
 def sums(a: jax.Array, b: jax.Array, paired: bool) -> Pair:
-    """Sum two arrays [..., C] over all axes but the last, in one reduction of pairs or in two reductions."""
+    """Sum two arrays [..., C] over all axes except the last, in one reduction of pairs or in two reductions."""
     return _paired_sums(a, b) if paired else _sums(a, b)
 
 

@@ -21,7 +21,8 @@ _WEIGHTS = (1, 2, 1)
 def blur(images: jax.Array, stride: int = 1) -> jax.Array:
     """Convolve each channel with [1, 2, 1] x [1, 2, 1] / 16 and zero padding: [B, H, W, C] -> [B, H', W', C].
 
-    H' is ceil(H / stride). Images may have any float dtype; sums are in float32 or wider and rounded once. Only
+    H' is ceil(H / stride). Images may have any float dtype. Sums are computed in float32 or wider, and
+    rounded once. Only
     reverse-mode differentiation is supported, not `jax.jvp`.
     """
     wide = jnp.promote_types(images.dtype, jnp.float32)
@@ -33,8 +34,8 @@ def blur(images: jax.Array, stride: int = 1) -> jax.Array:
         stop = (batch, row + rows, column + columns, channels)
         return lax.slice(padded, (0, row, column, 0), stop, (1, stride, stride, 1)).astype(wide)
 
-    # XLA sums nine slices in one pass over memory; a separable filter would take two passes. On a CPU this takes an
-    # eighth of the time of XLA's depthwise convolution.
+    # XLA sums the nine slices in one pass over memory, while a separable filter takes two passes. On a CPU the sum
+    # takes an eighth of the time of XLA's depthwise convolution.
     taps = [
         row_weight * column_weight / 16 * shifted(row, column)
         for row, row_weight in enumerate(_WEIGHTS)
@@ -48,7 +49,7 @@ def _forward(images: jax.Array, stride: int) -> tuple[jax.Array, tuple[int, ...]
 
 
 def _backward(stride: int, shape: tuple[int, ...], grads: jax.Array) -> tuple[jax.Array]:
-    # A symmetric filter is its own transpose. JAX's derived gradient would add up nine images, one by one.
+    # A symmetric filter is its own transpose. The gradient that JAX derives would add nine images, one by one.
     margins = [
         (0, side - (outputs - 1) * stride - 1, stride - 1)
         for side, outputs in zip(shape[1:3], grads.shape[1:3], strict=True)

@@ -1,16 +1,16 @@
 """Square convolutions that are fast on CPUs, forward and backward. `jaxddp.models.adapt` selects them on CPUs.
 
-XLA's CPU compiler has three slow cases. (The times are those of one core. Other convolutions with as many
+XLA's CPU compiler is slow in three cases. (All times are for one core. Other convolutions with the same number of
 multiplications take 7 ms.)
 
-- The gradient of a kernel takes 10 to 24 ms. XLA computes it as a convolution with a window as large as the image, and
-  transposes the images and copies every patch for it.
+- The gradient of a kernel takes 10 to 24 ms. XLA computes this gradient as a convolution with a window as large as the
+  image, for which it transposes the images and copies every patch.
 - A convolution with a kernel larger than the image, such as 3x3 on a 2x2 map, takes 725 ms.
-- The gradient of small images with many features takes 8 to 14 ms, because the kernel is transposed first.
+- The gradient of small images with many features takes 8 to 14 ms, because XLA transposes the kernel first.
 
-This module computes these cases as matrix products whose rows are an image's patches. Such a product also multiplies
-the padding, which a convolution does not. So each product is a `lax.composite` that states the convolution's number of
-multiplications.
+This module computes these cases as products of matrices whose rows are patches of the images. Unlike a convolution,
+such a product also multiplies the padding. So each product is a `lax.composite` with an attribute for the convolution's
+number of multiplications, which counts of operations use.
 """
 
 import functools
@@ -25,14 +25,14 @@ from jax import lax
 
 import jaxddp.models.ops.cpu_depthwise as cpu_depthwise
 
-# Patches copy each value k * k times. From this number of output features on, the product saves more than the copies
-# cost (measured with 128 to 512 features on maps of 2x2 to 14x14).
+# Patches copy each value k * k times. With at least this number of output features, the product saves more time than
+# the copies cost (measured with 128 to 512 features on maps of 2x2 to 14x14).
 _MANY_FEATURES = 256
-# The number of patch rows that are multiplied at once. They fit a core's cache, so a product takes 11 ms. With all rows
-# at once it takes 28 ms.
+# The number of pixels whose patches are multiplied at once. These patches fit in a core's cache, so a product takes 11
+# ms. With all patches at once it takes 28 ms.
 _BLOCK_PIXELS = 256
-# Patches are transposed before they are multiplied if channels * features is at least the first number, or if there
-# are fewer channels than the second.
+# Patches are transposed before the product if channels * features is at least the first number, or if the number of
+# channels is below the second number.
 _LARGE_KERNEL, _FEW_CHANNELS = 1 << 18, 16
 
 
@@ -41,7 +41,7 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
     """Cross-correlate [B, H, W, C] with [k, k, C, F]: [B, H', W', F], H' = (H + 2 padding - k) // stride + 1.
 
     With a kernel [k, k, 1, C] and stride 1 the convolution is depthwise: [B, H', W', C]. Arrays may have any float
-    dtype; a kernel's gradient is summed in float32 or wider. Only reverse-mode differentiation is supported.
+    dtype. The gradient of a kernel is summed in float32 or wider. Only reverse-mode differentiation is supported.
 
     Args:
         stride: the stride of both axes.
@@ -49,11 +49,11 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
     """
     if cpu_depthwise.is_depthwise(images, kernel, stride):
         product = functools.partial(cpu_depthwise.depthwise, padding=padding)
-        return _marked(product, _multiplications(images, kernel, stride, padding))(images, kernel)
-    if not _multiplies(images, kernel, kernel.shape[3]):
-        return _library(images, kernel, stride, padding)
+        return _as_composite(product, _multiplications(images, kernel, stride, padding))(images, kernel)
+    if not _is_product_faster(images, kernel, kernel.shape[3]):
+        return _xla_convolution(images, kernel, stride, padding)
     product = functools.partial(_product, stride=stride, padding=padding)
-    return _marked(product, _multiplications(images, kernel, stride, padding))(images, kernel)
+    return _as_composite(product, _multiplications(images, kernel, stride, padding))(images, kernel)
 
 
 def _forward(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> tuple[jax.Array, Any]:
@@ -65,33 +65,35 @@ def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[
     settings, size = {"stride": stride, "padding": padding}, kernel.shape[0]
     count = _multiplications(images, kernel, stride, padding)
     if cpu_depthwise.is_depthwise(images, kernel, stride):
-        of_kernel = functools.partial(cpu_depthwise.kernel_gradient, padding=padding, size=size)
+        kernel_product = functools.partial(cpu_depthwise.kernel_gradient, padding=padding, size=size)
         of_images = functools.partial(cpu_depthwise.images_gradient, padding=padding)
-        return _marked(of_images, count)(grads, kernel), _marked(of_kernel, count)(images, grads)
+        return _as_composite(of_images, count)(grads, kernel), _as_composite(kernel_product, count)(images, grads)
 
     def images_gradient(convolution: Callable[..., jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
         like = jax.typeof(images)
         return lambda grads, kernel: jax.linear_transpose(lambda x: convolution(x, kernel, **settings), like)(grads)[0]
 
-    of_kernel = _pixels_product if size == 1 else functools.partial(_blocks_product, size=size)
-    kernel_gradient = _marked(functools.partial(of_kernel, **settings), count)
-    # XLA's gradient of the images is a convolution of the output, so it is slow if the output is a 2x2 map: 4.2 ms
-    # instead of 0.5 ms.
-    multiplies = _multiplies(grads, kernel, kernel.shape[2])
-    of_images = _marked(images_gradient(_product), count) if multiplies else images_gradient(_library)
+    kernel_product = _pixels_product if size == 1 else functools.partial(_blocks_product, size=size)
+    kernel_gradient = _as_composite(functools.partial(kernel_product, **settings), count)
+    # XLA computes the gradient of the images as a convolution of the output's gradient, which is slow on a 2x2 map: 4.2
+    # ms instead of 0.5 ms.
+    multiplies = _is_product_faster(grads, kernel, kernel.shape[2])
+    of_images = _as_composite(images_gradient(_product), count) if multiplies else images_gradient(_xla_convolution)
     return of_images(grads, kernel), kernel_gradient(images, grads)
 
 
 convolve.defvjp(_forward, _backward)
 
 
-def _marked(product: Callable[[jax.Array, jax.Array], jax.Array], multiplications: int) -> Callable[..., jax.Array]:
+def _as_composite(
+    product: Callable[[jax.Array, jax.Array], jax.Array], multiplications: int
+) -> Callable[..., jax.Array]:
     composite = lax.composite(lambda a, b, **_: product(a, b), "jaxddp.convolution")
     return functools.partial(composite, multiplications=np.int64(multiplications))
 
 
 def _multiplications(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> int:
-    """Return the number of a convolution's multiplications, without padding. Each of its two gradients has as many."""
+    """Return the number of multiplications of a convolution and of each of its two gradients, without padding."""
     batch, *sides, _ = images.shape
     size, _, channels, features = kernel.shape
 
@@ -103,14 +105,14 @@ def _multiplications(images: jax.Array, kernel: jax.Array, stride: int, padding:
     return batch * channels * features * math.prod(map(taps, sides))
 
 
-def _multiplies(images: jax.Array, kernel: jax.Array, features: int) -> bool:
-    """Tell whether a matrix product is faster on a CPU than XLA's convolution of these images to `features`."""
+def _is_product_faster(images: jax.Array, kernel: jax.Array, features: int) -> bool:
+    """Return whether a matrix product is faster on a CPU than XLA's convolution of these images to `features`."""
     size = kernel.shape[0]
     smallest = min(images.shape[1:3])
     return size == 1 or smallest < size or features >= _MANY_FEATURES
 
 
-def _library(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+def _xla_convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     margins = ((padding, padding), (padding, padding))
     return lax.conv_general_dilated(
         images, kernel, (stride, stride), margins, dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -119,22 +121,26 @@ def _library(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
 
 def _product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     size, _, channels, features = kernel.shape
-    patches = _patches(_padded(images, padding), size, stride)
+    patches = _patches(_pad(images, padding), size, stride)
     rows = patches.reshape(-1, size * size * channels) @ kernel.reshape(-1, features)
     return rows.reshape(*patches.shape[:3], features)
 
 
 def _pixels_product(images: jax.Array, grads: jax.Array, stride: int, padding: int) -> jax.Array:
-    """Return a 1x1 kernel's gradient, [1, 1, C, F]: the sum over all pixels of pixel times gradient (outer product)."""
+    """Return a 1x1 kernel's gradient, [1, 1, C, F]: the sum over pixels of the outer product of pixel and gradient."""
     channels, features = images.shape[-1], grads.shape[-1]
-    pixels = _patches(_padded(images, padding), 1, stride).reshape(-1, channels)
-    return _summed(grads.reshape(-1, features), pixels).T.reshape(1, 1, channels, features).astype(images.dtype)
+    pixels = _patches(_pad(images, padding), 1, stride).reshape(-1, channels)
+    return (
+        _sum_outer_products(grads.reshape(-1, features), pixels)
+        .T.reshape(1, 1, channels, features)
+        .astype(images.dtype)
+    )
 
 
 def _blocks_product(images: jax.Array, grads: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
-    """Return a kernel's gradient, [k, k, C, F]: the sum over all pixels of patch times gradient (outer product)."""
+    """Return a kernel's gradient, [k, k, C, F]: the sum over pixels of the outer product of patch and gradient."""
     batch, height, width, features = grads.shape
-    padded = _padded(images, padding)
+    padded = _pad(images, padding)
     channels = images.shape[-1]
     transposed = channels * features >= _LARGE_KERNEL or channels < _FEW_CHANNELS
     count, rows = _block(batch, height, width)
@@ -142,11 +148,11 @@ def _blocks_product(images: jax.Array, grads: jax.Array, size: int, stride: int,
 
     def product(patch_rows: jax.Array, pixel_grads: jax.Array) -> jax.Array:
         if transposed:
-            # The barrier transposes the patches in memory. XLA is slow if it transposes while it multiplies.
+            # The barrier makes XLA transpose the patches in memory, because a transposition within the product is slow.
             laid_out = lax.optimization_barrier(patch_rows.T)
             return jnp.matmul(laid_out, pixel_grads, preferred_element_type=_total_dtype(pixel_grads))
-        # The patches come last, because their rows are usually longer than those of the gradients.
-        return _summed(pixel_grads, patch_rows)
+        # The patches are the second operand, because their rows are usually longer than the rows of the gradients.
+        return _sum_outer_products(pixel_grads, patch_rows)
 
     def block(number: jax.Array | int) -> list[jax.Array]:
         """Return the block's gradient for each row of the kernel, [k * C, F] or its transpose."""
@@ -158,7 +164,8 @@ def _blocks_product(images: jax.Array, grads: jax.Array, size: int, stride: int,
         by_kernel_row = (patch_rows[:, first : first + span : stride] for first in range(size))
         return [product(part.reshape(-1, size * channels), pixel_grads) for part in by_kernel_row]
 
-    # Zeros derived from the gradients vary over the devices of a `shard_map`, like the terms that are added to them.
+    # `lax.full_like` makes the zeros vary over the devices of a `shard_map`, like the terms that are added to the
+    # zeros.
     zeros = [lax.full_like(grads, 0, like.dtype, like.shape) for like in jax.eval_shape(block, 0)]
     totals = lax.fori_loop(
         0, batch // count * blocks_an_image, lambda number, totals: jax.tree.map(jnp.add, totals, block(number)), zeros
@@ -167,7 +174,7 @@ def _blocks_product(images: jax.Array, grads: jax.Array, size: int, stride: int,
     return total.reshape(size, size, channels, features).astype(images.dtype)
 
 
-def _summed(a: jax.Array, b: jax.Array) -> jax.Array:
+def _sum_outer_products(a: jax.Array, b: jax.Array) -> jax.Array:
     """Sum the outer products of the rows: [N, A], [N, B] -> [A, B]."""
     return lax.dot_general(a, b, (((0,), (0,)), ((), ())), preferred_element_type=_total_dtype(a))
 
@@ -189,10 +196,10 @@ def _block(batch: int, height: int, width: int) -> tuple[int, int]:
 
 
 def _patch_rows(padded: jax.Array, corner: jax.Array | int, part: tuple[int, int, int], size: int, stride: int) -> Any:
-    """Return the rows of patches for each row of a part of the images: [images, rows, W', k * C].
+    """Return the rows of the patches for each row of a part of the images: [images, rows, W', k * C].
 
-    A row of an image belongs to as many patches as the kernel has rows, and is copied once for all of them. One gather
-    is faster than a slice for each column.
+    An image row belongs to the patches of k output rows, and is copied once for all of them. One gather is faster than
+    a slice for each column.
 
     Args:
         corner: the index of the part's first pixel among all pixels.
@@ -205,7 +212,7 @@ def _patch_rows(padded: jax.Array, corner: jax.Array | int, part: tuple[int, int
     return rows.reshape(*part, size * channels)
 
 
-def _padded(images: jax.Array, padding: int) -> jax.Array:
+def _pad(images: jax.Array, padding: int) -> jax.Array:
     return jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
 
 

@@ -11,7 +11,7 @@ from jax import lax
 def gelu(x: jax.Array) -> jax.Array:
     """Compute GELU with erf, as PyTorch does, in the dtype of `x`. Intermediate values are float32 or wider.
 
-    The derivative is custom because JAX 0.12 cannot trace that of erf inside `shard_map`.
+    The derivative is custom, because JAX 0.12 cannot trace the derivative of erf inside `shard_map`.
     """
     wide = _wide(x)
     return (wide * _normal_cdf(wide)).astype(x.dtype)

@@ -15,8 +15,8 @@ def max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int =
 
     Images may have any float dtype with infinities. Values and gradients equal those of `flax.linen.max_pool`: of
     several equal maxima, the first in row-major order gets the whole gradient. Flax's gradient (select and scatter) is
-    a serial loop on CPUs, and on GPUs it reads the images once more. Here a uint8 for each output stores the index of
-    the pixel, so `window` is at most 16. Only reverse-mode differentiation is supported, not `jax.jvp`.
+    a serial loop on CPUs, and reads the images again on GPUs. Here a uint8 for each output stores the index of the
+    maximum, so `window` is at most 16. Only reverse-mode differentiation is supported, not `jax.jvp`.
     """
     return _forward(images, window, stride, padding)[0]
 
@@ -28,7 +28,7 @@ def _forward(
     largest = next(pixels)
     which = lax.full_like(largest, 0, jnp.uint8)
     for number, pixel in enumerate(pixels, start=1):
-        # Once the maximum is NaN it stays NaN, because no comparison with it is true.
+        # A maximum of NaN stays NaN, because no comparison with NaN is true.
         larger = (pixel > largest) | jnp.isnan(pixel)
         largest = jnp.where(larger, pixel, largest)
         which = jnp.where(larger, jnp.uint8(number), which)
@@ -42,7 +42,7 @@ def _backward(
     zero = jnp.zeros((), grads.dtype)
 
     def spread(number: int) -> jax.Array:
-        """Place the gradients of the windows whose maximum is their pixel `number` at that pixel of the images."""
+        """Return the images' gradient from the windows whose maximum is at the index `number`."""
         firsts = (offset - padding for offset in divmod(number, window))
         margins = [
             (first, side - first - (outputs - 1) * stride - 1, stride - 1)

@@ -7,7 +7,7 @@ import jax
 from jaxddp.models.ops.max_pool import max_pool
 
 ModuleFactory = Callable[..., Callable[..., jax.Array]]
-"""A function that creates a module, or a function of images that calls one."""
+"""A function that returns a module, or a function of images that calls a module."""
 
 
 def imagenet_stem(images: jax.Array, features: int, conv: ModuleFactory, norm: ModuleFactory) -> jax.Array:

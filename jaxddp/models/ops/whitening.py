@@ -16,14 +16,14 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE, Peers
 
 EPSILON = 5e-4
-"""This is added to variances, because many patches are nearly constant."""
+"""A constant that is added to variances, because many patches are nearly constant."""
 _IMAGES_AT_ONCE = 256
 
 
 def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """Return the mean product of each pair of values in a normalized patch: float64[D, D], D = size * size * C.
+    """Return the mean product of each pair of values of a normalized patch: float64[D, D], D = size * size * C.
 
-    A patch is laid out like a kernel, [size, size, C]. Pixels are summed as integers, so the result has the same bits
+    A patch has the layout of a kernel, [size, size, C]. Pixels are summed as integers, so the result has the same bits
     on every machine. (With 16-bit pixels this holds for images of up to 90x90 pixels.)
 
     Args:
@@ -35,9 +35,9 @@ def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Seq
     length = size * size * channels
     products, sums = np.zeros((length, length), np.int64), np.zeros(length, np.int64)
     for start in range(0, count, _IMAGES_AT_ONCE):
-        some = images[start : start + _IMAGES_AT_ONCE]
-        shifted = [some[:, y : y + rows, x : x + columns] for y in range(size) for x in range(size)]
-        # Sums of so few products of bytes are exact in float64, which has fast matrix products.
+        chunk = images[start : start + _IMAGES_AT_ONCE]
+        shifted = [chunk[:, y : y + rows, x : x + columns] for y in range(size) for x in range(size)]
+        # The products are computed in float64 for speed. The sums of these few products are exact in float64.
         patches = np.concatenate(shifted, axis=-1).reshape(-1, length).astype(np.float64)
         products += (patches.T @ patches).astype(np.int64)
         sums += patches.sum(0).astype(np.int64)
@@ -65,8 +65,8 @@ def initialize_whitening(
 
     Args:
         name: the name of the first convolution, whose kernel is [size, size, C, 2 size * size * C].
-        images: a function that returns uint8[N, H, W, C]. Process 0 calls it when the parameters are initialized, and
-            sends the kernel to the other processes.
+        images: a function that returns uint8[N, H, W, C]. Process 0 calls this function when the parameters are
+            initialized, and sends the kernel to the other processes.
         mean, std: the mean and standard deviation of each channel, as in `DataConfig`.
 
     Raises:
@@ -78,12 +78,13 @@ def initialize_whitening(
             raise InputError(f"this network has no convolution {name!r}; give the name of its first convolution")
         kernel = params[name]["kernel"]
 
-        def computed() -> str:
+        def compute() -> str:
             moments = patch_moments(images(), kernel.shape[0], mean, std)
             return json.dumps(whitening_kernel(moments, kernel.shape[2]).tolist())
 
-        # Eigenvectors differ between kinds of processors, for example in their signs.
-        whitened = jnp.asarray(json.loads(peers.from_first("whitening kernel", computed)), kernel.dtype)
+        # Only process 0 computes the kernel, because eigenvectors differ between processor types, for example in their
+        # signs.
+        whitened = jnp.asarray(json.loads(peers.from_first("whitening kernel", compute)), kernel.dtype)
         return {**params, name: {**params[name], "kernel": whitened}}, model_state
 
     return transform

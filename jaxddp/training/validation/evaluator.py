@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxddp.core.phases import doing, moved, phase
-from jaxddp.engine.set_metrics import finished
+from jaxddp.engine.set_metrics import finish_metrics
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums
 from jaxddp.training.validation.set_sums import SetSums
@@ -100,7 +100,7 @@ class Evaluator:
         if totals is None or seen != self.num_examples:
             raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
         sets = set_sums.results()
-        metrics = {**totals.means(), **finished(self.metrics, sets), "count": seen}
+        metrics = {**totals.means(), **finish_metrics(self.metrics, sets), "count": seen}
         for measure in self.extra:
             metrics |= measure(state)
         return Measured(metrics, sets)

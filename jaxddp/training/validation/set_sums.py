@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxddp.engine.set_metrics import Kept
+from jaxddp.engine.set_metrics import BatchArrays
 
 _ON_DEVICES = 4
 """The largest number of batches whose examples have not been fetched yet."""
@@ -18,7 +18,7 @@ class SetSums:
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
-        self._waiting: deque[dict[str, Kept]] = deque()
+        self._waiting: deque[dict[str, BatchArrays]] = deque()
         self._fetched: list[dict[str, Any]] = []
 
     def add(self, contributions: Mapping[str, Any], *, stacked: bool) -> None:
@@ -27,10 +27,10 @@ class SetSums:
             return
         if not stacked:
             contributions = jax.tree.map(lambda values: values[None], contributions)
-        sums = {name: each for name, each in contributions.items() if not isinstance(each, Kept)}
+        sums = {name: each for name, each in contributions.items() if not isinstance(each, BatchArrays)}
         if sums:
             self._sums = _added(self._sums, sums)
-        if kept := {name: each for name, each in contributions.items() if isinstance(each, Kept)}:
+        if kept := {name: each for name, each in contributions.items() if isinstance(each, BatchArrays)}:
             self._waiting.append(kept)
             if len(self._waiting) > _ON_DEVICES:
                 self._fetch()
@@ -43,11 +43,11 @@ class SetSums:
         return {**jax.device_get(self._sums), **examples}
 
     def _fetch(self) -> None:
-        kept: dict[str, Kept] = jax.device_get(self._waiting.popleft())
+        kept: dict[str, BatchArrays] = jax.device_get(self._waiting.popleft())
         self._fetched.append({name: _examples(each) for name, each in kept.items()})
 
 
-def _examples(kept: Kept) -> Any:
+def _examples(kept: BatchArrays) -> Any:
     """Return arrays [n, …] of the examples without padding, from arrays [batches, B, …]."""
     is_example = kept.mask.reshape(-1) > 0
     return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[is_example], kept.arrays)
