@@ -103,7 +103,7 @@ class ArrayTable:
         return ArrayTable(self.images, np.full(len(self), -1), ())
 
     def default_data(self) -> DataConfig:
-        """Returns a config without flips: images in memory are often digits, which must not be mirrored."""
+        """Return a config without flips: images in memory are often digits, which must not be mirrored."""
         return DataConfig(augment=AugmentConfig(flip=False))
 
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
@@ -196,7 +196,7 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 
 def check_class_names(names: Any) -> None:
-    """Checks class names. Raises: InputError if they are not a list of text, or two different names look alike."""
+    """Check class names. Raises: InputError if they are not a list of text, or two different names look alike."""
     if not isinstance(names, Collection) or isinstance(names, str | set | frozenset):
         raise refused("class_names", names, "give a list of the classes' names")
     for name in names:
@@ -206,7 +206,7 @@ def check_class_names(names: Any) -> None:
 
 
 def as_pixels(images: np.ndarray) -> np.ndarray:
-    """Returns images as uint8 or uint16 [N, H, W, C]; images of such a dtype are returned without reading a pixel.
+    """Return images as uint8 or uint16 [N, H, W, C]; images of such a dtype are returned without reading a pixel.
 
     Raises:
         InputError: there are no images, or they are neither such pixels nor floats that can be converted.
@@ -229,7 +229,7 @@ def _check_images(images: np.ndarray) -> None:
 
 
 def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> None:
-    """Checks labels.
+    """Check labels.
 
     Raises:
         InputError: they are neither one integer an example, in 0..num_classes-1 or -1, nor multi-hot rows of 0 and 1.

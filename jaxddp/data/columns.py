@@ -11,7 +11,7 @@ from jaxddp.data.order import WHOLE, Order, Shard
 
 
 def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -> Batch:
-    """Returns a shard of a step's batch without images. Padding has mask, label and row 0. Raises: see `Shard.of`."""
+    """Return a shard of a step's batch without images. Padding has mask, label and row 0. Raises: see `Shard.of`."""
     rows = shard.of(order.rows(step))
     real = rows >= 0
     row = np.where(real, rows, 0).astype(np.int32)
@@ -26,7 +26,7 @@ def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -
 
 
 def stacked_columns(labels: np.ndarray, order: Order, steps: range, shard: Shard = WHOLE) -> Batch:
-    """Returns the `columns` of several steps, stacked to arrays [B, len(steps)]; column k belongs to step `steps[k]`.
+    """Return the `columns` of several steps, stacked to arrays [B, len(steps)]; column k belongs to step `steps[k]`.
 
     The batch axis comes first, so `Topology.place` shards the result as it shards a batch.
     """
@@ -35,7 +35,7 @@ def stacked_columns(labels: np.ndarray, order: Order, steps: range, shard: Shard
 
 
 def check_order(examples: Sized, order: Order, shard: Shard) -> None:
-    """Checks that an order fits the examples and the shard. Raises: InputError if it does not fit."""
+    """Check that an order fits the examples and the shard. Raises: InputError if it does not fit."""
     if order.num_examples != len(examples):
         raise InputError(
             f"an order of {counted(order.num_examples, 'example')} for {len(examples)}: make an order for this data set"

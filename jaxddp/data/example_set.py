@@ -57,23 +57,23 @@ class Examples(Protocol):
         ...
 
     def name(self, row: int) -> str:
-        """Returns a readable name of a row's image, such as its path."""
+        """Return a readable name of a row's image, such as its path."""
         ...
 
 
 def id_of(examples: Examples, row: int) -> str:
-    """Returns the id of a row from its record; the number of the row if the examples have no records."""
+    """Return the id of a row from its record; the number of the row if the examples have no records."""
     record = getattr(examples, "record", Record)
     return str(record(row).id)
 
 
 def labels_of(examples: Examples) -> Labels:
-    """Returns the labels of examples, with ids and names of the classes."""
+    """Return the labels of examples, with ids and names of the classes."""
     return Labels(examples.labels, tuple(examples.class_ids), tuple(examples.class_names))
 
 
 def in_a_line(examples: Examples, images: str) -> str:
-    """Returns a one-line `repr` of examples without their columns; `images` describes the images."""
+    """Return a one-line `repr` of examples without their columns; `images` describes the images."""
     names = f" ({some(examples.class_names)})" if examples.num_classes else ""
     classes = f"{counted(examples.num_classes, 'class')}{names}"
     return f"{type(examples).__name__}({counted(len(examples), 'example')} of {classes}, {images})"

@@ -13,7 +13,7 @@ Refuse = Callable[[str], None]
 
 
 def at_once(fault: str) -> None:
-    """Raises the first fault as an `InputError`."""
+    """Raise the first fault as an `InputError`."""
     raise InputError(fault)
 
 
@@ -27,7 +27,7 @@ def told_to(refuse: Refuse) -> Iterator[None]:
 
 
 def check_apart(names: Iterable[str], where: Callable[[str], str], refuse: Refuse = at_once) -> None:
-    """Rejects names without visible characters, and names that look like an earlier one but differ from it.
+    """Reject names without visible characters, and names that look like an earlier one but differ from it.
 
     Args:
         where: returns the file of a name, and its line if there is one, for messages.
@@ -42,7 +42,7 @@ def check_apart(names: Iterable[str], where: Callable[[str], str], refuse: Refus
 
 
 def repeats(values: np.ndarray) -> list[tuple[int, int]]:
-    """Returns (row, first row of the same value) for each row that repeats an earlier one, in the order of the rows."""
+    """Return (row, first row of the same value) for each row that repeats an earlier one, in the order of the rows."""
     # For a million names, sorting takes half the time of looking up each name among the earlier ones.
     order = np.argsort(values, kind="stable")
     new = np.ones(len(values), bool)
@@ -52,7 +52,7 @@ def repeats(values: np.ndarray) -> list[tuple[int, int]]:
 
 
 def index_of_column(names: Sequence[str], wanted: str, where: str) -> int | None:
-    """Returns the index of a column; None if there is none.
+    """Return the index of a column; None if there is none.
 
     Raises:
         InputError: another column has the same name, ignoring case and invisible characters.
@@ -75,6 +75,6 @@ def _folded(name: str) -> str:
 
 
 def look_alike(name: str, other: str) -> str:
-    """Returns the clause that two names look alike, with the code points in which they differ."""
+    """Return the clause that two names look alike, with the code points in which they differ."""
     one, another = code_points(name, other)
     return f"{show(name)} ({one}) looks like {show(other)} ({another})"

@@ -52,15 +52,15 @@ class Format(Protocol):
         ...
 
     def match(self, place: Place) -> Match:
-        """Returns whether the place holds such a data set. It is called for every place, so it must be quick."""
+        """Return whether the place holds such a data set. It is called for every place, so it must be quick."""
         ...
 
     def divided(self, place: Place) -> bool:
-        """Returns whether the data set has a validation split; else "train" is an `ExampleTable` of all examples."""
+        """Return whether the data set has a validation split; else "train" is an `ExampleTable` of all examples."""
         ...
 
     def open(self, place: Place, split: Split) -> SourceTable:
-        """Returns the examples of a split that are of the classes `place.data.classes`. No image file is opened.
+        """Return the examples of a split that are of the classes `place.data.classes`. No image file is opened.
 
         Raises:
             InputError: the data have a fault that ends the reading, and the message names file and line. Other faults

@@ -19,7 +19,7 @@ from jaxddp.data.table import ExampleTable
 
 @permitted()
 def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
-    """Returns the images of some places, in their order. Labels are -1, and there are no classes. No image is opened.
+    """Return the images of some places, in their order. Labels are -1, and there are no classes. No image is opened.
 
     A place is one of these:
 
@@ -45,7 +45,7 @@ def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
 
 
 def _listing(place: str) -> ExampleTable | None:
-    """Returns the table of a CSV file or a test listing; None for folders and image files."""
+    """Return the table of a CSV file or a test listing; None for folders and image files."""
     path = Path(place).expanduser()
     if is_url(place) or (path / TEST_CSV).is_file():
         return test_listing(place)
@@ -53,7 +53,7 @@ def _listing(place: str) -> ExampleTable | None:
 
 
 def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
-    """Yields (id, real path) of the images of a folder, or of one file."""
+    """Yield (id, real path) of the images of a folder, or of one file."""
     path = Path(place).expanduser()
     if path.is_file():
         yield place, os.path.realpath(path)
@@ -68,7 +68,7 @@ def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
 
 
 def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
-    """Yields the paths of all images below a folder; `above` is the real paths of its parent folders."""
+    """Yield the paths of all images below a folder; `above` is the real paths of its parent folders."""
     real_path = os.path.realpath(top / folder)
     if real_path in above:
         return  # A link leads to a parent folder, whose images are found without the link.

@@ -64,15 +64,15 @@ class Labels:
         return np.unique(self.values, axis=0, return_inverse=True)[1].reshape(-1) if self.several else self.values
 
     def of(self, row: int) -> np.ndarray:
-        """Returns the classes of a row, int64[n], ascending; empty if they are unknown."""
+        """Return the classes of a row, int64[n], ascending; empty if they are unknown."""
         return np.flatnonzero(self.values[row] if self.several else np.arange(len(self.ids)) == self.values[row])
 
     def share(self, limit: int) -> np.ndarray:
-        """Returns the rows of at most `limit` examples, int64[n]; each class keeps its share. See `balanced_rows`."""
+        """Return the rows of at most `limit` examples, int64[n]; each class keeps its share. See `balanced_rows`."""
         return balanced_rows(self.codes, limit)
 
     def select(self, classes: str | Iterable[int | str], first: str) -> "tuple[np.ndarray, np.ndarray, Labels]":
-        """Selects the examples of some classes.
+        """Select the examples of some classes.
 
         Args:
             first: a readable name of the first example, for messages.
@@ -132,16 +132,16 @@ class LabelSets:
         return np.where(self.several, np.int32(-1), self.first)
 
     def first_of(self, chosen: np.ndarray) -> np.ndarray:
-        """Returns int32[N], each example's first class that is among the chosen classes, int[n]; -1 where none is."""
+        """Return int32[N], each example's first class that is among the chosen classes, int[n]; -1 where none is."""
         wanted = set(chosen.tolist())
         return np.array([next((one for one in classes if one in wanted), -1) for classes in self.members], np.int32)
 
     def rows(self, rows: np.ndarray) -> "LabelSets":
-        """Returns the classes of int[n] rows, in that order."""
+        """Return the classes of int[n] rows, in that order."""
         return replace(self, members=self.members[rows], line=self.line[rows])
 
     def select(self, chosen: np.ndarray) -> "LabelSets":
-        """Returns the sets with only the chosen classes, int[n] ascending, whose indices become 0..n-1.
+        """Return the sets with only the chosen classes, int[n] ascending, whose indices become 0..n-1.
 
         Every example must have one of these classes.
         """
@@ -150,14 +150,14 @@ class LabelSets:
         return replace(self, members=as_members(members))
 
     def rows_of_classes(self, num_classes: int) -> np.ndarray:
-        """Returns multi-hot labels: uint8[N, K], 1 for each class of an example."""
+        """Return multi-hot labels: uint8[N, K], 1 for each class of an example."""
         hot = np.zeros((len(self.members), num_classes), np.uint8)
         for row, members in enumerate(self.members):
             hot[row, list(members)] = 1
         return hot
 
     def check_single(self, class_names: tuple[str, ...]) -> None:
-        """Checks that every example has one class. Raises: InputError, with file and line, if not."""
+        """Check that every example has one class. Raises: InputError, with file and line, if not."""
         several = np.flatnonzero(self.several)
         if len(several):
             names = ", ".join(class_names[label] for label in self.members[several[0]])
@@ -169,6 +169,6 @@ class LabelSets:
 
 
 def as_members(sets: list[list[int]]) -> np.ndarray:
-    """Converts lists of class indices to the array `LabelSets.members`."""
+    """Convert lists of class indices to the array `LabelSets.members`."""
     # `np.array` would make a matrix of tuples of equal length.
     return np.fromiter((tuple(sorted(classes)) for classes in sets), object, len(sets))

@@ -23,7 +23,7 @@ from jaxddp.registry import FORMATS
 
 
 def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
-    """Opens and checks the training and validation data of a config; `val_limit` limits the validation examples.
+    """Open and checks the training and validation data of a config; `val_limit` limits the validation examples.
 
     Raises: see `open_splits` and `Table.check`.
     """
@@ -35,7 +35,7 @@ def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceT
 
 
 def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
-    """Opens the data as `open_tables` does, but does not check that images exist. Raises: see `open_splits`."""
+    """Open the data as `open_tables` does, but does not check that images exist. Raises: see `open_splits`."""
     train, val = open_held(data).values()
     if data.limit is not None:
         train = train.take(data.limit)
@@ -46,7 +46,7 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
 
 @permitted()
 def open_held(data: DataConfig) -> dict[str, SourceTable]:
-    """Opens both splits. Labels are multi-hot if an image of either split has several labels.
+    """Open both splits. Labels are multi-hot if an image of either split has several labels.
 
     With `data.verify=manifest`, the images are also compared with a manifest; see `held_to_manifest`.
 
@@ -61,7 +61,7 @@ def open_held(data: DataConfig) -> dict[str, SourceTable]:
 
 
 def _with_several_labels(splits: dict[str, SourceTable]) -> dict[str, SourceTable]:
-    """Returns the splits with multi-hot labels, if an example of either split has several classes."""
+    """Return the splits with multi-hot labels, if an example of either split has several classes."""
     listings = [table for table in splits.values() if isinstance(table, ExampleTable)]
     if len(listings) < len(splits) or all(table.label_sets is None for table in listings):
         return splits
@@ -71,7 +71,7 @@ def _with_several_labels(splits: dict[str, SourceTable]) -> dict[str, SourceTabl
 @permitted()
 @doing("reading the data set")
 def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceTable]:
-    """Opens "train" and "val" with the selected classes; images are not checked.
+    """Open "train" and "val" with the selected classes; images are not checked.
 
     Args:
         refuse: called with a message for each row, file or split that cannot be used. If it returns, the rest of the
@@ -100,7 +100,7 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceT
 
 
 def _each_split(data_format: Format, place: Place, where: str) -> dict[str, SourceTable]:
-    """Opens those splits that can be opened. Raises: InputError if none can, or if `refuse` raises it."""
+    """Open those splits that can be opened. Raises: InputError if none can, or if `refuse` raises it."""
     opened: dict[str, SourceTable] = {}
     splits: tuple[Split, Split] = ("train", "val")
     for split in splits:
@@ -115,7 +115,7 @@ def _each_split(data_format: Format, place: Place, where: str) -> dict[str, Sour
 @permitted()
 @doing("reading the data set")
 def open_images(path: str, data: DataConfig) -> SourceTable:
-    """Opens the images at another path, whatever their classes: a data set's training split, or all images there.
+    """Open the images at another path, whatever their classes: a data set's training split, or all images there.
 
     No image is checked. Raises: InputError if there are no images, or the data have a fault.
     """

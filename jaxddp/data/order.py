@@ -23,7 +23,7 @@ class Shard(NamedTuple):
     count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def of(self, values: np.ndarray) -> np.ndarray:
-        """Returns this part of a batch's values.
+        """Return this part of a batch's values.
 
         Raises:
             InputError: there is no such part, or the batch does not divide into equal parts.
@@ -68,11 +68,11 @@ class SampleOrder:
             )
 
     def steps(self, epochs: int) -> int:
-        """Returns the number of steps for `epochs` epochs: ceil(epochs * N / B)."""
+        """Return the number of steps for `epochs` epochs: ceil(epochs * N / B)."""
         return -(-epochs * self.num_examples // self.batch_size)
 
     def rows(self, step: int) -> np.ndarray:
-        """Returns the rows of the global batch, int64[batch_size]."""
+        """Return the rows of the global batch, int64[batch_size]."""
         epochs, places = np.divmod(positions(step, self.batch_size), self.num_examples)
         rows = np.empty_like(places)
         for epoch in np.unique(epochs):
@@ -81,11 +81,11 @@ class SampleOrder:
         return rows
 
     def epochs(self, step: int) -> np.ndarray:
-        """Returns the epoch of each of `rows(step)`, int64[batch_size]."""
+        """Return the epoch of each of `rows(step)`, int64[batch_size]."""
         return self.stretches(step)
 
     def stretches(self, step: int) -> np.ndarray:
-        """Returns, for each of `rows(step)`, how many times `num_examples` positions came before, int64[batch_size]."""
+        """Return, for each of `rows(step)`, how many times `num_examples` positions came before, int64[batch_size]."""
         return positions(step, self.batch_size) // self.num_examples
 
 
@@ -111,7 +111,7 @@ class EvalOrder:
         return -(-self.num_examples // self.batch_size)
 
     def rows(self, step: int) -> np.ndarray:
-        """Returns the rows of the global batch, int64[batch_size]; -1 where it is padded."""
+        """Return the rows of the global batch, int64[batch_size]; -1 where it is padded."""
         rows = positions(step, self.batch_size)
         return np.where(rows < self.num_examples, rows, -1)
 
@@ -127,7 +127,7 @@ Order = SampleOrder | EvalOrder
 
 @lru_cache(maxsize=4)
 def permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns one epoch's order of the rows: int64[num_examples], read-only, each row once.
+    """Return one epoch's order of the rows: int64[num_examples], read-only, each row once.
 
     The definition of Philox fixes its raw words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
     2011), and a stable sort has one result, so the order is the same with every release of NumPy. NumPy may change
@@ -141,12 +141,12 @@ def permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def unlabelled_seed(seed: int) -> int:
-    """Returns the seed of a run's second source, which has other orders, crops and augmentations than the first."""
+    """Return the seed of a run's second source, which has other orders, crops and augmentations than the first."""
     return int(np.random.Philox(key=np.array([seed, _UNLABELLED], np.uint64)).random_raw()) >> 1
 
 
 def positions(step: int, batch_size: int) -> np.ndarray:
-    """Returns the positions of a batch in the stream of all examples, int64[batch_size]."""
+    """Return the positions of a batch in the stream of all examples, int64[batch_size]."""
     if step < 0:
         raise InputError(f"step {step}: the first step is 0")
     return step * batch_size + np.arange(batch_size, dtype=np.int64)

@@ -19,7 +19,7 @@ _SYNSETS = tuple(f"n{13742358 + digit:08d}" for digit in range(10))
 
 
 def write_sample(name: str, out: str | Path) -> Path:
-    """Writes a small data set into a folder, and returns the folder, for `open_data`.
+    """Write a small data set into a folder, and returns the folder, for `open_data`.
 
     "digits" are scikit-learn's 1,797 handwritten digits of 8x8 pixels, enlarged to 32x32, as JPEG files in the layout
     of Kaggle's ILSVRC download. Every sixth image is kept for validation. The folder appears only when it is complete;
@@ -44,7 +44,7 @@ def write_sample(name: str, out: str | Path) -> Path:
 
 
 def _digits() -> dict[str, bytes]:
-    """Returns the content of each file by its path."""
+    """Return the content of each file by its path."""
     sample, rows = dict[str, bytes](), {"train": list[tuple[str, str]](), "val": list[tuple[str, str]]()}
     for number, (image, digit) in enumerate(_images()):
         split, synset = "val" if number % _HELD_OUT == 0 else "train", _SYNSETS[digit]
@@ -61,7 +61,7 @@ def _digits() -> dict[str, bytes]:
 
 
 def _images() -> Iterator[tuple[bytes, int]]:
-    """Yields a JPEG file and the label of each of scikit-learn's digits."""
+    """Yield a JPEG file and the label of each of scikit-learn's digits."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:

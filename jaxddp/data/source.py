@@ -31,11 +31,11 @@ class Source(Examples, Protocol):
     """
 
     def default_data(self) -> DataConfig:
-        """Returns the config that is used for these images if none is given."""
+        """Return the config that is used for these images if none is given."""
         ...
 
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
-        """Returns (H, W, C) of the images in training batches.
+        """Return (H, W, C) of the images in training batches.
 
         For evaluation, call it with the config `data.of_evaluation`. Images may grow during a run. If the shape does
         not depend on `data.image_size`, the source cannot resize them, so the training step does.
@@ -43,7 +43,7 @@ class Source(Examples, Protocol):
         ...
 
     def check_evaluation(self, data: DataConfig) -> None:
-        """Checks that the evaluation settings of the config suit these images.
+        """Check that the evaluation settings of the config suit these images.
 
         Raises:
             InputError: it does not suit them. As in every check of this class, the message names the key, or the first
@@ -52,11 +52,11 @@ class Source(Examples, Protocol):
         ...
 
     def check_resident(self, data: DataConfig) -> None:
-        """Checks that training reads the same pixels in every epoch, so that devices can keep them (`data.cache`)."""
+        """Check that training reads the same pixels in every epoch, so that devices can keep them (`data.cache`)."""
         ...
 
     def substitutes(self, data: DataConfig) -> Substitutes | None:
-        """Returns the substitutes for unusable images; None if an unusable image ends the run or cannot occur."""
+        """Return the substitutes for unusable images; None if an unusable image ends the run or cannot occur."""
         ...
 
     def train_batches(
@@ -67,7 +67,7 @@ class Source(Examples, Protocol):
         shard: Shard = WHOLE,
         substitutes: Substitutes | None = None,
     ) -> Iterator[Batch]:
-        """Yields the training batches of some steps; an `EvalOrder` is padded as in `eval_batches`.
+        """Yield the training batches of some steps; an `EvalOrder` is padded as in `eval_batches`.
 
         No other step is read. Random crops depend on (seed, epoch, row) alone.
 
@@ -78,7 +78,7 @@ class Source(Examples, Protocol):
         ...
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
-        """Yields every example once. If the last batch is padded, mask and image are 0 in the padding.
+        """Yield every example once. If the last batch is padded, mask and image are 0 in the padding.
 
         If a table has files to verify (`verified`), its method has another argument, `omissions`; see
         `ExampleTable.eval_batches`.
@@ -100,7 +100,7 @@ class Table(Examples, Protocol):
         ...
 
     def select(self, classes: ClassSelection) -> Self:
-        """Returns the examples of some classes, in the order of the rows; all examples for None.
+        """Return the examples of some classes, in the order of the rows; all examples for None.
 
         The selected classes are numbered from 0 in the order of `class_ids`. The order in which `classes` names them
         has no effect, so training and validation have the same labels.
@@ -111,19 +111,19 @@ class Table(Examples, Protocol):
         ...
 
     def take(self, limit: int) -> Self:
-        """Returns at most `limit` examples (1 or more); each class keeps its share of them. See `balanced_rows`."""
+        """Return at most `limit` examples (1 or more); each class keeps its share of them. See `balanced_rows`."""
         ...
 
     def rows(self, rows: np.ndarray) -> Self:
-        """Returns the examples of int[n] rows, in that order."""
+        """Return the examples of int[n] rows, in that order."""
         ...
 
     def without_labels(self) -> Self:
-        """Returns the same images without classes; every label is -1."""
+        """Return the same images without classes; every label is -1."""
         ...
 
     def check(self, data: DataConfig) -> None:
-        """Checks that every image exists, and suits the config's sizes and crops. No image is opened.
+        """Check that every image exists, and suits the config's sizes and crops. No image is opened.
 
         Raises:
             InputError: an image or a key does not fit; the message names the first image, or the key.
@@ -131,7 +131,7 @@ class Table(Examples, Protocol):
         ...
 
     def read(self, row: int) -> bytes:
-        """Returns a row's image as it is stored: an encoded file, or pixels of `image_dtype`.
+        """Return a row's image as it is stored: an encoded file, or pixels of `image_dtype`.
 
         Raises:
             InputError: the image is missing or cannot be read; the message names it.
@@ -140,7 +140,7 @@ class Table(Examples, Protocol):
         ...
 
     def record(self, row: int) -> Record:
-        """Returns the record that identifies a row in a manifest."""
+        """Return the record that identifies a row in a manifest."""
         ...
 
 
@@ -154,7 +154,7 @@ _MEMBERS = [name for kind in (Source, Examples) for name in vars(kind) if not na
 
 
 def check_source(source: Any, name: str) -> Source:
-    """Returns the argument `source`, called `name` in messages. Raises: InputError if it lacks a member of `Source`."""
+    """Return the argument `source`, called `name` in messages. Raises: InputError if it lacks a member of `Source`."""
     missing = [member for member in _MEMBERS if not hasattr(source, member)]
     if len(missing) == len(_MEMBERS) or isinstance(source, type):
         advice = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
@@ -166,7 +166,7 @@ def check_source(source: Any, name: str) -> Source:
 
 
 def check_labelled(source: Examples, what: str) -> None:
-    """Checks that every label is known.
+    """Check that every label is known.
 
     Args:
         what: the data in messages, such as "training data".
@@ -195,6 +195,6 @@ def check_labelled(source: Examples, what: str) -> None:
 
 
 def image_dtype(source: Source, data: DataConfig) -> np.dtype:
-    """Returns the dtype of the pixels in a source's batches: uint8, or what its method `image_dtype` returns."""
+    """Return the dtype of the pixels in a source's batches: uint8, or what its method `image_dtype` returns."""
     method = getattr(source, "image_dtype", None)
     return np.dtype(np.uint8) if method is None else method(data)

@@ -107,7 +107,7 @@ class StoredTable:
         return Record(os.fsdecode(self.id[row]), os.fsdecode(self.path[row]), offset)
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the files, bytes 'S'[n], and offsets, int64[n], of int[n] rows, for `Store.in_graph`."""
+        """Return the files, bytes 'S'[n], and offsets, int64[n], of int[n] rows, for `Store.in_graph`."""
         files = np.strings.add(os.path.join(os.fsencode(self.store.root or ""), b""), self.path[rows])
         return files, np.zeros(len(rows), np.int64) if self.offset is None else self.offset[rows]
 
@@ -140,7 +140,7 @@ class StoredTable:
         return replace(self, **columns, offset=offset, label_sets=sets, digests=digests)
 
     def without(self, rows: Sequence[int]) -> Self:
-        """Returns all examples except those of some rows. Raises: InputError if no example is left."""
+        """Return all examples except those of some rows. Raises: InputError if no example is left."""
         if not rows:
             return self
         left = np.delete(np.arange(len(self)), rows)
@@ -149,7 +149,7 @@ class StoredTable:
         return self.rows(left)
 
     def without_links_out(self, where: Callable[[int], str], refuse: Refuse) -> Self:
-        """Rejects examples whose path leads out of the root through a symbolic link; returns all others.
+        """Reject examples whose path leads out of the root through a symbolic link; returns all others.
 
         Args:
             where: returns the file and line that list a row of this table, for messages.
@@ -164,11 +164,11 @@ class StoredTable:
         return replace(self._labelled(unknown), class_indices=(), label_sets=None)
 
     def with_label_sets(self, sets: LabelSets) -> Self:
-        """Returns the examples with the classes in `sets`, or with single labels if no example has several classes."""
+        """Return the examples with the classes in `sets`, or with single labels if no example has several classes."""
         return replace(self, labels=sets.labels, label_sets=sets if sets.several.any() else None)
 
     def with_several_labels(self) -> Self:
-        """Returns the examples with multi-hot labels, uint8[N, K]."""
+        """Return the examples with multi-hot labels, uint8[N, K]."""
         labels = labels_of(self)
         if labels.several:
             return self

@@ -64,7 +64,7 @@ class ExampleTable(StoredTable):
         shard: Shard = WHOLE,
         substitutes: Substitutes | None = None,
     ) -> Iterator[Batch]:
-        """Yields training batches; see `Source.train_batches`. Images are [B, S, S, C] in the config's `PixelFormat`.
+        """Yield training batches; see `Source.train_batches`. Images are [B, S, S, C] in the config's `PixelFormat`.
 
         S is `data.image_size`. A process verifies each file to its last pixel when it first reads the file, unless
         `verified` marks it as sound or `data.verify` is "never". The iterator raises `Unreachable` where the store does
@@ -80,7 +80,7 @@ class ExampleTable(StoredTable):
     def eval_batches(
         self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, omissions: Omissions | None = None
     ) -> Iterator[Batch]:
-        """Yields every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
+        """Yield every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
 
         With `data.resize == data.image_size`, square images stay whole. A bad image is an error, since replacing it
         would give the metrics of another data set. With `omissions`, another image is read in place of a bad

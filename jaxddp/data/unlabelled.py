@@ -20,7 +20,7 @@ _log = logging.getLogger("jaxddp.data")
 
 
 def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[SourceTable, SourceTable | None]:
-    """Returns the labelled source and, where `data.unlabelled` names one, the unlabelled source; both are checked.
+    """Return the labelled source and, where `data.unlabelled` names one, the unlabelled source; both are checked.
 
     With `data.unlabelled="train"`, the unlabelled source has all training images, including the labelled ones.
 
@@ -42,7 +42,7 @@ def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[Sourc
 
 
 def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable:
-    """Returns `per_class` examples of each class, in the order of the rows.
+    """Return `per_class` examples of each class, in the order of the rows.
 
     The choice in a class depends only on the seed, the id of the class and its number of examples. A smaller choice is
     a subset of a larger one. Examples without a label are left out.
@@ -72,5 +72,5 @@ def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable
 
 
 def _word(text: str) -> int:
-    """Returns a 64-bit hash of a text."""
+    """Return a 64-bit hash of a text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])

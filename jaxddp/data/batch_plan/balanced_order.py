@@ -20,7 +20,7 @@ class ClassRows:
 
     @classmethod
     def of(cls, labels: np.ndarray) -> "ClassRows":
-        """Groups the rows of labels int[N], 0 or more, by class."""
+        """Group the rows of labels int[N], 0 or more, by class."""
         by_class = np.argsort(labels, kind="stable")
         counts = np.bincount(labels)
         return cls(tuple(np.split(by_class, np.cumsum(counts[counts > 0])[:-1])))
@@ -38,15 +38,15 @@ class BalancedOrder(SampleOrder):
 
     @classmethod
     def of(cls, labels: np.ndarray, batch_size: int, seed: int) -> "BalancedOrder":
-        """Makes an order from the labels int[N] of all examples. Raises: see `SampleOrder`."""
+        """Make an order from the labels int[N] of all examples. Raises: see `SampleOrder`."""
         return cls(len(labels), batch_size, seed, ClassRows.of(labels))
 
     def rows(self, step: int) -> np.ndarray:
-        """Returns the rows of the global batch, int64[batch_size]."""
+        """Return the rows of the global batch, int64[batch_size]."""
         return self._of_stretches(step, 0)
 
     def epochs(self, step: int) -> np.ndarray:
-        """Returns how often each of `rows(step)` has appeared before, int64[batch_size]; augmentation depends on it."""
+        """Return how often each of `rows(step)` has appeared before, int64[batch_size]; augmentation depends on it."""
         return self._of_stretches(step, 1)
 
     def _of_stretches(self, step: int, column: int) -> np.ndarray:
@@ -60,7 +60,7 @@ class BalancedOrder(SampleOrder):
 
 @lru_cache(maxsize=4)
 def _stretch(classes: ClassRows, num_examples: int, seed: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (rows, how often each has appeared before), int64[num_examples] each, of one epoch's stretch.
+    """Return (rows, how often each has appeared before), int64[num_examples] each, of one epoch's stretch.
 
     The stream of all positions cycles through the classes, and the positions of a stretch are then permuted. So the
     classes that appear once more than others change from stretch to stretch.
@@ -82,7 +82,7 @@ def _stretch(classes: ClassRows, num_examples: int, seed: int, number: int) -> t
 
 
 def _class_orders(size: int, seed: int, place: int, first: int, last: int) -> np.ndarray:
-    """Returns the permutations of a class's examples in its rounds `first` to `last`, int64[rounds, size].
+    """Return the permutations of a class's examples in its rounds `first` to `last`, int64[rounds, size].
 
     They are made of Philox's raw words, as in `permutation`. Each class has its own stream, read from round `first` on.
     """

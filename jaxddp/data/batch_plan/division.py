@@ -29,7 +29,7 @@ class Division:
 
     @classmethod
     def of(cls, config: Config, shares: int) -> "Division":
-        """Returns the division of a config."""
+        """Return the division of a config."""
         augment, group = config.data.augment, config.model.batch_statistics.group or 1
         pair = 2 if augment.mixup or augment.cutmix else 1
         return cls(config.train.batch_size, shares, config.train.accumulate, math.lcm(pair, group))
@@ -45,7 +45,7 @@ class Division:
         return self.batch_size // (self.shares * self.accumulate)
 
     def finer(self) -> Iterator["Division"]:
-        """Yields divisions of the same batch into more and more microbatches."""
+        """Yield divisions of the same batch into more and more microbatches."""
         most = min(self.batch_size // (self.shares * self.together), MOST_MICROBATCHES)
         for accumulate in range(self.accumulate + 1, most + 1):
             if (finer := replace(self, accumulate=accumulate)).is_even:
@@ -57,7 +57,7 @@ class Division:
         return replace(self, batch_size=self._unit)
 
     def largest(self, fits: Callable[["Division"], bool]) -> "Division | None":
-        """Returns the largest smaller batch for which `fits` is true, with the same number of microbatches.
+        """Return the largest smaller batch for which `fits` is true, with the same number of microbatches.
 
         Args:
             fits: whether a batch fits. If a batch fits, every smaller batch must fit too.

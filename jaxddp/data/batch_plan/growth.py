@@ -36,7 +36,7 @@ class Growth:
     def of(
         cls, data: DataConfig, last: int, *, num_examples: int, batch_size: int, total_steps: int
     ) -> "Growth | None":
-        """Returns the growth of a config, up to a side of `last` pixels; None if images do not grow.
+        """Return the growth of a config, up to a side of `last` pixels; None if images do not grow.
 
         Raises:
             InputError: the images would shrink, `data.grow_by` is larger than the growth, or `data.grow_start` is after
@@ -68,7 +68,7 @@ class Growth:
         return cls(first, last, data.grow_by, start, end, batch_size)
 
     def side(self, step: int) -> int:
-        """Returns the side of the images of a step; the first step is 0."""
+        """Return the side of the images of a step; the first step is 0."""
         examples = Fraction(step * self.batch_size)
         if examples >= self.end:
             return self.last
@@ -79,11 +79,11 @@ class Growth:
         return min(max(nearest, self.first), self.last)
 
     def changes(self, total_steps: int) -> list[int]:
-        """Returns the steps of a run at which the side of the images changes."""
+        """Return the steps of a run at which the side of the images changes."""
         return [steps.start for steps, _ in self.segments(range(total_steps))][1:]
 
     def segments(self, steps: range) -> Iterator[tuple[range, int]]:
-        """Divides a range of steps where the side changes; yields (steps, side) for each part."""
+        """Divide a range of steps where the side changes; yields (steps, side) for each part."""
         while steps:
             side = self.side(steps[0])
             same = bisect_right(steps, side, key=self.side)

@@ -27,12 +27,12 @@ class ChosenOrder(EvalOrder):
 
 
 def chosen_images(source: Source, data: DataConfig, rows: np.ndarray) -> np.ndarray:
-    """Returns the evaluation pixels, [n, H, W, C], of int[n] rows, n >= 1. Raises: see `Source.eval_batches`."""
+    """Return the evaluation pixels, [n, H, W, C], of int[n] rows, n >= 1. Raises: see `Source.eval_batches`."""
     return np.asarray(next(iter(source.eval_batches(_in_one_batch(source, rows), data))).image)
 
 
 def sample_images(source: Source, data: DataConfig, count: int) -> np.ndarray:
-    """Returns `count` training images without random crops, [count, H, W, C], or all if there are fewer.
+    """Return `count` training images without random crops, [count, H, W, C], or all if there are fewer.
 
     Each class keeps its share of the images.
 

@@ -13,7 +13,7 @@ from jaxddp.data.table import ExampleTable
 
 
 def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, ExampleTable]:
-    """Divides a table into "train" and "val", each in the order of the rows.
+    """Divide a table into "train" and "val", each in the order of the rows.
 
     If an example has several classes, only the first class is used.
 
@@ -42,7 +42,7 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
 
 
 def held_out_rows(ids: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
-    """Returns which examples are held out, bool[N].
+    """Return which examples are held out, bool[N].
 
     In a class of n examples, it holds out the k examples whose ids have the smallest hashes (the first 8 bytes of
     SHA-256). k is `share * n`, rounded to the nearest integer (halves up), but at least 1 and at most n - 1. So the

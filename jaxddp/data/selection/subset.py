@@ -18,7 +18,7 @@ _TAKE_KEY = 0x7A6B65
 
 
 def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str]) -> np.ndarray:
-    """Returns the indices of the chosen classes, int64[K], in the order of `class_ids` and not of `classes`.
+    """Return the indices of the chosen classes, int64[K], in the order of `class_ids` and not of `classes`.
 
     Raises:
         InputError: a class id is unknown, an index is out of bounds, a class is named twice, or none is named.
@@ -39,7 +39,7 @@ def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str])
 
 
 def balanced_rows(label: np.ndarray, limit: int) -> np.ndarray:
-    """Returns `limit` rows, int64, ascending, in which each class keeps its share as nearly as whole rows allow.
+    """Return `limit` rows, int64, ascending, in which each class keeps its share as nearly as whole rows allow.
 
     All N rows are returned where N is at most the limit. The choice depends on the labels and the limit alone, and a
     smaller limit chooses a subset of a larger one's rows. The m rows of a class, in a fixed pseudo-random order, get

@@ -23,13 +23,13 @@ class Substitutes:
         self._refused: set[int] = set()
 
     def resolve(self, rows: np.ndarray) -> np.ndarray:
-        """Returns, for each of int[n] rows, the row whose image is read: a substitute if the row was refused."""
+        """Return, for each of int[n] rows, the row whose image is read: a substitute if the row was refused."""
         if not self._refused:
             return rows
         return np.array([self._substitute(row) for row in rows.tolist()], rows.dtype)
 
     def refuse(self, row: int, fault: str) -> None:
-        """Replaces a row's image from now on, and logs the fault. Raises: InputError if no image can replace it."""
+        """Replace a row's image from now on, and logs the fault. Raises: InputError if no image can replace it."""
         self._refused.add(row)
         substitute = self._substitute(row)
         if substitute in self._refused:
@@ -38,7 +38,7 @@ class Substitutes:
         _log.warning("%s; its substitute is %s", fault, self._name(substitute))
 
     def _substitute(self, row: int) -> int:
-        """Returns the next row of the same class, cyclically, that was not refused; the row itself if none is left."""
+        """Return the next row of the same class, cyclically, that was not refused; the row itself if none is left."""
         if row not in self._refused:
             return row
         codes = self._codes
@@ -67,7 +67,7 @@ class Omissions:
         return len(self.faults) == self._num_examples
 
     def resolve(self, rows: np.ndarray) -> np.ndarray:
-        """Returns, for each of int[n] rows, the row whose image is read: a substitute if the row was refused."""
+        """Return, for each of int[n] rows, the row whose image is read: a substitute if the row was refused."""
         refused = np.isin(rows, np.fromiter(self.faults, rows.dtype, len(self.faults)))
         if not refused.any():
             return rows
@@ -77,7 +77,7 @@ class Omissions:
         return resolved
 
     def refuse(self, row: int, fault: str) -> None:
-        """Leaves a row out from now on. Raises: InputError if no row is left."""
+        """Leave a row out from now on. Raises: InputError if no row is left."""
         self.faults[row] = fault
         if self.all:
             raise InputError(f"{fault}; and no image is left that can be used")

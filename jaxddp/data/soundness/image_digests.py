@@ -27,16 +27,16 @@ class Digests:
         return np.flatnonzero(self.sha256 == np.void(bytes(32)))
 
     def rows(self, rows: np.ndarray) -> "Digests":
-        """Returns the digests of int[n] rows, in that order."""
+        """Return the digests of int[n] rows, in that order."""
         return Digests(self.manifest, self.sha256[rows])
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the digests of int[n] rows as an object array of n bytes strings, 32 bytes each."""
+        """Return the digests of int[n] rows as an object array of n bytes strings, 32 bytes each."""
         # The dtype 'S32' would drop trailing zeros.
         return np.array(self.sha256[rows].tolist(), object)
 
     def fault(self, row: int, data: bytes) -> str | None:
-        """Returns how a row's file differs from the manifest, as a clause; None if it does not."""
+        """Return how a row's file differs from the manifest, as a clause; None if it does not."""
         expected, actual = self.sha256[row].tobytes(), hashlib.sha256(data).digest()
         if actual == expected:
             return None

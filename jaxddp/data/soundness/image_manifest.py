@@ -46,7 +46,7 @@ class ImageManifest:
 
     @classmethod
     def read(cls, file: Path) -> "ImageManifest":
-        """Reads a manifest. Raises: InputError that names the file, if it is missing or a line is wrong."""
+        """Read a manifest. Raises: InputError that names the file, if it is missing or a line is wrong."""
         manifest, number = cls(file), 1
         missing = ("no such file; give ", Key("data.manifest"), " what `jaxddp data check` wrote")
         with files.reading(file, _AGAIN, missing=missing), files.open_regular(file, buffering=-1) as lines:
@@ -71,7 +71,7 @@ class ImageManifest:
             self.of_files[os.fsencode(image["path"]), int(image["offset"] or 0)] = digest
 
     def digests(self, table: ExampleTable) -> Digests:
-        """Returns the digests of a table's rows."""
+        """Return the digests of a table's rows."""
         offsets = np.zeros(len(table), int) if table.offset is None else table.offset
         places = zip(table.path.tolist(), offsets.tolist(), strict=True)
         sha256 = b"".join(self.of_files.get(place, _NONE) for place in places)
@@ -79,12 +79,12 @@ class ImageManifest:
 
 
 def manifest_name(address: str | os.PathLike[str]) -> str:
-    """Returns the default file name of a data set's manifest, from its path or URL."""
+    """Return the default file name of a data set's manifest, from its path or URL."""
     return f"{Path(address).resolve().name or 'data'}.manifest.jsonl"
 
 
 def find_manifest(address: str, wanted: str | None) -> Path:
-    """Returns the manifest of a data set: `wanted`, or else one in the working directory or beside the data set.
+    """Return the manifest of a data set: `wanted`, or else one in the working directory or beside the data set.
 
     Raises: InputError if there is none.
     """
@@ -106,7 +106,7 @@ def find_manifest(address: str, wanted: str | None) -> Path:
 def held_to_manifest(
     splits: Mapping[str, SourceTable], manifest: ImageManifest, data: DataConfig
 ) -> dict[str, SourceTable]:
-    """Returns the splits with checksums. Files are compared with the manifest when they are read, arrays at once.
+    """Return the splits with checksums. Files are compared with the manifest when they are read, arrays at once.
 
     Raises:
         InputError: the manifest does not list an image that may not be substituted, or an array differs from it.

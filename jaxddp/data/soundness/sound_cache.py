@@ -48,7 +48,7 @@ class Verified:
         self._due = time.monotonic() + _SECONDS
 
     def look(self) -> list[Fault]:
-        """Marks the images that are in the cache and have not changed; returns the store's `faults`."""
+        """Mark the images that are in the cache and have not changed; returns the store's `faults`."""
         identity = np.zeros(len(self._paths), np.uint64)
         faults = self._store.faults(self._paths, identity)
         if self._offset is not None:
@@ -65,18 +65,18 @@ class Verified:
         return faults
 
     def recall(self) -> None:
-        """Calls `look` if the store can identify images without a request to another machine."""
+        """Call `look` if the store can identify images without a request to another machine."""
         if self._store.root is not None:
             self.look()
 
     def add(self, rows: np.ndarray, part: int = 0) -> None:
-        """Marks int[n] rows as sound, and writes the cache every ten minutes."""
+        """Mark int[n] rows as sound, and writes the cache every ten minutes."""
         self.sound[rows] = True
         if time.monotonic() > self._due:
             self.keep(part)
 
     def keep(self, part: int = 0) -> None:
-        """Writes new entries to the part of one process of a job. A failure is only logged."""
+        """Write new entries to the part of one process of a job. A failure is only logged."""
         self._due = time.monotonic() + _SECONDS
         identified = self._identity != 0
         new, lost = self.sound & ~self._kept & identified, self._kept & ~self.sound
@@ -101,7 +101,7 @@ class Verified:
 
 
 def _part(root: Path, part: int) -> Path:
-    """Returns the file of a part. Raises: RuntimeError; see `cache_folder`."""
+    """Return the file of a part. Raises: RuntimeError; see `cache_folder`."""
     return cache_folder() / _FOLDER / f"{name_of_folder(root)}-{RULES}.{part % _PARTS}"
 
 
@@ -115,7 +115,7 @@ def _put(file: Path, digests: np.ndarray) -> None:
 
 
 def _read(file: Path) -> np.ndarray:
-    """Returns the digests of a part, uint64[n]; none if it is damaged or cannot be read. Damage is logged."""
+    """Return the digests of a part, uint64[n]; none if it is damaged or cannot be read. Damage is logged."""
     try:
         content = sealed(file)
     except OSError:
@@ -127,7 +127,7 @@ def _read(file: Path) -> np.ndarray:
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Maps uint64 numbers one-to-one to numbers that look random (SplitMix64, Steele et al. 2014)."""
+    """Map uint64 numbers one-to-one to numbers that look random (SplitMix64, Steele et al. 2014)."""
     z = numbers + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

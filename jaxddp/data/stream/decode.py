@@ -34,7 +34,7 @@ _EXACT, _COARSE = "INTEGER_ACCURATE", "INTEGER_FAST"
 
 
 def train_image(data: Any, key: Any, area: Area | None, image_size: int, pixels: PixelFormat = RGB) -> Any:
-    """Returns one training example, [image_size, image_size, C], from an encoded image and a row of `example_keys`.
+    """Return one training example, [image_size, image_size, C], from an encoded image and a row of `example_keys`.
 
     Args:
         area: the area of the random crop; None keeps the whole image.
@@ -46,7 +46,7 @@ def train_image(data: Any, key: Any, area: Area | None, image_size: int, pixels:
 
 
 def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RGB) -> Any:
-    """Returns one evaluation example, [image_size, image_size, C]: a center crop after the short side becomes `resize`.
+    """Return one evaluation example, [image_size, image_size, C]: a center crop after the short side becomes `resize`.
 
     The pixels differ from those of torchvision's Resize and CenterCrop by at most one of 255 levels. Only the part that
     the center needs is decoded. If the short side is `resize` already, the pixels are not changed.
@@ -61,12 +61,12 @@ def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RG
 
 
 def fitted_window(data: Any, window: Window, image_size: int, *, exact: bool = True, pixels: PixelFormat = RGB) -> Any:
-    """Returns the part of an image in `window`, resized to [image_size, image_size, C]; see `decode_window`."""
+    """Return the part of an image in `window`, resized to [image_size, image_size, C]; see `decode_window`."""
     return resize(decode_window(data, window, image_size, exact=exact, pixels=pixels), image_size)
 
 
 def decodes(data: bytes, pixels: PixelFormat = RGB) -> None:
-    """Decodes an image, and discards it. Raises: InputError if its decoder rejects it."""
+    """Decode an image, and discards it. Raises: InputError if its decoder rejects it."""
     kind = parse_header(data).kind
     if kind in get_args(PillowKind):
         _pillow_pixels(pixels, data)
@@ -80,7 +80,7 @@ def decodes(data: bytes, pixels: PixelFormat = RGB) -> None:
 def decode_window(
     data: Any, window: Window, least: int | None = None, *, exact: bool = True, pixels: PixelFormat = RGB
 ) -> Any:
-    """Returns the part of an image in `window`, [height, width, C], of a file that `parse_header` accepts.
+    """Return the part of an image in `window`, [height, width, C], of a file that `parse_header` accepts.
 
     Gray is repeated as RGB, and CMYK is converted to RGB; alpha is dropped unless the format has it. A file that
     `parse_header` rejects raises a TensorFlow error, even if the damage is outside the window.
@@ -102,7 +102,7 @@ def decode_window(
 
 
 def _kind(data: Any, pixels: PixelFormat) -> Any:
-    """Returns `_JPEG`, `_PNG` or `_OTHER`, an int32 scalar; fails where `parse_header` rejects the file."""
+    """Return `_JPEG`, `_PNG` or `_OTHER`, an int32 scalar; fails where `parse_header` rejects the file."""
     # Nearly every file passes this test of its two ends. The others are parsed in Python, which is slow in a graph.
     plain_jpeg = (tf.strings.substr(data, 0, 3) == JPEG_START) & (tf.strings.substr(data, -2, 2) == JPEG_END)
     return tf.cond(
@@ -111,7 +111,7 @@ def _kind(data: Any, pixels: PixelFormat) -> Any:
 
 
 def _size(data: Any, pixels: PixelFormat) -> Any:
-    """Returns height and width in pixels, int32[2], from the header."""
+    """Return height and width in pixels, int32[2], from the header."""
 
     def of_png() -> Any:
         # IHDR is the first chunk of every PNG file, and begins with width and height.
@@ -145,7 +145,7 @@ def _parsed_kind(pixels: PixelFormat, data: bytes | np.ndarray) -> np.int32:
 
 
 def _warn_of_lost_bits() -> None:
-    """Logs the warning once in a process, although many threads decode."""
+    """Log the warning once in a process, although many threads decode."""
     if _warned.acquire(blocking=False):
         _log.warning(
             "data.bits=8: some images have 16 bits, of which the upper 8 are used; set data.bits 16 to use all"
@@ -172,7 +172,7 @@ def _checked_window(data: Any, window: Window) -> Any:
 
 
 def _decode_jpeg(data: Any, part: Any, least: int | None, exact: bool) -> Any:
-    """Decodes the part at full size, or at the smallest fraction with no side shorter than `least`."""
+    """Decode the part at full size, or at the smallest fraction with no side shorter than `least`."""
     whole = partial(_decode_exactly if exact else _decode, data, part)
     if least is None:
         return whole()
@@ -188,7 +188,7 @@ def _decode_jpeg(data: Any, part: Any, least: int | None, exact: bool) -> Any:
 
 
 def _decode_exactly(data: Any, part: Any) -> Any:
-    """Returns the same pixels as decoding the whole image and slicing it, in less time."""
+    """Return the same pixels as decoding the whole image and slicing it, in less time."""
     _, left, _, width = tf.unstack(part)
     # Color is stored at half the resolution and smoothed across columns. The outermost columns of a decoded part may
     # lack a neighbor, so one more column is decoded on each side.
@@ -203,7 +203,7 @@ def _decode(data: Any, part: Any, scale: int = 1, transform: str = _COARSE) -> A
 
 
 def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
-    """Decodes a file that is not a JPEG to RGB or RGBA, [H, W, 3 or 4], with the bits of `pixels`."""
+    """Decode a file that is not a JPEG to RGB or RGBA, [H, W, 3 or 4], with the bits of `pixels`."""
     channels, dtype = _decoded_channels(pixels), tf.as_dtype(pixels.dtype)
 
     def other() -> Any:
@@ -219,13 +219,13 @@ def _cut(image: Any, window: Window) -> Any:
 
 
 def _decoded_channels(pixels: PixelFormat) -> int:
-    """Returns the number of channels to decode: 4 where the format has alpha, else 3."""
+    """Return the number of channels to decode: 4 where the format has alpha, else 3."""
     # TensorFlow's gray of a PNG differs by a level in places, so gray is computed from RGB.
     return 4 if pixels.channels == 4 else 3
 
 
 def _gray(image: Any, pixels: PixelFormat) -> Any:
-    """Converts RGB to gray if the format has one channel. If the image was gray, this restores its values."""
+    """Convert RGB to gray if the format has one channel. If the image was gray, this restores its values."""
     if pixels.channels != 1:
         return image
     luma = tf.reduce_sum(tf.cast(image, tf.int64) * _LUMA, axis=-1, keepdims=True)
@@ -233,7 +233,7 @@ def _gray(image: Any, pixels: PixelFormat) -> Any:
 
 
 def _converted(image: Any, pixels: PixelFormat) -> Any:
-    """Converts RGB of 8 bits to the format."""
+    """Convert RGB of 8 bits to the format."""
     if pixels.channels == 4:
         image = tf.pad(image, [[0, 0], [0, 0], [0, 1]], constant_values=255)
     return _gray(image if pixels.bits == 8 else tf.cast(image, tf.uint16) * 257, pixels)

@@ -50,7 +50,7 @@ Pixels = TrainPixels | EvalPixels
 
 @functools.lru_cache(maxsize=MOST_GRAPHS)
 def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
-    """Returns a graph function (key, wanted, digest, *place) -> (pixels, verdict); see `looked_at`.
+    """Return a graph function (key, wanted, digest, *place) -> (pixels, verdict); see `looked_at`.
 
     Args:
         read: the result of `Store.in_graph`. If it is None, `place` is the encoded image itself.
@@ -70,7 +70,7 @@ def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
 
 
 def looked_at(data: Any, wanted: Any, digest: Any) -> tuple[Any, Any]:
-    """Verifies an encoded image; returns it and an int32 verdict.
+    """Verify an encoded image; returns it and an int32 verdict.
 
     The verdict is `REFUSED`, `SOUND`, or `STRAY` for a sound image that is returned without its stray bytes.
 

@@ -64,7 +64,7 @@ class Pipeline:
     """The exception that ended the producer. TensorFlow would print its traceback and pass on only its text."""
 
     def batches(self) -> Generator[Batch]:
-        """Returns an iterator over the shard's batches. The work starts at once, in the background."""
+        """Return an iterator over the shard's batches. The work starts at once, in the background."""
         check_order(self.table, self.order, self.shard)
         load = pixel_graph(self.table.store.in_graph(), self.pixels)
 
@@ -79,7 +79,7 @@ class Pipeline:
         return batches
 
     def _images(self, load: Any, steps: range) -> Images:
-        """Yields, for each batch, the pixels, [b, S, S, C], and the verdicts, int32[b], of its b real examples."""
+        """Yield, for each batch, the pixels, [b, S, S, C], and the verdicts, int32[b], of its b real examples."""
         # A scheduler or `taskset` may give this process fewer cores than the machine has.
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         options = tf.data.Options()
@@ -113,13 +113,13 @@ class Pipeline:
             self.lost.append(error)
 
     def _places(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yields the argument `place` of the graph for each batch of rows: paths and offsets, or encoded images."""
+        """Yield the argument `place` of the graph for each batch of rows: paths and offsets, or encoded images."""
         if self.table.store.in_graph() is None:
             return _fetched(self.table, batches)
         return map(self.table.places, batches)
 
     def _digests(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the checksums of int64[b] rows, bytes[b]; empty ones if the table has none."""
+        """Return the checksums of int64[b] rows, bytes[b]; empty ones if the table has none."""
         digests = self.table.digests
         return np.zeros(len(rows), "S1") if digests is None else digests.of(rows)
 
@@ -139,7 +139,7 @@ class Pipeline:
         self.table.verified.keep(self.shard.index)
 
     def _next(self, images: Images, batch: Batch) -> np.ndarray | None:
-        """Returns the pixels of a batch's real examples; None after bad images were found and substituted."""
+        """Return the pixels of a batch's real examples; None after bad images were found and substituted."""
         rows = self._images_of(batch)[1]
         if not len(rows):
             side, pixels = self.pixels.image_size, self.pixels.format
@@ -161,7 +161,7 @@ class Pipeline:
         return pixels
 
     def _refuse(self, rows: np.ndarray, failure: Exception) -> None:
-        """Finds the rows whose images cannot be used, and substitutes them.
+        """Find the rows whose images cannot be used, and substitutes them.
 
         Raises: InputError if bad images may not be substituted, and `failure` itself if no image is bad.
         """
@@ -178,7 +178,7 @@ class Pipeline:
             raise failure
 
     def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
-        """Returns the batch with its pixels, and with zeros as the images of padding."""
+        """Return the batch with its pixels, and with zeros as the images of padding."""
         padding = np.zeros((len(batch.mask) - len(pixels), *pixels.shape[1:]), pixels.dtype)
         image = np.concatenate([pixels, padding]) if len(padding) else pixels
         if self.substitutes is None:
@@ -190,7 +190,7 @@ class Pipeline:
         return batch._replace(image=image, substituted=changed.astype(np.float32))
 
     def _faults(self, rows: np.ndarray) -> Iterator[tuple[int, str]]:
-        """Yields the rows whose images cannot be used, each with its fault."""
+        """Yield the rows whose images cannot be used, each with its fault."""
         for row in np.unique(rows).tolist():
             try:
                 data = self.table.read(row)
@@ -207,7 +207,7 @@ class Pipeline:
                 yield row, f"{self.table.name(row)}: {error}"
 
     def _images_of(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which examples are real, bool[B], and the rows whose images are read for the real ones, int32[b]."""
+        """Return which examples are real, bool[B], and the rows whose images are read for the real ones, int32[b]."""
         real = batch.mask > 0
         rows = batch.row[real]
         return real, rows if self.substitutes is None else self.substitutes.resolve(rows)
@@ -217,7 +217,7 @@ class Pipeline:
 
 
 def _fetched(table: StoredTable, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray]]:
-    """Yields the encoded images of each batch, fetched ahead by threads that end with the iterator."""
+    """Yield the encoded images of each batch, fetched ahead by threads that end with the iterator."""
     pending: deque[list[Future[bytes]]] = deque()
 
     def oldest() -> tuple[np.ndarray]:

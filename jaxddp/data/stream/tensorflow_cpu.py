@@ -50,7 +50,7 @@ _SETTINGS = {_TRIM_THRESHOLD: 512 << 20, _TOP_PAD: 16 << 20, _MMAP_THRESHOLD: 32
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Keeps up to half a gigabyte of freed memory for the next images, instead of returning it after each one.
+    """Keep up to half a gigabyte of freed memory for the next images, instead of returning it after each one.
 
     Once TensorFlow has started its first generator data set, glibc maps every buffer above 128 kB anew and unmaps it
     after use: 304 page faults an image, and 650 images/s in one process. With these settings, there are 13 page faults

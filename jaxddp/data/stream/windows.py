@@ -32,17 +32,17 @@ Area = tuple[float, float]
 
 
 def crop_area(data: DataConfig) -> Area | None:
-    """Returns the area of a config's training crops; None if images stay whole."""
+    """Return the area of a config's training crops; None if images stay whole."""
     return None if data.crop == "whole" else data.area
 
 
 def example_keys(seed: int, epoch: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Returns a stateless key for each appearance of an example, int64[B, 2]; epochs and rows are int32[B]."""
+    """Return a stateless key for each appearance of an example, int64[B, 2]; epochs and rows are int32[B]."""
     return np.stack([np.full(len(row), seed, np.int64), epoch.astype(np.int64) << 32 | row.astype(np.int64)], axis=1)
 
 
 def random_area_window(size: Any, key: Any, area: Area) -> Any:
-    """Returns a random part of the image, int32[4] (top, left, height, width): the crop of Inception's training.
+    """Return a random part of the image, int32[4] (top, left, height, width): the crop of Inception's training.
 
     The area is uniform in `area` times the area of the image, the aspect is log-uniform in `ASPECT`, and the position
     is uniform among the positions inside the image. The first of `CROP_TRIES` draws that fits is used. If none fits,
@@ -74,7 +74,7 @@ def _fallback_window(full_height: Any, full_width: Any) -> Any:
 
 
 def resize(image: Any, image_size: int) -> Any:
-    """Resizes [H, W, C] to [image_size, image_size, C] of the same dtype, rounded; an image of that size is unchanged.
+    """Resize [H, W, C] to [image_size, image_size, C] of the same dtype, rounded; an image of that size is unchanged.
 
     If one axis is shrunk by area, the other axis is shrunk by area too, unless it is enlarged.
     """
@@ -90,7 +90,7 @@ def resize(image: Any, image_size: int) -> Any:
 
 
 def center_box(size: Any, image_size: int, resize: int) -> Any:
-    """Returns the part of an image that the center crop covers, float64[2, 2], in pixels of the image.
+    """Return the part of an image that the center crop covers, float64[2, 2], in pixels of the image.
 
     The first axis is (start, stop), the second (rows, columns). The short side is resized to `resize` pixels, the long
     side to a whole number, rounded down. The crop takes the central `image_size` pixels of both sides; its start is
@@ -110,7 +110,7 @@ def center_box(size: Any, image_size: int, resize: int) -> Any:
 
 
 def around(box: Any, image_size: int, size: Any) -> Any:
-    """Returns the whole pixels that the filter reads, int32[4] (top, left, height, width), in an image of `size`.
+    """Return the whole pixels that the filter reads, int32[4] (top, left, height, width), in an image of `size`.
 
     If the box is not resized, these are the pixels of the box.
     """
@@ -122,7 +122,7 @@ def around(box: Any, image_size: int, size: Any) -> Any:
 
 
 def resampled(image: Any, box: Any, image_size: int) -> Any:
-    """Resamples the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, rounded."""
+    """Resample the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, rounded."""
     scale = image_size / (box[1] - box[0])
     pixels = tf.raw_ops.ScaleAndTranslate(
         images=image[None],
