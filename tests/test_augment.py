@@ -13,7 +13,7 @@ from support.networks import linear_model
 from support.runs import setup_of
 from support.shared import sgd
 
-from jaxddp.augment.erase import ASPECT, cutout_from, erase, erased_box
+from jaxddp.augment.erase import ASPECT, cutout_from, erase, erasing_box
 from jaxddp.augment.grayscale import grayscale
 from jaxddp.augment.preprocess import Inputs, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
@@ -125,7 +125,7 @@ def test_cutout_blackens_a_square_around_any_pixel_clipped_at_the_borders(side):
 
 def boxes(number: int, height: int, width: int) -> np.ndarray:
     """Return int[N, 4]: top, left, height, width."""
-    return np.array(jax.jit(jax.vmap(lambda key: jnp.stack(erased_box(key, height, width))))(keys(number)))
+    return np.array(jax.jit(jax.vmap(lambda key: jnp.stack(erasing_box(key, height, width))))(keys(number)))
 
 
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (32, 48)])

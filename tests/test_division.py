@@ -13,7 +13,7 @@ DIVISIONS = st.builds(
     batch_size=st.integers(1, 200),
     shares=st.integers(1, 6),
     accumulate=st.integers(1, 6),
-    together=st.integers(1, 4),
+    group_size=st.integers(1, 4),
 )
 
 
@@ -28,7 +28,7 @@ def in_pieces(division: Division) -> list[int]:
 @given(DIVISIONS)
 def test_a_batch_divides_evenly_if_all_microbatches_are_equal_and_hold_whole_groups(division):
     pieces = in_pieces(division)
-    expected = min(pieces) == max(pieces) > 0 and pieces[0] % division.together == 0
+    expected = min(pieces) == max(pieces) > 0 and pieces[0] % division.group_size == 0
     assert division.is_even == expected
     if expected:
         assert division.microbatch == pieces[0]
@@ -38,14 +38,14 @@ def test_a_batch_divides_evenly_if_all_microbatches_are_equal_and_hold_whole_gro
 def test_finer_divisions_are_all_even_ones_in_order(division):
     counts = range(division.accumulate + 1, division.batch_size + 2)
     expected = [each for count in counts if (each := replace(division, accumulate=count)).is_even]
-    assert list(division.finer()) == expected
+    assert list(division.finer_divisions()) == expected
 
 
 @given(DIVISIONS, st.integers(0, 200))
 def test_the_largest_fitting_batch_is_the_largest_smaller_one_that_divides_evenly(division, most):
     smaller = [replace(division, batch_size=size) for size in range(1, division.batch_size)]
     does = [each for each in smaller if each.is_even and each.batch_size <= most]
-    found = division.largest(lambda each: each.batch_size <= most)
+    found = division.largest_that_fits(lambda each: each.batch_size <= most)
     assert found == (does[-1] if does else None)
 
 
@@ -55,6 +55,6 @@ def test_a_config_determines_how_its_batch_is_divided():
     for kind in ("mixup", "cutmix"):
         mixing = config.replace(data={"augment": {kind: 0.2}})
         # 96 examples in 4 x 3 microbatches are 8 each; in 4 x 8 they are 3, which would separate a pair.
-        assert [each.accumulate for each in Division.of(mixing, 4).finer()] == [4, 6, 12]
-        assert Division.of(mixing.replace(model={"batch_norm": "ghost:3"}), 4).together == 6
-    assert [each.accumulate for each in Division.of(config, 4).finer()] == [4, 6, 8, 12, 24]
+        assert [each.accumulate for each in Division.of(mixing, 4).finer_divisions()] == [4, 6, 12]
+        assert Division.of(mixing.replace(model={"batch_norm": "ghost:3"}), 4).group_size == 6
+    assert [each.accumulate for each in Division.of(config, 4).finer_divisions()] == [4, 6, 8, 12, 24]

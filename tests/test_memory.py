@@ -33,7 +33,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.step import Program
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.host_memory import HostMemory
-from jaxddp.measure.memory import Fit, MemoryReport, Needs, bytes_on_a_device, memory_errors, ran_out
+from jaxddp.measure.memory import Fit, MemoryReport, Needs, bytes_on_a_device, is_out_of_memory, memory_errors
 from jaxddp.mesh import Topology
 from jaxddp.models.resnet import BASIC, Architecture
 from jaxddp.setup.make_run import make_run
@@ -50,8 +50,8 @@ NEEDS = st.builds(
     *(SIZES,) * 5,
 )
 DIVISIONS = st.builds(
-    lambda devices, accumulate, together, times: Division(
-        devices * accumulate * together * times, devices, accumulate, together
+    lambda devices, accumulate, group_size, times: Division(
+        devices * accumulate * group_size * times, devices, accumulate, group_size
     ),
     *(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 24)),
 )
@@ -71,7 +71,7 @@ def test_the_memory_of_a_step_is_read_from_the_compiled_program():
     params, topology = {"kernel": jnp.zeros((3, 4)), "key": jax.random.key(0)}, Topology.create(1)
     needs = Needs.of(Cost({}, memory), params, topology, {"training": 1000})
     assert needs == Needs(100, 10, 500, 48 + 8, None, {"training": 1000})
-    assert needs.lasting == 1110 and needs.total == 1610
+    assert needs.persistent == 1110 and needs.total == 1610
     assert Needs.of(Cost({}, None), params, topology) is None
     # The parts of the temporary memory cannot exceed it.
     assert Needs.of(Cost({}, memory), {"kernel": jnp.zeros(1000)}, topology).gradients == 500  # pyright: ignore
@@ -90,16 +90,16 @@ def test_the_size_of_arrays_is_that_on_one_device():
 
 @given(NEEDS, DIVISIONS)
 def test_the_estimate_for_the_compiled_division_equals_its_memory(needs, division):
-    assert needs.at(division, division) == needs.total
+    assert needs.estimate_bytes(division, division) == needs.total
 
 
 @given(NEEDS, DIVISIONS, st.integers(1, 100))
 def test_on_a_cpu_a_second_program_shows_the_memory_that_does_not_depend_on_the_batch(needs, division, share):
     """For any step whose memory is linear in the examples computed at once, two batch sizes determine the estimate."""
     then = dataclasses.replace(division, batch_size=division.batch_size * (share + 1))
-    larger = dataclasses.replace(needs, temporary=needs.at(division, then) - needs.lasting)
+    larger = dataclasses.replace(needs, temporary=needs.estimate_bytes(division, then) - needs.persistent)
     unknown = dataclasses.replace(larger, scratch=None)
-    assert abs(unknown.beside(then, needs, division).scratch - needs.scratch) <= 3
+    assert abs(unknown.with_estimates(then, needs, division).scratch - needs.scratch) <= 3
 
 
 def test_on_a_cpu_suggestions_come_from_a_program_compiled_for_them():
@@ -112,23 +112,23 @@ def test_on_a_cpu_suggestions_come_from_a_program_compiled_for_them():
 
     whole = Division(64, 1)
     needs = compiled(whole)
-    fit = Fit(whole, needs, 900, "there").compared(compiled)
+    fit = Fit(whole, needs, 900, "there").with_estimated_scratch(compiled)
     assert asked == [whole, Division(40, 1)] and fit.needs is not None and fit.needs.scratch == 180
     words = "--train.accumulate 2 would need about 852 B, or --train.batch-size 35 would need about 860 B"
     assert text_of(fit.advice()) == words
     # The network takes no other batch, or an allocation fails later: no number is suggested.
-    for unknown in (Fit(whole, needs, 900).compared(lambda then: None), Fit(whole, needs, 1500)):
+    for unknown in (Fit(whole, needs, 900).with_estimated_scratch(lambda then: None), Fit(whole, needs, 1500)):
         assert text_of(unknown.advice()) == "raise --train.accumulate, or lower --train.batch-size"
 
 
 @given(NEEDS, DIVISIONS)
 def test_more_microbatches_need_less_memory_except_for_sums_of_gradients(needs, division):
     before = None
-    for then in division.finer():
-        found = needs.at(division, then)
+    for then in division.finer_divisions():
+        found = needs.estimate_bytes(division, then)
         activations = (needs.temporary - needs.gradients - needs.scratch) * then.microbatch / division.microbatch
         gradients = needs.gradients * (3 if division.accumulate == 1 else 1)
-        assert 0 <= found - (needs.lasting + gradients + needs.scratch + activations) <= 1
+        assert 0 <= found - (needs.persistent + gradients + needs.scratch + activations) <= 1
         assert before is None or found <= before
         before = found
 
@@ -151,7 +151,7 @@ def test_the_message_has_the_needed_and_free_memory_and_a_suggestion():
 
 def test_the_message_says_if_no_batch_would_fit():
     needs = Needs(arguments=90 * GB, output=0, temporary=12 * GB, gradients=2 * GB)
-    fit = Fit(Division(64, 4, together=2), needs, 84 * GB, "NVIDIA H100 has 84 GB")
+    fit = Fit(Division(64, 4, group_size=2), needs, 84 * GB, "NVIDIA H100 has 84 GB")
     # 90 + 2 + 10 * 2 / 16
     expected = "no accumulate and no batch size would help (even 2 at a time would need about 93 GB); choose a smaller"
     assert expected in text_of(fit.advice())
@@ -168,10 +168,14 @@ def test_the_suggestion_fits_and_is_the_smallest_change_that_fits(needs, divisio
     assume(fit.is_short)
     words = text_of(fit.advice()).split()
     suggested = {word: int(words[place + 1]) for place, word in enumerate(words) if word.startswith("--")}
-    finer = [each for each in division.finer() if needs.at(division, each) <= (1 - 0.03) * room]
+    finer = [each for each in division.finer_divisions() if needs.estimate_bytes(division, each) <= (1 - 0.03) * room]
     assert suggested.get("--train.accumulate") == (finer[0].accumulate if finer else None)
     smaller = [dataclasses.replace(division, batch_size=size) for size in range(division.batch_size - 1, 0, -1)]
-    does = [each.batch_size for each in smaller if each.is_even and needs.at(division, each) <= (1 - 0.03) * room]
+    does = [
+        each.batch_size
+        for each in smaller
+        if each.is_even and needs.estimate_bytes(division, each) <= (1 - 0.03) * room
+    ]
     assert suggested.get("--train.batch-size") == (does[0] if does else None)
     assert ("no accumulate and no batch size would help" in text_of(fit.advice())) == (not suggested)
 
@@ -181,8 +185,10 @@ def test_if_memory_ran_out_despite_the_estimate_the_suggestion_needs_a_tenth_les
     fit = Fit(division, needs, needs.total, "there")
     assert not fit.is_short
     fit.check(uncompiled)
-    for each in (each for each in division.finer() if f"accumulate {each.accumulate} " in text_of(fit.advice())):
-        assert needs.at(division, each) <= 0.9 * needs.total
+    for each in (
+        each for each in division.finer_divisions() if f"accumulate {each.accumulate} " in text_of(fit.advice())
+    ):
+        assert needs.estimate_bytes(division, each) <= 0.9 * needs.total
 
 
 # --- All processes ---
@@ -428,8 +434,8 @@ def test_a_network_that_does_not_fit_is_named():
 
 
 def test_only_jaxs_exception_with_status_resource_exhausted_is_out_of_memory():
-    assert ran_out(jax.errors.JaxRuntimeError(GPU_WORDS))
-    assert not ran_out(MemoryError("RESOURCE_EXHAUSTED: Out of memory"))
+    assert is_out_of_memory(jax.errors.JaxRuntimeError(GPU_WORDS))
+    assert not is_out_of_memory(MemoryError("RESOURCE_EXHAUSTED: Out of memory"))
     with (
         pytest.raises(InputError, match=r"^memory ran out here \(no colon\): do$"),
         memory_errors(lambda: "here", lambda: "do"),
@@ -523,7 +529,7 @@ def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
 def test_the_suggestion_compiles_to_less_than_the_free_memory(share):
     needs, division = compiled_needs(1, 64)
     room = int(share * needs.total)
-    fit = Fit(division, needs, room, "there").compared(lambda then: compiled_needs(1, then.batch_size)[0])
+    fit = Fit(division, needs, room, "there").with_estimated_scratch(lambda then: compiled_needs(1, then.batch_size)[0])
     words = text_of(fit.advice()).split()
     accumulate, batch_size = (int(words[words.index(f"--train.{key}") + 1]) for key in ("accumulate", "batch-size"))
     assert accumulate == {0.95: 2, 0.7: 2, 0.45: 4}[share]

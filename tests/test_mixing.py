@@ -12,7 +12,7 @@ from support.cases import few, rarely
 from support.data import CLASSES, random_batch
 from support.networks import fresh_state, largest_difference, linear_model
 
-from jaxddp.augment.mixing import cutmix_kept, mixup_weight
+from jaxddp.augment.mixing import cutmix_mask, mixup_weight
 from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
@@ -111,7 +111,7 @@ def test_lambda_is_beta_distributed(alpha):
 @pytest.mark.parametrize(("height", "width"), [(20, 48), rarely(32, 32)])
 def test_a_cutmix_box_has_sides_that_follow_from_lambda_and_a_uniform_centre(height, width):
     keys = jax.random.split(jax.random.key(1), 3000)
-    kept = np.array(jax.jit(jax.vmap(lambda key: cutmix_kept(key, 1.0, height, width)))(keys))
+    kept = np.array(jax.jit(jax.vmap(lambda key: cutmix_mask(key, 1.0, height, width)))(keys))
     weights = jax.jit(jax.vmap(lambda key: mixup_weight(jax.random.split(key)[0], 1.0)))(keys)
     whole = 0
     for mask, side in zip(~kept, np.sqrt(1 - np.array(weights, np.float64)), strict=True):

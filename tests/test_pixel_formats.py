@@ -183,7 +183,7 @@ def test_a_color_tiff_of_sixteen_bits_is_rejected_instead_of_reduced():
     with pytest.raises(Exception, match="colors of 16 bits, of which the upper 8 are read from a TIFF; save it as PNG"):
         whole(data, 3, 16)
     with pytest.raises(InputError, match="^colors of 16 bits"):
-        decode.decodes(data, PixelFormat(3, 16))
+        decode.check_decoding(data, PixelFormat(3, 16))
     np.testing.assert_array_equal(whole(encode_rgb16_png(rgb), 3, 16), rgb)
 
 

@@ -194,12 +194,12 @@ def misread(equation):
 
 @pytest.mark.parametrize("reading", [misread, lambda equation: None])
 def test_a_step_with_unreadable_operations_is_trained_without_a_count(monkeypatch, lines, reading):
-    flops.reads_jaxprs.cache_clear()
+    flops.can_read_jaxprs.cache_clear()
     assert of_known_cost().flops == 2 * 4**3 and lines() == []
-    flops.reads_jaxprs.cache_clear()
+    flops.can_read_jaxprs.cache_clear()
     monkeypatch.setattr(flops, "_multiplications", reading)
     found = [of_known_cost(), of_known_cost()]
-    flops.reads_jaxprs.cache_clear()
+    flops.can_read_jaxprs.cache_clear()
     assert [each.flops for each in found] == [0, 0] and found[0].utilization(1, 1, "cpu") is None
     (line,) = lines()
     assert line.endswith("the operations of a step are not counted, and MFU is unknown")

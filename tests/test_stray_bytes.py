@@ -42,10 +42,10 @@ def test_a_file_without_stray_bytes_is_unchanged(data: bytes):
 def test_stray_bytes_print_nothing_in_any_epoch(tmp_path: Path, capfd, data: bytes):
     table = train_solutions(write_tree(tmp_path / "tree", classes=2, images=2, val=2, size=20))
     Path(table.name(BAD)).write_bytes(WHOLE)
-    table.verified.look()
+    table.verified.check_files()
     batches = [next(table.eval_batches(EvalOrder(4, 4), DataConfig(image_size=40, resize=40)))]
     Path(table.name(BAD)).write_bytes(data)
-    table.verified.look()
+    table.verified.check_files()
     batches += [next(table.eval_batches(EvalOrder(4, 4), DataConfig(image_size=40, resize=40))) for _ in range(2)]
     for one in batches[1:]:
         np.testing.assert_array_equal(one.image, batches[0].image)

@@ -39,7 +39,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
 from jaxddp.data.soundness.bad_images import Omissions
 from jaxddp.data.storage.local import LocalFiles
-from jaxddp.data.stream.decode import decode_window, eval_image, fitted_window, train_image
+from jaxddp.data.stream.decode import decode_and_resize, decode_window, eval_image, train_image
 from jaxddp.data.stream.pipeline import BATCHES_AHEAD, _fetched
 from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.stream.windows import ASPECT, Area, crop_area, example_keys, random_area_window, resize
@@ -296,7 +296,7 @@ def test_large_windows_are_decoded_at_a_fraction(tmp_path: Path, scale: int):
     for _ in range(10):
         tall, wide = (int(rng.integers(scale * size, min(2 * scale * size, most) + 1)) for most in (height, width))
         window = [int(rng.integers(0, height - tall + 1)), int(rng.integers(0, width - wide + 1)), tall, wide]
-        quick = fitted_window(data, lambda _, part=window: tf.constant(part), size).numpy().astype(float)
+        quick = decode_and_resize(data, lambda _, part=window: tf.constant(part), size).numpy().astype(float)
         exact = resize(decode_window(data, lambda _, part=window: tf.constant(part)), size).numpy().astype(float)
         # Whole pixels of the smaller image differ by at most one of them; a shifted result would differ by more.
         assert np.abs(quick - exact).mean() < 0.5 * np.abs(np.roll(exact, 1, axis=1) - exact)[:, 1:].mean() + 1

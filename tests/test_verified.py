@@ -62,7 +62,7 @@ def visit(table: ExampleTable) -> list[int]:
     table.check(DATA)
     rows = np.flatnonzero(~table.verified.sound)
     table.verified.add(rows)
-    table.verified.keep()
+    table.verified.write_cache()
     return rows.tolist()
 
 
@@ -124,7 +124,7 @@ def test_damage_without_a_new_file_time_is_removed_from_the_cache_once_found(
     damaged = train_solutions(root)
     damaged.check(DATA)
     damaged.verified.add(np.arange(N))
-    damaged.verified.keep()
+    damaged.verified.write_cache()
     assert main(["data", "check", str(root), "--manifest", str(tmp_path / "m.jsonl")]) == 1
     with pytest.raises(InputError, match=f"^{file}: damaged"):
         read(train_solutions(root))
@@ -254,7 +254,7 @@ def test_no_two_rows_of_a_shard_are_alike():
 
     rows = 10_000
     verified = Verified(Records(), np.array([b"a"] * rows), np.arange(rows))  # type: ignore[arg-type]
-    verified.look()
+    verified.check_files()
     assert len(np.unique(verified._identity)) == rows
 
 

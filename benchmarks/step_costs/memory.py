@@ -191,16 +191,19 @@ def setup_of(words: Sequence[str]) -> RunSetup:
 def suggestions(fit: Fit, function: Any, setup: RunSetup, feed: tuple[Any, ...]) -> list[Figures]:
     """Returns the suggestions for a step that does not fit, and their predicted memory for all devices."""
     now = fit.division
-    known = fit.compared(lambda then: needs_of_batch(then, now, function, setup.state, feed, setup.topology))
+    known = fit.with_estimated_scratch(
+        lambda then: needs_of_batch(then, now, function, setup.state, feed, setup.topology)
+    )
     choices = re.findall(r"--train\.(accumulate|batch-size) (\d+)", text_of(known.advice()))
     assert known.needs is not None
     found = []
     for key, value in choices:
         then = next(
-            (each for each in now.finer() if key == "accumulate" and each.accumulate == int(value)), None
-        ) or now.largest(lambda each, most=int(value): each.batch_size <= most)
+            (each for each in now.finer_divisions() if key == "accumulate" and each.accumulate == int(value)),
+            None,
+        ) or now.largest_that_fits(lambda each, most=int(value): each.batch_size <= most)
         assert then is not None
-        predicted = setup.topology.num_devices * known.needs.at(now, then)
+        predicted = setup.topology.num_devices * known.needs.estimate_bytes(now, then)
         found.append({"words": [f"--train.{key}", value], "predicted": predicted})
     return found
 

@@ -1,1 +1,1 @@
-"""Image augmentation on the device, in training and at test time; each augmentation is a registered file."""
+"""Image augmentation on the device, in training and at test time. Most modules register an augmentation."""

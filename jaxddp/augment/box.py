@@ -10,7 +10,7 @@ from jaxddp.core.message import Key
 
 
 class Box(NamedTuple):
-    """A rectangle, int32[] each. It may extend beyond the image; the part outside is ignored."""
+    """A rectangle with fields int32[]. It may extend beyond the image; pixels outside the image are ignored."""
 
     top: jax.Array
     left: jax.Array
@@ -18,7 +18,7 @@ class Box(NamedTuple):
     width: jax.Array
 
     def mask(self, height: int, width: int) -> jax.Array:
-        """Return bool[height, width]: which pixels of an image are in the box."""
+        """Return a mask, bool[height, width], of the pixels of an image that are in the box."""
         row, column = jnp.arange(height)[:, None] - self.top, jnp.arange(width) - self.left
         return (row >= 0) & (row < self.height) & (column >= 0) & (column < self.width)
 

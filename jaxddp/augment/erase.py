@@ -1,4 +1,4 @@
-"""Erase a part of an image: cutout with a black square, and random erasing with a rectangle of the mean colour."""
+"""Fill a random part of an image: cutout with a black square, random erasing with a rectangle of the mean colour."""
 
 from collections.abc import Callable
 
@@ -16,9 +16,9 @@ TRIES = 10
 
 @AUGMENTATIONS.add("cutout")
 def cutout_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return cutout (DeVries & Taylor 2017, arXiv:1708.04552): a black square with the config's side.
+    """Return cutout (DeVries & Taylor 2017, arXiv:1708.04552): a function that sets a square of an image to 0.
 
-    Its centre is uniform over the pixels of the image, uint8[H, W, C]. The square is clipped at the borders.
+    The side of the square is `settings.cutout`. Its centre is uniform over the pixels of the image, uint8[H, W, C].
     """
 
     def cutout(key: jax.Array, image: jax.Array) -> jax.Array:
@@ -34,21 +34,21 @@ def cutout_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax
 def erase(key: jax.Array, image: jax.Array, probability: float) -> jax.Array:
     """With a probability, set a random rectangle of a normalized image, float[H, W, C], to zero, the mean colour.
 
-    Zhong et al. 2017 (arXiv:1708.04896) fill each pixel with a random value by default. Filling with the mean is their
-    variant RE-M, which torchvision's recipes use.
+    By default, Zhong et al. 2017 (arXiv:1708.04896) fill each pixel with a random value. Their variant RE-M fills with
+    the mean, as torchvision's recipes do.
     """
     height, width, _ = image.shape
     hit_key, box_key = jax.random.split(key)
-    hit = jax.random.bernoulli(hit_key, jnp.float32(probability))
-    return jnp.where(hit & erased_box(box_key, height, width).mask(height, width)[..., None], 0, image)
+    is_erased = jax.random.bernoulli(hit_key, jnp.float32(probability))
+    return jnp.where(is_erased & erasing_box(box_key, height, width).mask(height, width)[..., None], 0, image)
 
 
-def erased_box(key: jax.Array, image_height: int, image_width: int) -> Box:
-    """Draw the rectangle of random erasing. It lies completely within the image, or is empty.
+def erasing_box(key: jax.Array, image_height: int, image_width: int) -> Box:
+    """Draw the rectangle of random erasing. It is completely inside the image, or empty.
 
     Its share of the area is uniform in `AREA`, its aspect ratio (height / width) log-uniform in `ASPECT`, and its
-    position uniform. The bounds are the paper's; with a log-uniform ratio, wide and tall rectangles are equally likely.
-    The first of `TRIES` draws that fits the image is taken.
+    position uniform. The bounds are those of the paper. Wide and tall rectangles are equally likely.
+    The first of `TRIES` draws that fits the image is used.
     """
     area, aspect, top, left = jax.random.uniform(key, (4, TRIES), jnp.float32)
     area = (AREA[0] + area * (AREA[1] - AREA[0])) * (image_height * image_width)
@@ -57,7 +57,7 @@ def erased_box(key: jax.Array, image_height: int, image_width: int) -> Box:
     height = jnp.round(jnp.sqrt(area * aspect)).astype(jnp.int32)
     width = jnp.round(jnp.sqrt(area / aspect)).astype(jnp.int32)
     fits = (height >= 1) & (height <= image_height) & (width >= 1) & (width <= image_width)
-    # Rounding can give a position one past the last.
+    # The product can be rounded up to one more than the last position.
     top = jnp.minimum((top * (image_height - height + 1)).astype(jnp.int32), image_height - height)
     left = jnp.minimum((left * (image_width - width + 1)).astype(jnp.int32), image_width - width)
     first = jnp.argmax(fits)

@@ -19,10 +19,10 @@ def vertical_flip(key: jax.Array, image: jax.Array) -> jax.Array:
 def alternate_flip(key: jax.Array, epoch: jax.Array, image: jax.Array) -> jax.Array:
     """Flip an image [H, W, C] left to right in every other epoch (Jordan 2024, arXiv:2404.00498, section 3.6).
 
-    In a short run a network sees both versions of an image more evenly than with random flips.
+    In a short run, the two versions of an image appear more equally often than with random flips.
 
     Args:
-        key: the same key in all epochs; it decides, with probability 1/2, whether the image is flipped in epoch 0.
+        key: the same random key in all epochs. The image is flipped in epoch 0 with probability 1/2.
     """
     return jnp.where(jax.random.bernoulli(key) ^ (epoch % 2 == 1), image[:, ::-1], image)
 

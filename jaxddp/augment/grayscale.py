@@ -12,10 +12,10 @@ LUMA = (0.2989, 0.587, 0.114)
 
 
 def grayscale(key: jax.Array, image: jax.Array) -> jax.Array:
-    """Replace each channel by the weighted mean of all three, with probability 0.2 (as in SimCLR, arXiv:2002.05709).
+    """With probability 0.2, replace each channel by the weighted mean of all three (as in SimCLR, arXiv:2002.05709).
 
     The image is normalized, float[H, W, C], with 1 or 3 channels. torchvision computes the mean before normalization.
-    Both results are the same if all channels have the same mean and standard deviation.
+    The result is the same if all channels have the same mean and standard deviation.
     """
     channels = image.shape[-1]
     if channels not in (1, 3):

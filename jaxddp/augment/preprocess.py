@@ -1,4 +1,4 @@
-"""Turn pixels into the network's input, on the device. Augmentation depends on seed, epoch and row only."""
+"""Convert pixels to the network's input, on the device. Augmentation depends only on seed, epoch and row."""
 
 import zlib
 from collections.abc import Callable
@@ -19,15 +19,15 @@ from jaxddp.data.batch import Batch
 from jaxddp.registry import AUGMENTATIONS
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
-"""(key, image [H, W, C]) -> image of the same shape and dtype."""
+"""A function (key, image [H, W, C]) -> image of the same shape and dtype."""
 
-# Each use of the seed has its own random stream. Initialization takes the seed's key; other uses fold in a constant.
+# Each use of the seed has its own random stream. Initialization uses the seed's key; other uses fold in a constant.
 _AUGMENT = 0x696D67
-# The augmentations that have a setting, in the order of their use: those of pixels, and those of normalized images.
+# The augmentations with a setting of their own, in the order of use: of pixels, and of normalized images.
 _OF_PIXELS, _OF_NORMALIZED = ("flip", "pad", "rand_augment", "cutout"), ("erase",)
 # Each use of an example's key has its own random stream.
-*_SET, _MIX, _THEN, _EXTRA = range(8)
-_STREAMS = dict(zip(_OF_PIXELS + _OF_NORMALIZED, _SET, strict=True))
+*_CONFIGURED, _MIX, _THEN, _EXTRA = range(8)
+_STREAMS = dict(zip(_OF_PIXELS + _OF_NORMALIZED, _CONFIGURED, strict=True))
 
 
 class Inputs(NamedTuple):
@@ -44,12 +44,12 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Augment and normalize images.
+    """A function that augments and normalizes the images of a batch.
 
     The order in training is: resize, if the batch has a `side`; flip or alternate flip, padded crop, RandAugment and
-    cutout, on pixels; normalize; erase (with zeros, the mean colour); the augmentations that `augment.then` names;
-    `extra`; mixup or cutmix. Evaluation only normalizes. The random numbers of one augmentation do not depend on which
-    others are used.
+    cutout, on pixels; normalize; erase (with zeros, the mean colour); the augmentations in `augment.then`; `extra`;
+    mixup or cutmix. In evaluation, images are only normalized. The random numbers of an augmentation do not depend on
+    the other augmentations.
     """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -58,7 +58,7 @@ class Preprocess:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     dtype: Any = jnp.float32
-    """The dtype of the result. Everything after the pixels is computed in float32 or wider."""
+    """The dtype of the result. Normalized images are augmented in float32 or wider."""
     extra: Augmentation | None = None
     """An additional augmentation of normalized images, from a recipe file."""
 
@@ -66,15 +66,15 @@ class Preprocess:
     def of(
         cls, config: Config, augment: AugmentConfig | None = None, extra: Augmentation | None = None
     ) -> "Preprocess":
-        """Create a `Preprocess` with a config's normalization. Without `augment` and `extra` it suits evaluation."""
+        """Create a `Preprocess` with the normalization of a config, without augmentation by default."""
         data, dtype = config.data, config.train.precision or "float32"
         return cls(data.mean, data.std, augment or AugmentConfig(), dtype, extra)
 
     def __call__(self, batch: Batch, *, train: bool, key: jax.Array | None = None) -> Inputs:
-        """Preprocess a batch of images [B, H, W, C]; B is even if images are mixed.
+        """Preprocess a batch of B images; B must be even if images are mixed.
 
         Args:
-            key: the random key of the run's seed, by default of seed 0. Evaluation does not use it.
+            key: the random key of the run's seed, by default of seed 0; unused in evaluation.
         """
         if not train:
             return Inputs(self._normalize(batch.image).astype(self.dtype), None)
@@ -89,7 +89,7 @@ class Preprocess:
                 image = alternate_flip(first, epoch, image)
             return self.augmented(key_of(epoch, row), image)
 
-        pixels = batch.image if batch.side is None else resized(batch.image, batch.side, self._wide)
+        pixels = batch.image if batch.side is None else resized(batch.image, batch.side, self._compute_dtype)
         images, mixing = jax.vmap(augmented)(batch.epoch, batch.row, pixels), None
         if self.augment.mixup or self.augment.cutmix:
             keys = jax.vmap(lambda epoch, row: jax.random.fold_in(key_of(epoch, row), _MIX))(batch.epoch, batch.row)
@@ -99,30 +99,32 @@ class Preprocess:
         return Inputs(images.astype(self.dtype), mixing)
 
     def augmented(self, key: jax.Array, image: jax.Array) -> jax.Array:
-        """Augment and normalize one image of pixels [H, W, C], without mixing: float[H, W, C].
+        """Augment and normalize the pixels of one image [H, W, C], without mixing. Return float[H, W, C].
 
         Raises: see `check_augmentation`.
         """
-        image = self._normalize(self._set(_OF_PIXELS, key, image))
-        image = self._set(_OF_NORMALIZED, key, image)
+        image = self._normalize(self._apply_configured(_OF_PIXELS, key, image))
+        image = self._apply_configured(_OF_NORMALIZED, key, image)
         names = self.augment.then
         for index, name in enumerate(names):
             stream = jax.random.fold_in(jax.random.fold_in(key, _THEN), zlib.crc32(name.encode()))
             use = jax.random.fold_in(stream, names[:index].count(name))
-            image = _checked((Key("data.augment.then"), f": {name}"), AUGMENTATIONS.get(name)(self.augment), use, image)
+            image = _apply_checked(
+                (Key("data.augment.then"), f": {name}"), AUGMENTATIONS.get(name)(self.augment), use, image
+            )
         if self.extra is not None:
-            image = _checked("augmentation", self.extra, jax.random.fold_in(key, _EXTRA), image)
+            image = _apply_checked("augmentation", self.extra, jax.random.fold_in(key, _EXTRA), image)
         return image
 
-    def _set(self, names: tuple[str, ...], key: jax.Array, image: jax.Array) -> jax.Array:
-        """Apply the named augmentations whose setting is not 0."""
+    def _apply_configured(self, names: tuple[str, ...], key: jax.Array, image: jax.Array) -> jax.Array:
+        """Apply the augmentations in `names` whose setting is not 0."""
         for name in names:
             if getattr(self.augment, name):
                 image = AUGMENTATIONS.get(name)(self.augment)(jax.random.fold_in(key, _STREAMS[name]), image)
         return image
 
     @property
-    def _wide(self) -> Any:
+    def _compute_dtype(self) -> Any:
         return jnp.promote_types(self.dtype, jnp.float32)
 
     def _normalize(self, images: jax.Array) -> jax.Array:
@@ -132,15 +134,15 @@ class Preprocess:
         """
         channels, white = images.shape[-1], 65535 if images.dtype == jnp.uint16 else 255
         mean, std = jnp.array(self.mean[:channels]), jnp.array(self.std[:channels])
-        wide = self._wide
-        return images.astype(wide) * (1 / (white * std)).astype(wide) - (mean / std).astype(wide)
+        dtype = self._compute_dtype
+        return images.astype(dtype) * (1 / (white * std)).astype(dtype) - (mean / std).astype(dtype)
 
 
 def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int], dtype: Any = jnp.uint8) -> None:
     """Trace the augmentation of one image, (H, W, C), to find errors before a run is compiled.
 
     Raises:
-        InputError: settings conflict or do not fit the image, or an augmentation fails or changes shape or dtype.
+        InputError: settings conflict or are invalid for the image, or an augmentation fails or changes shape or dtype.
     """
     augment = preprocess.augment
     if augment.alternate_flip and (augment.flip or "flip" in augment.then):
@@ -150,7 +152,7 @@ def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]
     jax.eval_shape(lambda image: preprocess.augmented(jax.random.key(0), image), image)
 
 
-def _checked(origin: Words, function: Augmentation, key: jax.Array, image: jax.Array) -> jax.Array:
+def _apply_checked(origin: Words, function: Augmentation, key: jax.Array, image: jax.Array) -> jax.Array:
     try:
         result = jnp.asarray(function(key, image))
     except InputError:

@@ -1,13 +1,13 @@
 """RandAugment: random operations with one magnitude (Cubuk et al. 2020, arXiv:1909.13719).
 
-Under `vmap` a switch would compute every operation for every image. So each layer computes a warp, a lookup table and a
-blend once, with parameters for the operation that was drawn. One of the three performs that operation, and the other
-two leave the image unchanged.
+Under `vmap`, `jax.lax.switch` would compute every operation for every image. So each layer computes a warp, a table
+lookup and a blend once each. One of these three performs the drawn operation, and the parameters of the other two leave
+the image unchanged.
 
 The ranges are those of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501). At magnitude 0 an operation has no effect. At
 the largest magnitude the parameters are: rotate 30 degrees, shear 0.3, translate 150/331 of the side, solarize
-threshold 0 (from 256), posterize 4 bits (from 8), blend factor 0.9 away from 1. Operations equal Pillow's (ImageOps,
-ImageEnhance, nearest neighbour), except that a blend is rounded and not truncated.
+threshold 0 (from 256), posterize 4 bits (from 8), blend factor 0.9 away from 1. Results equal Pillow's (ImageOps,
+ImageEnhance, nearest neighbour), except that a blend is rounded instead of truncated.
 
 Pixels and positions are computed in integers, with fractions in units of 1/65,536, so results are the same on any
 device.
@@ -45,17 +45,17 @@ class Drawn(NamedTuple):
     operation: jax.Array
     """int32[], the index in OPERATIONS."""
     sign: jax.Array
-    """int32[], 1 or -1: the direction of a warp, or of a blend away from the degenerate image or towards it."""
+    """int32[], 1 or -1: the direction of a warp, or a blend away from (1) or towards (-1) the degenerate image."""
     share: float
-    """The magnitude, 0 to 1."""
+    """The magnitude as a fraction of `LARGEST`, 0 to 1."""
 
-    def among(self, *names: str) -> list[jax.Array]:
-        """Return bool[] for each name: whether it was drawn."""
+    def matches(self, *names: str) -> list[jax.Array]:
+        """Return, for each name, bool[]: whether this operation was drawn."""
         return [self.operation == OPERATIONS.index(name) for name in names]
 
     def signed(self, name: str, amount: float) -> jax.Array:
-        """Return int32[]: the rounded amount in the drawn direction, or 0 if another operation was drawn."""
-        return jnp.where(self.among(name)[0], self.sign * round(amount), 0)
+        """Return the rounded amount times `sign`, int32[], or 0 if another operation than `name` was drawn."""
+        return jnp.where(self.matches(name)[0], self.sign * round(amount), 0)
 
 
 @AUGMENTATIONS.add("rand_augment")
@@ -92,7 +92,7 @@ def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], j
 
 
 def rand_augment(key: jax.Array, image: jax.Array, layers: int, magnitude: float) -> jax.Array:
-    """Apply `layers` operations to uint8[H, W, C], each uniform among `OPERATIONS`, in a random direction."""
+    """Apply `layers` random operations to uint8[H, W, C], each uniform among `OPERATIONS`, in a random direction."""
     operation_key, sign_key = jax.random.split(key)
     operations = jax.random.randint(operation_key, (layers,), 0, len(OPERATIONS), jnp.int32)
     signs = jax.random.rademacher(sign_key, (layers,), jnp.int32)
@@ -105,21 +105,21 @@ def rand_augment(key: jax.Array, image: jax.Array, layers: int, magnitude: float
 
 
 def operate(image: jax.Array, drawn: Drawn) -> jax.Array:
-    """Apply one operation to one image, uint8[H, W, C], C of 1 or 3."""
+    """Apply one operation to one image, uint8[H, W, C]; C is 1 or 3."""
     return _blend(_look_up(_warp(image, drawn), drawn), drawn)
 
 
 def _warp(image: jax.Array, drawn: Drawn) -> jax.Array:
-    """Warp an image by nearest neighbour: each pixel takes the pixel at the source position of its centre.
+    """Warp an image by nearest neighbour: each pixel gets the value at the source position of its centre.
 
     Rotation is counter-clockwise about the image's centre. Shear moves a row or column by a fraction of its distance
     from the top or left border. Translation is by whole pixels.
     """
     height, width, _ = image.shape
     angle, shear = math.radians(30 * drawn.share), _ONE * 0.3 * drawn.share
-    cos = jnp.where(drawn.among("rotate")[0], round(_ONE * math.cos(angle)), _ONE)
+    cos = jnp.where(drawn.matches("rotate")[0], round(_ONE * math.cos(angle)), _ONE)
     sin = drawn.signed("rotate", _ONE * math.sin(angle))
-    # Twice the position of a pixel's centre is an integer.
+    # Twice the position of the centre of each pixel, because these are integers.
     y, x = 2 * jnp.arange(height, dtype=jnp.int32)[:, None] + 1, 2 * jnp.arange(width, dtype=jnp.int32) + 1
     down, right = y - height, x - width
     row = sin * right + cos * down + drawn.signed("shear_y", shear) * x + _ONE * height
@@ -132,47 +132,47 @@ def _warp(image: jax.Array, drawn: Drawn) -> jax.Array:
 
 
 def _look_up(image: jax.Array, drawn: Drawn) -> jax.Array:
-    """Map each value by a lookup table for each channel."""
+    """Map the values of each channel by a lookup table."""
     channels = image.shape[-1]
-    # On a CPU, counting and lookup on one flat axis are several times faster than on a channel and a value axis.
+    # On a CPU, counting and lookup on one flat axis are several times faster than on two axes (channel and value).
     indices = (image.astype(jnp.int32) + 256 * jnp.arange(channels, dtype=jnp.int32)).reshape(-1)
     histogram = jnp.zeros(256 * channels, jnp.int32).at[indices].add(1, mode="promise_in_bounds")
     histogram = histogram.reshape(channels, 256)
     values = jnp.arange(256, dtype=jnp.int32)
     threshold, dropped = round(256 * (1 - drawn.share)), round(4 * drawn.share)
     tables = {
-        "autocontrast": jax.vmap(_stretched)(histogram),
-        "equalize": jax.vmap(_equalized)(histogram),
+        "autocontrast": jax.vmap(_autocontrast_table)(histogram),
+        "equalize": jax.vmap(_equalize_table)(histogram),
         "solarize": jnp.where(values < threshold, values, 255 - values),
         "posterize": values >> dropped << dropped,
     }
     shaped = [jnp.broadcast_to(table, histogram.shape) for table in tables.values()]
-    table = jnp.select(drawn.among(*tables), shaped, values).astype(image.dtype)
+    table = jnp.select(drawn.matches(*tables), shaped, values).astype(image.dtype)
     return table.reshape(-1).at[indices].get(mode="promise_in_bounds").reshape(image.shape)
 
 
-def _stretched(histogram: jax.Array) -> jax.Array:
-    """Return autocontrast's table, int32[256]: the darkest value becomes 0, the brightest 255.
+def _autocontrast_table(histogram: jax.Array) -> jax.Array:
+    """Return the lookup table of autocontrast, int32[256]: the darkest value becomes 0, the brightest 255.
 
-    An image with one value is not changed.
+    An image with a single value is not changed.
     """
     values = jnp.arange(256, dtype=jnp.int32)
-    low, high = _ends(histogram)
+    low, high = _value_range(histogram)
     stretched = (values - low) * 255 // jnp.maximum(high - low, 1)
     return jnp.where(high > low, jnp.clip(stretched, 0, 255), values)
 
 
-def _equalized(histogram: jax.Array) -> jax.Array:
-    """Return equalize's table, int32[256]: each value becomes the number of darker pixels, scaled to 255."""
-    _, high = _ends(histogram)
+def _equalize_table(histogram: jax.Array) -> jax.Array:
+    """Return the lookup table of equalize, int32[256]: a value becomes the number of darker pixels, scaled to 255."""
+    _, high = _value_range(histogram)
     step = (histogram.sum() - histogram[high]) // 255
     below = jnp.cumsum(histogram) - histogram
     spread = (step // 2 + below) // jnp.maximum(step, 1)
     return jnp.where(step > 0, jnp.minimum(spread, 255), jnp.arange(256))
 
 
-def _ends(histogram: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the darkest and the brightest value that occurs."""
+def _value_range(histogram: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the darkest and the brightest value of a histogram."""
     occurs = histogram > 0
     return jnp.argmax(occurs), 255 - jnp.argmax(occurs[::-1])
 
@@ -189,21 +189,21 @@ def _blend(image: jax.Array, drawn: Drawn) -> jax.Array:
         "sharpness": _smooth(pixels),
     }
     shaped = [jnp.broadcast_to(degenerate, image.shape) for degenerate in degenerates.values()]
-    degenerate = jnp.select(drawn.among(*degenerates), shaped, pixels)
+    degenerate = jnp.select(drawn.matches(*degenerates), shaped, pixels)
     factor = _ONE + drawn.sign * round(_ONE * 0.9 * drawn.share)
     blended = degenerate + (factor * (pixels - degenerate) + _ONE // 2) // _ONE
     return jnp.clip(blended, 0, 255).astype(image.dtype)
 
 
 def _gray(pixels: jax.Array) -> jax.Array:
-    """Return the luma, int32[H, W, 1]."""
+    """Return the luma of an image, int32[H, W, 1]."""
     if pixels.shape[-1] == 1:
         return pixels
     return ((pixels * jnp.array(_LUMA, jnp.int32)).sum(-1, keepdims=True) + _ONE // 2) // _ONE
 
 
 def _smooth(pixels: jax.Array) -> jax.Array:
-    """Average each pixel, with weight 5, with its eight neighbours. Pixels at the border are not changed."""
+    """Average each pixel (weight 5) with its eight neighbours (weight 1). Pixels at the border are not changed."""
     rows = pixels[:-2] + pixels[1:-1] + pixels[2:]
     around = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]
     inner = pixels[1:-1, 1:-1]

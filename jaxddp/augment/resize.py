@@ -1,6 +1,6 @@
-"""Resize growing training images on the device, inside the step.
+"""Resize training images that grow during a run, on the device, inside the step.
 
-This is for images in arrays and for data sets in device memory, whose stored size does not change during a run.
+This is for images in arrays and for data sets in device memory, whose stored size is fixed.
 """
 
 from dataclasses import dataclass
@@ -9,26 +9,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_TOWARDS_HALF = 1 / 32
-"""The bias of rounding towards the upper level, in levels: much more than a rounding error, and too little to be
-visible."""
+_UPWARD_BIAS = 1 / 32
+"""The value that is added before rounding, in levels: above any rounding error, and too small to be visible."""
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Side:
-    """The side to which a batch's images are resized, in pixels. Like a shape, it is static under tracing."""
+    """The side, in pixels, to which the images of a batch are resized. Like a shape, it is static under tracing."""
 
     pixels: int
 
 
 def resized(images: jax.Array, side: Side, dtype: Any) -> jax.Array:
-    """Resize pixels [B, H, W, C] to [B, side, side, C] of the same dtype, computed in a floating-point `dtype`.
+    """Resize pixels [B, H, W, C] to [B, side, side, C] of the same dtype, with floating-point operations in `dtype`.
 
-    The resize is bilinear with antialiasing, by `jax.image.resize`. The mean of a few pixels often lies halfway between
-    two levels. There the last bits of a sum, which may depend on the number of devices, would decide the rounding, so
-    values close to halfway are rounded up.
+    The resize is bilinear with antialiasing, by `jax.image.resize`. The mean of a few pixels is often halfway between
+    two levels. Its rounding would depend on the last bits of a sum, which may depend on the number of devices. So
+    values near the middle are always rounded up.
     """
     shape = (len(images), side.pixels, side.pixels, images.shape[-1])
     means = jax.image.resize(images.astype(dtype), shape, "bilinear", antialias=True)
-    return jnp.floor(means + (0.5 + _TOWARDS_HALF)).astype(images.dtype)
+    return jnp.floor(means + (0.5 + _UPWARD_BIAS)).astype(images.dtype)

@@ -15,9 +15,9 @@ def mean_logits(classify: Callable[[jax.Array], jax.Array], images: jax.Array, v
     Args:
         classify: a function of images that returns logits.
         views: "one" is the image alone. "mirror" is the image and its mirror image, with equal weights.
-            "mirror_translate" (Jordan 2024, arXiv:2404.00498) adds two translated copies of the image, and their mirror
-            images. One copy is translated by a pixel up and left, the other by a pixel down and right; the border is
-            reflected. The four added views together have half of the weight.
+            "mirror_translate" (Jordan 2024, arXiv:2404.00498) adds four views: the image translated by one pixel down
+            and right, the image translated by one pixel up and left, and the mirror images of both. The border is
+            reflected. The four added views have half of the total weight.
     """
     if views == "one":
         return classify(images)

@@ -160,11 +160,13 @@ def _sample(arguments: list[str]) -> int:
 
 def _open(options: DataOptions, report_fault: "Refuse | None" = None) -> "dict[str, SourceTable]":
     """Open the splits of the data set. Faults are passed to `report_fault`; if it is None, the first one is raised."""
-    from jaxddp.data.faults import at_once
+    from jaxddp.data.faults import raise_fault
     from jaxddp.data.opening import open_splits
     from jaxddp.data.storage.catalog import place_of
 
     place = place_of(options.path)
     splits = {key: getattr(options, key) or getattr(place, key) for key in ("train", "val")}
     others = {"data_dir": options.data_dir, "val_share": options.val_share}
-    return open_splits(DataConfig(path=place.path, classes=place.classes, **splits, **others), report_fault or at_once)
+    return open_splits(
+        DataConfig(path=place.path, classes=place.classes, **splits, **others), report_fault or raise_fault
+    )

@@ -74,11 +74,11 @@ def _verifying(source: SourceTable) -> Iterator[np.ndarray]:
         return
     # The identities of files are taken before any image is read. So if a file changes during the check, the next run
     # verifies it again.
-    source.verified.recall()
+    source.verified.check_local_files()
     try:
         yield source.verified.sound
     finally:
-        source.verified.keep()
+        source.verified.write_cache()
 
 
 def in_threads(work: Callable[[int], T], count: int, threads: int) -> Generator[T]:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxddp.core.wording import counted, plural, some, span
 from jaxddp.curate.look import Look
 from jaxddp.data.example_set import labels_of
-from jaxddp.data.faults import repeats
+from jaxddp.data.faults import find_repeats
 from jaxddp.data.source import Table
 
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
@@ -126,7 +126,7 @@ def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, Ch
     row = np.concatenate(rows)
     return [
         (splits[owner[again]], int(row[again]), splits[owner[first]], int(row[first]))
-        for again, first in repeats(digests)
+        for again, first in find_repeats(digests)
     ]
 
 

@@ -1,1 +1,1 @@
-"""Data sets for training, validation and prediction: opens them, selects from them, and makes batches."""
+"""Data sets for training, validation and prediction: opening, selection of examples, and batches."""

@@ -1,4 +1,4 @@
-"""`ArrayTable`: images and labels in memory, as a source of batches that needs no TensorFlow."""
+"""`ArrayTable`: images and labels in memory. It makes batches without TensorFlow."""
 
 import hashlib
 from collections.abc import Collection, Iterator
@@ -14,14 +14,14 @@ from jaxddp.core.message import Key
 from jaxddp.core.wording import counted, shaped, show
 from jaxddp.data.batch import Batch
 from jaxddp.data.columns import check_order, columns
-from jaxddp.data.example_set import Record, in_a_line, labels_of
-from jaxddp.data.faults import check_apart
+from jaxddp.data.example_set import Record, labels_of, one_line_repr
+from jaxddp.data.faults import check_distinct
 from jaxddp.data.images.float_pixels import from_floats
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.selection.subset import ClassSelection
 from jaxddp.data.soundness.bad_images import Substitutes
 
-# Hashing copies images that are not contiguous, this many at a time, to limit the memory for the copy.
+# The number of images hashed at a time. Images that are not contiguous are copied, so this limits the memory.
 _HASHED_AT_ONCE = 1024
 
 
@@ -30,12 +30,12 @@ class ArrayTable:
     """Images and labels held in memory.
 
     Args:
-        images: uint8 or uint16 [N, H, W, C], as decoded; the device normalizes. They may be a memory map
-            (`np.load(mmap_mode="r")`): a batch reads only its own rows; the fingerprint reads all. Floats are
-            converted to such pixels at once; see `jaxddp.data.images.float_pixels.from_floats`.
-        labels: integers [N], dense class indices 0..K-1, or -1 where the class is unknown; kept as int32. Where an
-            image may have several classes or none: multi-hot [N, K], 0 or 1 each; kept as uint8.
-        class_names: K names.
+        images: uint8 or uint16 [N, H, W, C], not normalized. A memory map (`np.load(mmap_mode="r")`) is possible: a
+            batch reads only its own rows, and the fingerprint reads all rows. Float images are converted to these
+            dtypes here; see `jaxddp.data.images.float_pixels.from_floats`.
+        labels: integers [N], dense class indices 0..K-1, or -1 if the class is unknown; stored as int32. If an image
+            may have several classes or none, multi-hot [N, K] of 0 and 1; stored as uint8.
+        class_names: the names of the K classes.
 
     Raises:
         InputError: `as_pixels`, `check_labels` or `check_class_names` rejects an argument.
@@ -63,7 +63,7 @@ class ArrayTable:
         return len(self.images)
 
     def __repr__(self) -> str:
-        return in_a_line(self, shaped(self.images))
+        return one_line_repr(self, shaped(self.images))
 
     @property
     def num_classes(self) -> int:
@@ -79,7 +79,7 @@ class ArrayTable:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, as hex, of pixels, labels and names; equal on every machine."""
+        """The SHA-256, in hex, of pixels, labels and class names; equal on every machine."""
         digest = hashlib.sha256(repr((self.images.shape, self.class_names)).encode())
         for start in range(0, len(self), _HASHED_AT_ONCE):
             digest.update(np.ascontiguousarray(self.images[start : start + _HASHED_AT_ONCE]).data)
@@ -103,7 +103,7 @@ class ArrayTable:
         return ArrayTable(self.images, np.full(len(self), -1), ())
 
     def default_data(self) -> DataConfig:
-        """Returns a config without flips: images in memory are often digits, which must not be mirrored."""
+        """Return a config without flips, because images in memory are often digits."""
         return DataConfig(augment=AugmentConfig(flip=False))
 
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
@@ -196,20 +196,20 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 
 def check_class_names(names: Any) -> None:
-    """Checks class names. Raises: InputError if they are not a list of text, or two different names look alike."""
+    """Raise `InputError` if class names are not a list of strings, or if two different names look alike."""
     if not isinstance(names, Collection) or isinstance(names, str | set | frozenset):
         raise refused("class_names", names, "give a list of the classes' names")
     for name in names:
         if not isinstance(name, str):
             raise refused("class_names", names, f"give text for each class, and not {show(name)}")
-    check_apart(names, lambda name: "class_names")
+    check_distinct(names, lambda name: "class_names")
 
 
 def as_pixels(images: np.ndarray) -> np.ndarray:
-    """Returns images as uint8 or uint16 [N, H, W, C]; images of such a dtype are returned without reading a pixel.
+    """Return images as uint8 or uint16 [N, H, W, C]. Floats are converted; images of these dtypes are not read.
 
     Raises:
-        InputError: there are no images, or they are neither such pixels nor floats that can be converted.
+        InputError: there are no images, or they have another shape or dtype, or the floats cannot be converted.
     """
     pixels = from_floats(images) if images.size and np.issubdtype(images.dtype, np.floating) else images
     _check_images(pixels)
@@ -229,10 +229,10 @@ def _check_images(images: np.ndarray) -> None:
 
 
 def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> None:
-    """Checks labels.
+    """Check labels.
 
     Raises:
-        InputError: they are neither one integer an example, in 0..num_classes-1 or -1, nor multi-hot rows of 0 and 1.
+        InputError: the labels are neither integers [N] in -1..num_classes-1 nor multi-hot [N, K] of 0 and 1.
     """
     if labels.ndim == 2:
         if labels.shape != (num_examples, num_classes):

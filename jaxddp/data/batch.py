@@ -1,4 +1,4 @@
-"""`Batch`: the arrays that a data source passes to the training step, on the host or placed on the devices."""
+"""`Batch`: the input of the training step, as arrays on the host or on the devices."""
 
 from typing import Any, NamedTuple
 
@@ -6,32 +6,32 @@ from jaxddp.core.wording import shaped
 
 
 class Batch(NamedTuple):
-    """A batch of examples, a pytree of arrays that share their first axis of B examples.
+    """A batch of B examples: a pytree of arrays whose first axis has the length B.
 
-    A process makes its own slice of the global batch as NumPy arrays; `Topology.place` makes global arrays of it.
-    `row` and `epoch` identify each appearance of an example, so its random augmentation is a function of
-    (seed, epoch, row), and does not depend on the device that holds it.
+    A process makes its own slice of the global batch as NumPy arrays; `Topology.place` converts them to global arrays.
+    `row` and `epoch` identify each appearance of an example. Its random augmentation is a function of (seed, epoch,
+    row), so it does not depend on the device.
     """
 
     image: Any
     """uint8 or uint16 [B, H, W, C], the decoded pixels; the device normalizes them."""
     label: Any
-    """int32[B], class indices; if an example may have several classes, uint8[B, K], 1 for each class."""
+    """int32[B], class indices; multi-hot uint8[B, K] if an example may have several classes."""
     mask: Any
     """float32[B], 1 for an example and 0 for padding."""
     row: Any
-    """int32[B], the example's row in its table; 0 where padded."""
+    """int32[B], the row of the example in its table; 0 for padding."""
     epoch: Any
-    """int32[B], how often this example has appeared before; 0 in evaluation."""
+    """int32[B], the number of earlier appearances of the example in the run; 0 in evaluation."""
     substituted: Any = None
-    """float32[B], 1 where an image cannot be used and another example's image takes its place. In a batch that spans
-    two epochs, it is 0 for all examples of the second epoch. None if images are never substituted."""
+    """float32[B], 1 if the image is unusable and another example's image replaces it. In a batch that spans two epochs,
+    it is 0 for all examples of the second epoch. None if images are never substituted."""
     side: Any = None
-    """`jaxddp.augment.resize.Side`, which holds no array: the size to which the device resizes training images; None
-    where they keep their size."""
+    """`jaxddp.augment.resize.Side`, a static value without arrays: the size to which the device resizes training
+    images; None if the images keep their size."""
     unlabelled: Any = None
-    """A `Batch` from a second source without labels (-1), with a multiple of B examples; None without such a source.
-    Code that divides a batch must divide `unlabelled` into as many parts."""
+    """A `Batch` of unlabelled examples (label -1) from a second source; its size is a multiple of B. None without a
+    second source. Code that divides a batch must divide `unlabelled` into the same number of parts."""
 
     def __repr__(self) -> str:
         columns = {name: column for name, column in self._asdict().items() if column is not None}

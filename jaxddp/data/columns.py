@@ -1,4 +1,4 @@
-"""All fields of a batch except the images: labels, masks, rows and epochs, from the labels and the order alone."""
+"""The fields of a batch without its images: labels, masks, rows and epochs."""
 
 from collections.abc import Sized
 
@@ -11,7 +11,10 @@ from jaxddp.data.order import WHOLE, Order, Shard
 
 
 def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -> Batch:
-    """Returns a shard of a step's batch without images. Padding has mask, label and row 0. Raises: see `Shard.of`."""
+    """Return one shard of the batch of a step, without images. Padding has 0 as mask, label and row.
+
+    Raises: see `Shard.of`.
+    """
     rows = shard.of(order.rows(step))
     real = rows >= 0
     row = np.where(real, rows, 0).astype(np.int32)
@@ -26,16 +29,16 @@ def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -
 
 
 def stacked_columns(labels: np.ndarray, order: Order, steps: range, shard: Shard = WHOLE) -> Batch:
-    """Returns the `columns` of several steps, stacked to arrays [B, len(steps)]; column k belongs to step `steps[k]`.
+    """Return the `columns` of several steps, stacked on axis 1: arrays [B, len(steps)].
 
-    The batch axis comes first, so `Topology.place` shards the result as it shards a batch.
+    The batch axis remains the first axis, so `Topology.place` shards the result like a batch.
     """
     batches = [columns(labels, order, step, shard) for step in steps]
     return Batch(*(None if parts[0] is None else np.stack(parts, axis=1) for parts in zip(*batches, strict=True)))
 
 
 def check_order(examples: Sized, order: Order, shard: Shard) -> None:
-    """Checks that an order fits the examples and the shard. Raises: InputError if it does not fit."""
+    """Raise `InputError` if an order does not fit the examples or the shard."""
     if order.num_examples != len(examples):
         raise InputError(
             f"an order of {counted(order.num_examples, 'example')} for {len(examples)}: make an order for this data set"

@@ -1,4 +1,4 @@
-"""`Examples`: the protocol of labelled examples, however the images are stored and read."""
+"""`Examples`: the protocol of labelled examples, in memory or in files."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -9,14 +9,14 @@ from jaxddp.data.labels import Labels
 
 
 class Record(NamedTuple):
-    """Identifies one example. All values can be written as JSON."""
+    """The identification of one example, with values that JSON can represent."""
 
     id: str | int
-    """The id of the example; the number of its row if it has none."""
+    """The id of the example; its row number if it has no id."""
     path: str | None = None
     """The file in the data set that holds the image; None if the image is in memory."""
     offset: int | None = None
-    """The position of the image's record in that file; None if the file is the image."""
+    """The position of the image's record in the file `path`; None if the whole file is the image."""
 
 
 class Examples(Protocol):
@@ -24,19 +24,19 @@ class Examples(Protocol):
 
     # An attribute and not a property, because type checkers do not accept a `cached_property` in place of a property.
     fingerprint: Any
-    """A string. Two data sets have different fingerprints if an example or a class differs."""
+    """A string that differs between two data sets if an example or a class differs."""
 
     @property
     def labels(self) -> np.ndarray:
         """int32[N], the class index of each example, 0..K-1; -1 if the class is unknown.
 
-        If examples may have several labels, or none, the array is uint8[N, K]: 1 for each class of an example, else 0.
+        Multi-hot uint8[N, K] if examples may have several labels or none.
         """
         ...
 
     @property
     def class_ids(self) -> tuple[str, ...]:
-        """The ids of the K classes. Data sets are compared by them. Classes without ids have their names as ids."""
+        """The ids of the K classes, by which data sets are compared. The id of a class without an id is its name."""
         ...
 
     @property
@@ -53,27 +53,27 @@ class Examples(Protocol):
 
     @property
     def pixel_shape(self) -> tuple[int, int, int] | None:
-        """(H, W, C) of each image if images are kept as pixels; None if they are encoded files."""
+        """(H, W, C) of each image if images are stored as pixels; None if they are encoded files."""
         ...
 
     def name(self, row: int) -> str:
-        """Returns a readable name of a row's image, such as its path."""
+        """Return a readable name of a row's image, such as its path."""
         ...
 
 
 def id_of(examples: Examples, row: int) -> str:
-    """Returns the id of a row from its record; the number of the row if the examples have no records."""
+    """Return the id of a row from its record; the row number if the examples have no records."""
     record = getattr(examples, "record", Record)
     return str(record(row).id)
 
 
 def labels_of(examples: Examples) -> Labels:
-    """Returns the labels of examples, with ids and names of the classes."""
+    """Return the labels of examples, with the ids and names of the classes."""
     return Labels(examples.labels, tuple(examples.class_ids), tuple(examples.class_names))
 
 
-def in_a_line(examples: Examples, images: str) -> str:
-    """Returns a one-line `repr` of examples without their columns; `images` describes the images."""
+def one_line_repr(examples: Examples, images: str) -> str:
+    """Return a one-line `repr` of examples: their number, their classes, and `images`, a description of the images."""
     names = f" ({some(examples.class_names)})" if examples.num_classes else ""
     classes = f"{counted(examples.num_classes, 'class')}{names}"
     return f"{type(examples).__name__}({counted(len(examples), 'example')} of {classes}, {images})"

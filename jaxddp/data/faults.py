@@ -1,4 +1,4 @@
-"""Faults of single rows, files and names of a data set: the first one is raised, or all are collected."""
+"""Functions that find faulty rows, files and names of a data set, and pass each fault to a callback."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,28 +9,28 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import appearance, code_points, show
 
 Refuse = Callable[[str], None]
-"""Is called with a message for each row or file that cannot be used. It raises an error, or returns to skip it."""
+"""A callback that takes the message about an unusable row or file. It raises an error, or returns to skip the row."""
 
 
-def at_once(fault: str) -> None:
-    """Raises the first fault as an `InputError`."""
+def raise_fault(fault: str) -> None:
+    """Raise a fault as an `InputError`; a callback that stops at the first fault."""
     raise InputError(fault)
 
 
 @contextmanager
-def told_to(refuse: Refuse) -> Iterator[None]:
-    """If the block raises an `InputError`, passes its message to `refuse`, and continues after the block."""
+def pass_faults_to(refuse: Refuse) -> Iterator[None]:
+    """Catch an `InputError` of the block, and pass its message to `refuse`."""
     try:
         yield
     except InputError as error:
         refuse(str(error))
 
 
-def check_apart(names: Iterable[str], where: Callable[[str], str], refuse: Refuse = at_once) -> None:
-    """Rejects names without visible characters, and names that look like an earlier one but differ from it.
+def check_distinct(names: Iterable[str], where: Callable[[str], str], refuse: Refuse = raise_fault) -> None:
+    """Pass to `refuse` each name without visible characters, and each name that looks like a different earlier name.
 
     Args:
-        where: returns the file of a name, and its line if there is one, for messages.
+        where: returns the file, and the line if there is one, of a name, for messages.
     """
     first: dict[str, str] = {}
     for name in names:
@@ -38,12 +38,12 @@ def check_apart(names: Iterable[str], where: Callable[[str], str], refuse: Refus
         if not visible:
             refuse(f"{where(name)}: the name {show(name)} has no visible character; write one that can be read")
         elif before != name:
-            refuse(f"{where(name)}: {look_alike(name, before)}; spell both the same, or rename one")
+            refuse(f"{where(name)}: {describe_difference(name, before)}; spell both the same, or rename one")
 
 
-def repeats(values: np.ndarray) -> list[tuple[int, int]]:
-    """Returns (row, first row of the same value) for each row that repeats an earlier one, in the order of the rows."""
-    # For a million names, sorting takes half the time of looking up each name among the earlier ones.
+def find_repeats(values: np.ndarray) -> list[tuple[int, int]]:
+    """Return (row, first row of the same value) for each row that repeats an earlier value, in ascending order."""
+    # For a million names, sorting takes half the time of a dict of the earlier names.
     order = np.argsort(values, kind="stable")
     new = np.ones(len(values), bool)
     new[1:] = values[order[1:]] != values[order[:-1]]
@@ -52,10 +52,10 @@ def repeats(values: np.ndarray) -> list[tuple[int, int]]:
 
 
 def index_of_column(names: Sequence[str], wanted: str, where: str) -> int | None:
-    """Returns the index of a column; None if there is none.
+    """Return the index of a column; None if there is none.
 
     Raises:
-        InputError: another column has the same name, ignoring case and invisible characters.
+        InputError: another column has the same name apart from case, spaces and invisible characters.
     """
     if wanted not in names:
         return None
@@ -74,7 +74,7 @@ def _folded(name: str) -> str:
     return appearance(name).replace(" ", "").casefold()
 
 
-def look_alike(name: str, other: str) -> str:
-    """Returns the clause that two names look alike, with the code points in which they differ."""
+def describe_difference(name: str, other: str) -> str:
+    """Return the message that two names look alike, with the code points in which they differ."""
     one, another = code_points(name, other)
     return f"{show(name)} ({one}) looks like {show(other)} ({another})"

@@ -10,37 +10,37 @@ from pathlib import Path
 from typing import Protocol
 
 from jaxddp.config import DataConfig
-from jaxddp.data.faults import Refuse, at_once
+from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.source import SourceTable, Split
 from jaxddp.data.storage.home import is_address
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a data set, with the config that opens it."""
+    """The address of a data set, and the config with which it is opened."""
 
     address: str
-    """A path of this machine, a URL, or NAME:REST such as tfds:cifar10."""
+    """A local path, a URL, or NAME:REST such as tfds:cifar10."""
     data: DataConfig
-    """The config, completed by the entry of datasets.toml."""
-    refuse: Refuse = at_once
-    """Called with a message for each row or file that cannot be used, by formats that can leave these out."""
+    """The config, with values from datasets.toml for its unset keys."""
+    refuse: Refuse = raise_fault
+    """The callback for unusable rows and files, for formats that can skip them."""
 
     @property
     def local(self) -> Path | None:
-        """The absolute path, links not resolved; None if the address is not a path."""
+        """The absolute path without resolving links; None if the address is not a path."""
         return None if is_address(self.address) else Path(self.address).expanduser().absolute()
 
 
 class Match(IntEnum):
-    """How well a place matches a format. The best match opens the place; two equally good matches are an error."""
+    """The degree to which a place matches a format. The format with the highest degree is used; a tie is an error."""
 
     NONE = 0
     PARTLY = 1
-    """The place, or a folder next to it, holds a part of such a data set. Opening it reports what is missing."""
+    """The place, or a folder next to it, has some files of the format. `open` reports the missing files."""
     WHOLE = 2
     NAMED = 3
-    """The config names the format or a file that only this format has; weaker matches are ignored."""
+    """The config names the format, or a file that only this format has. Lower degrees are ignored."""
 
 
 class Format(Protocol):
@@ -48,49 +48,50 @@ class Format(Protocol):
 
     @property
     def description(self) -> str:
-        """The files or addresses that `data.path` names for this format, for messages such as "give one of: ..."."""
+        """A phrase about the files or addresses of this format, for messages such as "give one of: ..."."""
         ...
 
     def match(self, place: Place) -> Match:
-        """Returns whether the place holds such a data set. It is called for every place, so it must be quick."""
+        """Return the degree of the match. The method is called for every place, so it must be fast."""
         ...
 
     def divided(self, place: Place) -> bool:
-        """Returns whether the data set has a validation split; else "train" is an `ExampleTable` of all examples."""
+        """Return whether the data set has a validation split. If not, "train" is an `ExampleTable` of all examples."""
         ...
 
     def open(self, place: Place, split: Split) -> SourceTable:
-        """Returns the examples of a split that are of the classes `place.data.classes`. No image file is opened.
+        """Return the examples of a split whose classes are in `place.data.classes`, without opening an image file.
+
+        Faults that can be skipped are passed to `place.refuse`.
 
         Raises:
-            InputError: the data have a fault that ends the reading, and the message names file and line. Other faults
-                go to `place.refuse`.
+            InputError: the data have another fault. The message names the file and the line.
         """
         ...
 
 
 @dataclass(frozen=True)
 class LocalFormat:
-    """A format of data sets on this machine, made of functions of a path."""
+    """A format of local data sets, defined by functions of a path."""
 
     description: str
     holds: Callable[[Path], bool | Match]
-    """Whether a path holds such a data set; True stands for `Match.WHOLE`."""
+    """Returns whether a path holds a data set of this format; True means `Match.WHOLE`."""
     read: Callable[..., SourceTable]
-    """`(path, split) -> table`; with `goes_on`, `(path, split, refuse) -> table`."""
+    """A function `(path, split) -> table`; with `skips_faults`, `(path, split, refuse) -> table`."""
     is_divided: Callable[[Path], bool] = lambda path: True
-    """Whether a path has its own validation split; see `Format.divided`."""
-    goes_on: bool = False
-    """Whether `read` passes rows and files that cannot be used to `refuse`, and then continues without them."""
+    """Returns whether the data set at a path has a validation split; see `Format.divided`."""
+    skips_faults: bool = False
+    """Whether `read` passes the faults of unusable rows and files to `refuse`, and skips these rows and files."""
 
     def match(self, place: Place) -> Match:
-        held = place.local is not None and self.holds(place.local)
-        return held if isinstance(held, Match) else Match.WHOLE if held else Match.NONE
+        match = place.local is not None and self.holds(place.local)
+        return match if isinstance(match, Match) else Match.WHOLE if match else Match.NONE
 
     def divided(self, place: Place) -> bool:
         return place.local is None or self.is_divided(place.local)
 
     def open(self, place: Place, split: Split) -> SourceTable:
         assert place.local is not None
-        refuse = [place.refuse] if self.goes_on else []
+        refuse = [place.refuse] if self.skips_faults else []
         return self.read(place.local, split, *refuse).select(place.data.classes)

@@ -1,4 +1,4 @@
-"""Opens images to classify, without labels: a folder, files, a CSV file or a test listing."""
+"""Open unlabelled images for prediction: a folder, files, a CSV file or a test listing."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -19,20 +19,20 @@ from jaxddp.data.table import ExampleTable
 
 @permitted()
 def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
-    """Returns the images of some places, in their order. Labels are -1, and there are no classes. No image is opened.
+    """Return a table of the images at some places, without opening them. Labels are -1, and there are no classes.
 
     A place is one of these:
 
     - a folder: all images below it, sorted by their paths, which are their ids;
-    - an image file: its id is the path as given;
-    - a CSV file, as the only place: the images in its column `path`, relative to the file's folder;
-    - a directory or URL of Kaggle's archive with LOC_sample_submission.csv, as the only place: the test images, whose
-      ids are the ImageIds.
+    - an image file, whose id is the path as given;
+    - a CSV file, as the only place: the images in its column `path`, relative to the folder of the CSV file;
+    - a folder or URL of Kaggle's ILSVRC archive with LOC_sample_submission.csv, as the only place: the test images,
+      whose ids are the values of the column ImageId.
 
-    Symbolic links may lead to any folder or file, also outside these places.
+    Symbolic links are followed, also to files outside these places.
 
     Raises:
-        InputError: a place does not exist or holds no image, or an image is given twice.
+        InputError: a place does not exist or has no image, or an image is given twice.
     """
     if not places:
         raise InputError("no images are given; give a folder, files, a CSV file, or a directory with a test listing")
@@ -45,7 +45,7 @@ def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
 
 
 def _listing(place: str) -> ExampleTable | None:
-    """Returns the table of a CSV file or a test listing; None for folders and image files."""
+    """Return the table of a CSV file or a test listing; None for folders and image files."""
     path = Path(place).expanduser()
     if is_url(place) or (path / TEST_CSV).is_file():
         return test_listing(place)
@@ -53,7 +53,7 @@ def _listing(place: str) -> ExampleTable | None:
 
 
 def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
-    """Yields (id, real path) of the images of a folder, or of one file."""
+    """Yield (id, real path) for each image of a folder, or for a single image file."""
     path = Path(place).expanduser()
     if path.is_file():
         yield place, os.path.realpath(path)
@@ -68,10 +68,10 @@ def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
 
 
 def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
-    """Yields the paths of all images below a folder; `above` is the real paths of its parent folders."""
+    """Yield the paths of all images below a folder; `above` has the real paths of its parent folders."""
     real_path = os.path.realpath(top / folder)
     if real_path in above:
-        return  # A link leads to a parent folder, whose images are found without the link.
+        return  # A link to a parent folder: the images of that folder are found without the link.
     with files.reading(top / folder, "make it a readable folder"):
         entries = [*os.scandir(top / folder)]
     for entry in entries:

@@ -13,7 +13,7 @@ from jaxddp.data.selection.subset import balanced_rows, chosen_classes
 
 @dataclass(frozen=True)
 class LabelKind:
-    """The kind of labels, for losses and metrics: the number of classes, and whether an example may have several."""
+    """The kind of labels, for losses and metrics: the number of classes, single-label or multi-label."""
 
     num_classes: int
     several: bool = False
@@ -25,10 +25,10 @@ class Labels:
     """The labels of N examples of K classes.
 
     Attributes:
-        values: int32[N], class indices 0..K-1; -1 if the class is unknown. If examples may have several labels, or
-            none, it is uint8[N, K]: 1 for each class of an example, else 0.
-        ids: K ids; data sets are compared by these ids.
-        names: K readable names.
+        values: int32[N], class indices 0..K-1; -1 if the class is unknown. Multi-hot uint8[N, K] if examples may have
+            several labels or none.
+        ids: the ids of the K classes, by which data sets are compared.
+        names: the readable names of the K classes.
     """
 
     values: np.ndarray
@@ -53,32 +53,33 @@ class Labels:
 
     @property
     def single(self) -> np.ndarray:
-        """int32[N], the class of an example of exactly one class; -1 for all others."""
+        """int32[N], the class of each example that has exactly one class; -1 for all other examples."""
         if not self.several:
             return self.values
         return np.where(self.values.sum(1) == 1, self.values.argmax(1), -1).astype(np.int32)
 
     @property
     def codes(self) -> np.ndarray:
-        """int[N], a number for each example that is equal for examples of the same class or the same set of classes."""
+        """int[N], the class index of each example; for multi-hot labels, a number of its set of classes."""
         return np.unique(self.values, axis=0, return_inverse=True)[1].reshape(-1) if self.several else self.values
 
     def of(self, row: int) -> np.ndarray:
-        """Returns the classes of a row, int64[n], ascending; empty if they are unknown."""
+        """Return the classes of a row, int64[n], ascending; empty if the class is unknown."""
         return np.flatnonzero(self.values[row] if self.several else np.arange(len(self.ids)) == self.values[row])
 
     def share(self, limit: int) -> np.ndarray:
-        """Returns the rows of at most `limit` examples, int64[n]; each class keeps its share. See `balanced_rows`."""
+        """Return the rows of at most `limit` examples, int64[n], in proportion to the classes; see `balanced_rows`."""
         return balanced_rows(self.codes, limit)
 
     def select(self, classes: str | Iterable[int | str], first: str) -> "tuple[np.ndarray, np.ndarray, Labels]":
-        """Selects the examples of some classes.
+        """Select the examples of some classes.
 
         Args:
             first: a readable name of the first example, for messages.
 
-        Returns: the indices of the classes, int64[k], in the order of `ids`; the rows of their examples, int64[n],
-            ascending; and the labels of these rows, as indices 0..k-1 of the chosen classes.
+        Returns:
+            The indices of the chosen classes, int64[k], in the order of `ids`; the rows of their examples, int64[n],
+            ascending; and the labels of these rows, with indices 0..k-1.
 
         Raises:
             InputError: `chosen_classes` rejects the classes, or no example is of these classes.
@@ -104,14 +105,14 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class LabelSets:
-    """The classes of each of N examples that a CSV file lists; each example has at least one."""
+    """The classes of N examples in a CSV file, at least one class for each example."""
 
     members: np.ndarray
-    """object[N], tuples of class indices, ascending; none is empty."""
+    """object[N], tuples of one or more class indices, ascending."""
     file: str
-    """The file that lists them, for messages."""
+    """The CSV file, for messages."""
     line: np.ndarray
-    """int64[N], the line of each example in the file."""
+    """int64[N], the line of each example in the CSV file."""
 
     def __repr__(self) -> str:
         return f"LabelSets({counted(len(self.members), 'example')}, {self.several.sum():,} of several classes)"
@@ -128,36 +129,37 @@ class LabelSets:
 
     @property
     def labels(self) -> np.ndarray:
-        """int32[N], the class of an example of one class; -1 where it has several."""
+        """int32[N], the class of each example that has one class; -1 for examples with several classes."""
         return np.where(self.several, np.int32(-1), self.first)
 
     def first_of(self, chosen: np.ndarray) -> np.ndarray:
-        """Returns int32[N], each example's first class that is among the chosen classes, int[n]; -1 where none is."""
+        """Return the first class of each example among the chosen classes, int[n]: int32[N], -1 if there is none."""
         wanted = set(chosen.tolist())
         return np.array([next((one for one in classes if one in wanted), -1) for classes in self.members], np.int32)
 
     def rows(self, rows: np.ndarray) -> "LabelSets":
-        """Returns the classes of int[n] rows, in that order."""
+        """Return the classes of int[n] rows, in that order."""
         return replace(self, members=self.members[rows], line=self.line[rows])
 
     def select(self, chosen: np.ndarray) -> "LabelSets":
-        """Returns the sets with only the chosen classes, int[n] ascending, whose indices become 0..n-1.
+        """Return the sets with only the chosen classes.
 
-        Every example must have one of these classes.
+        Args:
+            chosen: int[n], ascending; these classes are renumbered to 0..n-1. Each example must have at least one.
         """
         dense = {label: place for place, label in enumerate(chosen.tolist())}
         members = [[dense[one] for one in classes if one in dense] for classes in self.members]
         return replace(self, members=as_members(members))
 
     def rows_of_classes(self, num_classes: int) -> np.ndarray:
-        """Returns multi-hot labels: uint8[N, K], 1 for each class of an example."""
+        """Return multi-hot labels: uint8[N, K], 1 for each class of an example."""
         hot = np.zeros((len(self.members), num_classes), np.uint8)
         for row, members in enumerate(self.members):
             hot[row, list(members)] = 1
         return hot
 
     def check_single(self, class_names: tuple[str, ...]) -> None:
-        """Checks that every example has one class. Raises: InputError, with file and line, if not."""
+        """Raise `InputError`, with file and line, if an example has several classes."""
         several = np.flatnonzero(self.several)
         if len(several):
             names = ", ".join(class_names[label] for label in self.members[several[0]])
@@ -169,6 +171,6 @@ class LabelSets:
 
 
 def as_members(sets: list[list[int]]) -> np.ndarray:
-    """Converts lists of class indices to the array `LabelSets.members`."""
-    # `np.array` would make a matrix of tuples of equal length.
+    """Convert lists of class indices to the array `LabelSets.members`."""
+    # From tuples of equal length, `np.array` would make a matrix.
     return np.fromiter((tuple(sorted(classes)) for classes in sets), object, len(sets))

@@ -1,6 +1,6 @@
-"""Opens the training and validation data of a config, with the format that best matches `data.path` or `data.name`.
+"""Open the training and validation data of a config, with the format that best matches `data.path` or `data.name`.
 
-The formats are the modules of `jaxddp/data/formats/`, in `FORMATS`; `jaxddp.data.format` describes how to add one.
+The modules of `jaxddp/data/formats/` register the formats in `FORMATS`; see `jaxddp.data.format` to add a format.
 """
 
 import dataclasses
@@ -10,11 +10,11 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key, Option
 from jaxddp.core.phases import doing
-from jaxddp.data.faults import Refuse, at_once, told_to
+from jaxddp.data.faults import Refuse, pass_faults_to, raise_fault
 from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.selection.held_out import held_out
-from jaxddp.data.soundness.image_manifest import ImageManifest, find_manifest, held_to_manifest
+from jaxddp.data.soundness.image_manifest import ImageManifest, compare_with_manifest, find_manifest
 from jaxddp.data.source import SourceTable, Split
 from jaxddp.data.storage import catalog
 from jaxddp.data.storage.home import nearest_beside, permitted
@@ -23,7 +23,7 @@ from jaxddp.registry import FORMATS
 
 
 def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
-    """Opens and checks the training and validation data of a config; `val_limit` limits the validation examples.
+    """Open and check the training and validation data of a config; `val_limit` limits the validation examples.
 
     Raises: see `open_splits` and `Table.check`.
     """
@@ -35,8 +35,8 @@ def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceT
 
 
 def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
-    """Opens the data as `open_tables` does, but does not check that images exist. Raises: see `open_splits`."""
-    train, val = open_held(data).values()
+    """Open the data like `open_tables`, without checking that the images exist. Raises: see `open_splits`."""
+    train, val = open_full_splits(data).values()
     if data.limit is not None:
         train = train.take(data.limit)
     if val_limit is not None:
@@ -45,23 +45,23 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
 
 
 @permitted()
-def open_held(data: DataConfig) -> dict[str, SourceTable]:
-    """Opens both splits. Labels are multi-hot if an image of either split has several labels.
+def open_full_splits(data: DataConfig) -> dict[str, SourceTable]:
+    """Open both splits without limits. Labels are multi-hot if an image of either split has several labels.
 
-    With `data.verify=manifest`, the images are also compared with a manifest; see `held_to_manifest`.
+    With `data.verify=manifest`, the images are compared with a manifest; see `compare_with_manifest`.
 
-    Raises: see `open_splits` and `held_to_manifest`.
+    Raises: see `open_splits` and `compare_with_manifest`.
     """
     splits = open_splits(data)
     if data.verify == "manifest":
         file = find_manifest(_place(data).address, data.manifest)
         with doing(f"reading {file.name}"):
-            splits = held_to_manifest(splits, ImageManifest.read(file), data)
+            splits = compare_with_manifest(splits, ImageManifest.read(file), data)
     return _with_several_labels(splits)
 
 
 def _with_several_labels(splits: dict[str, SourceTable]) -> dict[str, SourceTable]:
-    """Returns the splits with multi-hot labels, if an example of either split has several classes."""
+    """Return the splits; their labels are multi-hot if an example of either split has several classes."""
     listings = [table for table in splits.values() if isinstance(table, ExampleTable)]
     if len(listings) < len(splits) or all(table.label_sets is None for table in listings):
         return splits
@@ -70,16 +70,16 @@ def _with_several_labels(splits: dict[str, SourceTable]) -> dict[str, SourceTabl
 
 @permitted()
 @doing("reading the data set")
-def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceTable]:
-    """Opens "train" and "val" with the selected classes; images are not checked.
+def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, SourceTable]:
+    """Open "train" and "val" with the selected classes, without checking images.
 
     Args:
-        refuse: called with a message for each row, file or split that cannot be used. If it returns, the rest of the
-            data set is read; by default it raises an error.
+        refuse: a callback with the message about an unusable row, file or split. By default it raises an error. If it
+            returns, the row, file or split is skipped.
 
     Raises:
-        InputError: a path and a name are both given or both missing; a validation split and `data.val_share` are both
-            given or both missing; the data have a fault.
+        InputError: `data.path` and `data.name` are both set or both unset; a validation split and `data.val_share` both
+            exist or are both missing; or the data have a fault.
     """
     place = dataclasses.replace(_place(data), refuse=refuse)
     data_format, where = _format_of(place), place.local or place.address
@@ -90,7 +90,7 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceT
                 f": {where} has its own validation split",
                 advice=("leave ", Key("data.val_share"), " out, which is for folders, CSV and Parquet without one"),
             )
-        return _each_split(data_format, place, str(where))
+        return _open_each_split(data_format, place, str(where))
     if data.val_share is None:
         raise InputError(
             f"{where}: has no validation split",
@@ -99,13 +99,13 @@ def open_splits(data: DataConfig, refuse: Refuse = at_once) -> dict[str, SourceT
     return {**held_out(cast(ExampleTable, data_format.open(place, "train")), data.val_share, str(where))}
 
 
-def _each_split(data_format: Format, place: Place, where: str) -> dict[str, SourceTable]:
-    """Opens those splits that can be opened. Raises: InputError if none can, or if `refuse` raises it."""
+def _open_each_split(data_format: Format, place: Place, where: str) -> dict[str, SourceTable]:
+    """Open each split that can be opened. Raises: InputError if no split can be opened, or if `refuse` raises it."""
     opened: dict[str, SourceTable] = {}
     splits: tuple[Split, Split] = ("train", "val")
     for split in splits:
-        # A fault of one split does not hide the faults of the other. But a file that the config names must be readable.
-        with told_to(at_once if getattr(place.data, split) else place.refuse):
+        # After a fault of one split, the other is still opened. But a file that the config names must be readable.
+        with pass_faults_to(raise_fault if getattr(place.data, split) else place.refuse):
             opened[split] = data_format.open(place, split)
     if not opened:
         raise InputError(f"{where}: no split can be read; correct the faults that are listed above")
@@ -115,15 +115,15 @@ def _each_split(data_format: Format, place: Place, where: str) -> dict[str, Sour
 @permitted()
 @doing("reading the data set")
 def open_images(path: str, data: DataConfig) -> SourceTable:
-    """Opens the images at another path, whatever their classes: a data set's training split, or all images there.
+    """Open the images of all classes at another path: the training split of a data set, or unlabelled images.
 
-    No image is checked. Raises: InputError if there are no images, or the data have a fault.
+    Images are not checked. Raises: InputError if there are no images, or the data have a fault.
     """
-    elsewhere = {"path": path, "name": None, "train": None, "val": None, "classes": None}
-    place = Place(path, dataclasses.replace(data, **elsewhere))
-    certain = any(FORMATS.get(name).match(place) >= Match.WHOLE for name in FORMATS.names())
-    # A CSV file may have no labels, so only its images are read.
-    return _format_of(place).open(place, "train") if certain and not path.endswith(".csv") else open_inputs([path])
+    changes = {"path": path, "name": None, "train": None, "val": None, "classes": None}
+    place = Place(path, dataclasses.replace(data, **changes))
+    is_data_set = any(FORMATS.get(name).match(place) >= Match.WHOLE for name in FORMATS.names())
+    # A CSV file may have no labels, so only its column of images is read.
+    return _format_of(place).open(place, "train") if is_data_set and not path.endswith(".csv") else open_inputs([path])
 
 
 def _place(data: DataConfig) -> Place:
@@ -148,8 +148,10 @@ def _format_of(place: Place) -> Format:
                 f"{place.local}: no such directory or file{nearest_beside(place.local)}",
                 advice=("check ", Option("data.path")),
             )
-        forms = "; ".join(FORMATS.get(name).description for name in matches)
-        raise InputError(f"{place.local or place.address}: holds no data set of a known format; give one of: {forms}")
+        descriptions = "; ".join(FORMATS.get(name).description for name in matches)
+        raise InputError(
+            f"{place.local or place.address}: holds no data set of a known format; give one of: {descriptions}"
+        )
     names = [name for name, match in matches.items() if match is best]
     if len(names) > 1:
         raise InputError(

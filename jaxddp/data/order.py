@@ -1,7 +1,7 @@
 """The examples of each global batch, as a function of the step.
 
-No position is saved. Global batch t depends on (num_examples, batch_size, seed, t) alone, so a run resumes by computing
-the next step, and any number of hosts divide the same batches into their shards.
+The global batch of step t depends only on (num_examples, batch_size, seed, t). So a run resumes without a saved
+position in the data, and the global batches are the same for any number of hosts.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from jaxddp.overrides import check_values
 
 
 class Shard(NamedTuple):
-    """A process's part of each global batch: number `index` of `count` equal contiguous parts; the whole by default."""
+    """The part of each global batch for one process: part `index` of `count` equal contiguous parts; by default all."""
 
     index: int = 0  # pyright: ignore[reportIncompatibleMethodOverride]: a tuple's own methods
     count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def of(self, values: np.ndarray) -> np.ndarray:
-        """Returns this part of a batch's values.
+        """Return this part of the values of a global batch.
 
         Raises:
             InputError: there is no such part, or the batch does not divide into equal parts.
@@ -39,17 +39,17 @@ class Shard(NamedTuple):
 
 WHOLE = Shard()
 """The whole global batch."""
-# The second word of Philox's key in `unlabelled_seed`. In `permutation`, that word is the epoch, which is never this
-# large, so the two functions never use the same key.
-_UNLABELLED = 0x756E6C6162656C
+# The second word of Philox's key in `unlabelled_seed`. The second word in `permutation` is the epoch, which is always
+# smaller, so the two functions never use the same key.
+_UNLABELLED_KEY = 0x756E6C6162656C
 
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """The training order: epochs follow each other as one stream of examples, divided into batches of equal size.
+    """The training order: a stream of shuffled epochs, divided into batches of equal size.
 
-    No example is dropped: a batch may begin in one epoch and end in the next. Every example appears exactly once in
-    each epoch, which is a stretch of `num_examples` positions.
+    An epoch is `num_examples` consecutive positions of the stream, and contains every example once. A batch may begin
+    in one epoch and end in the next.
 
     Raises:
         InputError: a size is below 1, the batch is larger than the data set, or the seed is out of 0..2**63-1.
@@ -68,11 +68,11 @@ class SampleOrder:
             )
 
     def steps(self, epochs: int) -> int:
-        """Returns the number of steps for `epochs` epochs: ceil(epochs * N / B)."""
+        """Return the number of steps for `epochs` epochs: ceil(epochs * N / B)."""
         return -(-epochs * self.num_examples // self.batch_size)
 
     def rows(self, step: int) -> np.ndarray:
-        """Returns the rows of the global batch, int64[batch_size]."""
+        """Return the rows of the global batch, int64[batch_size]."""
         epochs, places = np.divmod(positions(step, self.batch_size), self.num_examples)
         rows = np.empty_like(places)
         for epoch in np.unique(epochs):
@@ -81,17 +81,17 @@ class SampleOrder:
         return rows
 
     def epochs(self, step: int) -> np.ndarray:
-        """Returns the epoch of each of `rows(step)`, int64[batch_size]."""
-        return self.stretches(step)
+        """Return the epoch of each row of `rows(step)`, int64[batch_size]."""
+        return self.epoch_indices(step)
 
-    def stretches(self, step: int) -> np.ndarray:
-        """Returns, for each of `rows(step)`, how many times `num_examples` positions came before, int64[batch_size]."""
+    def epoch_indices(self, step: int) -> np.ndarray:
+        """Return the number of complete epochs before each row of `rows(step)`, int64[batch_size]."""
         return positions(step, self.batch_size) // self.num_examples
 
 
 @dataclass(frozen=True)
 class EvalOrder:
-    """The evaluation order: every row once, in the table's order; -1 fills the last batch.
+    """The evaluation order: every row once, in the order of the table. The last batch is padded with -1.
 
     A batch may be larger than the data set. Raises: InputError if a size is below 1.
     """
@@ -100,7 +100,7 @@ class EvalOrder:
     batch_size: Count
 
     seed = 0
-    """A constant, because evaluation draws nothing at random."""
+    """A constant, because evaluation has no randomness."""
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -111,14 +111,14 @@ class EvalOrder:
         return -(-self.num_examples // self.batch_size)
 
     def rows(self, step: int) -> np.ndarray:
-        """Returns the rows of the global batch, int64[batch_size]; -1 where it is padded."""
+        """Return the rows of the global batch, int64[batch_size]; -1 for padding."""
         rows = positions(step, self.batch_size)
         return np.where(rows < self.num_examples, rows, -1)
 
     def epochs(self, step: int) -> np.ndarray:
         return np.zeros(self.batch_size, np.int64)
 
-    def stretches(self, step: int) -> np.ndarray:
+    def epoch_indices(self, step: int) -> np.ndarray:
         return np.zeros(self.batch_size, np.int64)
 
 
@@ -127,12 +127,12 @@ Order = SampleOrder | EvalOrder
 
 @lru_cache(maxsize=4)
 def permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns one epoch's order of the rows: int64[num_examples], read-only, each row once.
+    """Return a random permutation of the rows for one epoch: int64[num_examples], read-only.
 
-    The definition of Philox fixes its raw words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
-    2011), and a stable sort has one result, so the order is the same with every release of NumPy. NumPy may change
-    `Generator.permutation`. The cache holds the two epochs that a batch can span, for each of two threads, because one
-    thread reads ahead of the other.
+    The rows are sorted by the raw words of Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+    2011), so the result is the same with every release of NumPy. The result of `Generator.permutation` may change with
+    a release. The cache holds four epochs: the two that a batch can span, for each of two threads, one of which reads
+    ahead.
     """
     words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(num_examples)
     rows = np.argsort(words, kind="stable")
@@ -141,12 +141,12 @@ def permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def unlabelled_seed(seed: int) -> int:
-    """Returns the seed of a run's second source, which has other orders, crops and augmentations than the first."""
-    return int(np.random.Philox(key=np.array([seed, _UNLABELLED], np.uint64)).random_raw()) >> 1
+    """Return the seed of the second source of a run, for an order, crops and augmentations of its own."""
+    return int(np.random.Philox(key=np.array([seed, _UNLABELLED_KEY], np.uint64)).random_raw()) >> 1
 
 
 def positions(step: int, batch_size: int) -> np.ndarray:
-    """Returns the positions of a batch in the stream of all examples, int64[batch_size]."""
+    """Return the positions of a batch in the stream of all examples, int64[batch_size]."""
     if step < 0:
         raise InputError(f"step {step}: the first step is 0")
     return step * batch_size + np.arange(batch_size, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Sample data for a first try, written from an installed package without a download."""
+"""Sample data sets, created from an installed package without a download."""
 
 import csv
 import io
@@ -12,21 +12,21 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices, not_installed
 
 _SIZE = 32
-_HELD_OUT = 6
-_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-# WordNet's numbers for the ten digits, so the mapping file looks like ImageNet's.
+_VALIDATION_EVERY = 6
+_DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+# WordNet's ids of the ten digits, because ImageNet's mapping file has WordNet ids.
 _SYNSETS = tuple(f"n{13742358 + digit:08d}" for digit in range(10))
 
 
 def write_sample(name: str, out: str | Path) -> Path:
-    """Writes a small data set into a folder, and returns the folder, for `open_data`.
+    """Write a small data set into a folder, and return the folder, for `open_data`.
 
-    "digits" are scikit-learn's 1,797 handwritten digits of 8x8 pixels, enlarged to 32x32, as JPEG files in the layout
-    of Kaggle's ILSVRC download. Every sixth image is kept for validation. The folder appears only when it is complete;
-    a folder that already holds the files is not changed.
+    The sample "digits" has scikit-learn's 1,797 handwritten digits of 8x8 pixels, enlarged to 32x32, as JPEG files in
+    the layout of Kaggle's ILSVRC download. Every sixth image is a validation image. The folder is created under a
+    temporary name and renamed when it is complete. A folder that already has all the files is not changed.
 
     Raises:
-        InputError: there is no such sample, scikit-learn is missing, or the folder holds something else or cannot be
+        InputError: there is no such sample, scikit-learn is not installed, or the folder has other files or cannot be
             written.
     """
     if not isinstance(name, str) or name not in _SAMPLES:
@@ -36,18 +36,18 @@ def write_sample(name: str, out: str | Path) -> Path:
         if all((place / file).is_file() for file in sample):
             return place
         raise InputError(f"{place}: holds something else than the sample {name!r}; give a new folder")
-    with files.whole_folder(place) as making:
+    with files.whole_folder(place) as temporary:
         for file, content in sample.items():
-            (making / file).parent.mkdir(parents=True, exist_ok=True)
-            (making / file).write_bytes(content)
+            (temporary / file).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / file).write_bytes(content)
     return place
 
 
 def _digits() -> dict[str, bytes]:
-    """Returns the content of each file by its path."""
+    """Return the content of each file by its path."""
     sample, rows = dict[str, bytes](), {"train": list[tuple[str, str]](), "val": list[tuple[str, str]]()}
     for number, (image, digit) in enumerate(_images()):
-        split, synset = "val" if number % _HELD_OUT == 0 else "train", _SYNSETS[digit]
+        split, synset = "val" if number % _VALIDATION_EVERY == 0 else "train", _SYNSETS[digit]
         name = f"{synset}_{number}" if split == "train" else f"digits_val_{number:05d}"
         folder = f"{split}/{synset}" if split == "train" else split
         sample[f"ILSVRC/Data/CLS-LOC/{folder}/{name}.JPEG"] = image
@@ -56,12 +56,12 @@ def _digits() -> dict[str, bytes]:
         table = io.StringIO(newline="")
         csv.writer(table).writerows([("ImageId", "PredictionString"), *lines])
         sample[f"LOC_{split}_solution.csv"] = table.getvalue().encode()
-    mapping = "".join(f"{synset} {word}\n" for synset, word in zip(_SYNSETS, _WORDS, strict=True))
+    mapping = "".join(f"{synset} {word}\n" for synset, word in zip(_SYNSETS, _DIGIT_NAMES, strict=True))
     return {**sample, "LOC_synset_mapping.txt": mapping.encode()}
 
 
 def _images() -> Iterator[tuple[bytes, int]]:
-    """Yields a JPEG file and the label of each of scikit-learn's digits."""
+    """Yield (JPEG file, label) for each of scikit-learn's digits."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:

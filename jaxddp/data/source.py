@@ -1,7 +1,7 @@
 """The two protocols of data: a `Source` yields batches; a `Table` selects examples and reads single images.
 
-Training and evaluation take a source. A class of your own needs the members of `Source` and no others. Code that opens
-a data set (`jaxddp.data.format`), checks it or selects from it takes a table. Code uses only the protocols' members.
+Training and evaluation accept any object with the members of `Source`. Code that opens a data set
+(`jaxddp.data.format`), checks it or selects from it needs a `Table`.
 """
 
 from collections.abc import Iterator
@@ -23,40 +23,40 @@ Split = Literal["train", "val"]
 
 
 class Source(Examples, Protocol):
-    """Examples, and batches of their images: all that training and evaluation need.
+    """Examples that can be iterated in batches for training and evaluation.
 
-    Batches hold NumPy arrays with the shard of one process; see `Batch`. `jaxddp.data.columns` makes every field but
-    the images. The iterators check their arguments at once, and stop their work when they are closed or dropped. Pixels
-    are uint8; a source with other pixels also has a method `image_dtype(data)`, which returns their dtype.
+    A batch has NumPy arrays with the shard of one process; see `Batch`. `jaxddp.data.columns` makes all fields except
+    the images. The methods that return iterators check their arguments immediately. Work in the background ends when
+    the iterator is closed or deleted. Pixels are uint8; a source with another dtype also has a method
+    `image_dtype(data)`, which returns it.
     """
 
     def default_data(self) -> DataConfig:
-        """Returns the config that is used for these images if none is given."""
+        """Return the default config for these images."""
         ...
 
     def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
-        """Returns (H, W, C) of the images in training batches.
+        """Return (H, W, C) of the images in training batches.
 
-        For evaluation, call it with the config `data.of_evaluation`. Images may grow during a run. If the shape does
-        not depend on `data.image_size`, the source cannot resize them, so the training step does.
+        For evaluation, pass `data.of_evaluation`. A run with growing images changes `data.image_size`. If the returned
+        shape does not depend on `data.image_size`, the training step resizes the images on the device.
         """
         ...
 
     def check_evaluation(self, data: DataConfig) -> None:
-        """Checks that the evaluation settings of the config suit these images.
+        """Check that the evaluation settings of the config are valid for these images.
 
         Raises:
-            InputError: it does not suit them. As in every check of this class, the message names the key, or the first
-                image that cannot be used.
+            InputError: a setting is invalid. The message names the key, or the first unusable image.
         """
         ...
 
     def check_resident(self, data: DataConfig) -> None:
-        """Checks that training reads the same pixels in every epoch, so that devices can keep them (`data.cache`)."""
+        """Check that the pixels are the same in every epoch, so they can be cached on the devices (`data.cache`)."""
         ...
 
     def substitutes(self, data: DataConfig) -> Substitutes | None:
-        """Returns the substitutes for unusable images; None if an unusable image ends the run or cannot occur."""
+        """Return the substitutes for unusable images; None if an unusable image is an error or cannot occur."""
         ...
 
     def train_batches(
@@ -67,20 +67,20 @@ class Source(Examples, Protocol):
         shard: Shard = WHOLE,
         substitutes: Substitutes | None = None,
     ) -> Iterator[Batch]:
-        """Yields the training batches of some steps; an `EvalOrder` is padded as in `eval_batches`.
+        """Yield the training batches of the given steps; batches of an `EvalOrder` are padded as in `eval_batches`.
 
-        No other step is read. Random crops depend on (seed, epoch, row) alone.
+        Images of other steps are not read. Random crops depend only on (seed, epoch, row).
 
         Raises:
-            InputError: the order is for another number of examples, its batch does not divide by `shard.count`, or the
-                config is out of range. The iterator raises it for an image that cannot be used.
+            InputError: the order is for another number of examples, its batch size is not divisible by `shard.count`,
+                the config is out of range, or, while iterating, an image is unusable.
         """
         ...
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
-        """Yields every example once. If the last batch is padded, mask and image are 0 in the padding.
+        """Yield batches with every example once. In padding, mask and image are 0.
 
-        If a table has files to verify (`verified`), its method has another argument, `omissions`; see
+        If a table has files to verify (`verified`), its method has an additional argument `omissions`; see
         `ExampleTable.eval_batches`.
 
         Raises: see `train_batches`.
@@ -89,21 +89,20 @@ class Source(Examples, Protocol):
 
 
 class Table(Examples, Protocol):
-    """Examples that code can select, and whose images it can read one by one. Only a `Source` makes batches."""
+    """Examples with methods to select some of them, and to read single images."""
 
     verified: Any
-    """`Verified`: the images that are known to be sound, from this or an earlier run; None without files to verify."""
+    """`Verified`: the images that this run or an earlier one verified; None if there are no files to verify."""
 
     @property
     def class_indices(self) -> tuple[int, ...]:
-        """The index of each of the K classes in the whole data set, before classes were selected."""
+        """The index of each of the K classes before the selection, among all classes of the data set."""
         ...
 
     def select(self, classes: ClassSelection) -> Self:
-        """Returns the examples of some classes, in the order of the rows; all examples for None.
+        """Return the examples of some classes, in the order of the rows; all examples for None.
 
-        The selected classes are numbered from 0 in the order of `class_ids`. The order in which `classes` names them
-        has no effect, so training and validation have the same labels.
+        The selected classes are numbered from 0 in the order of `class_ids`, independently of the order in `classes`.
 
         Raises:
             InputError: a class is unknown, or no example is left.
@@ -111,50 +110,50 @@ class Table(Examples, Protocol):
         ...
 
     def take(self, limit: int) -> Self:
-        """Returns at most `limit` examples (1 or more); each class keeps its share of them. See `balanced_rows`."""
+        """Return at most `limit` examples (1 or more), in proportion to the classes; see `balanced_rows`."""
         ...
 
     def rows(self, rows: np.ndarray) -> Self:
-        """Returns the examples of int[n] rows, in that order."""
+        """Return the examples of int[n] rows, in that order."""
         ...
 
     def without_labels(self) -> Self:
-        """Returns the same images without classes; every label is -1."""
+        """Return the same images without classes; every label is -1."""
         ...
 
     def check(self, data: DataConfig) -> None:
-        """Checks that every image exists, and suits the config's sizes and crops. No image is opened.
+        """Check that every image exists, and that the config's sizes and crops are valid for it. No image is opened.
 
         Raises:
-            InputError: an image or a key does not fit; the message names the first image, or the key.
+            InputError: an image is missing, or a setting is invalid. The message names the first image, or the key.
         """
         ...
 
     def read(self, row: int) -> bytes:
-        """Returns a row's image as it is stored: an encoded file, or pixels of `image_dtype`.
+        """Return a row's image as it is stored: an encoded file, or pixels of `image_dtype`.
 
         Raises:
-            InputError: the image is missing or cannot be read; the message names it.
+            InputError: the image is missing or cannot be read. The message names the image.
             Unreachable: a remote store did not answer within its deadline.
         """
         ...
 
     def record(self, row: int) -> Record:
-        """Returns the record that identifies a row in a manifest."""
+        """Return the record that identifies a row in a manifest."""
         ...
 
 
 class SourceTable(Source, Table, Protocol):
-    """A source that is also a table; every format of data sets opens one."""
+    """An object that is both a source and a table. Every data set format returns one."""
 
 
-# The members that `check_source` looks for. `vars` leaves out `fingerprint`, which the protocol only annotates. This is
-# intended: `hasattr` would compute the fingerprint, which may take long.
+# The members that `check_source` requires. `fingerprint` is an annotation of the protocol, so `vars` omits it. This is
+# intended, because `hasattr` would compute the fingerprint, which may take long.
 _MEMBERS = [name for kind in (Source, Examples) for name in vars(kind) if not name.startswith("_")]
 
 
 def check_source(source: Any, name: str) -> Source:
-    """Returns the argument `source`, called `name` in messages. Raises: InputError if it lacks a member of `Source`."""
+    """Return `source`. Raise `InputError` if it lacks a member of `Source`; the message calls it `name`."""
     missing = [member for member in _MEMBERS if not hasattr(source, member)]
     if len(missing) == len(_MEMBERS) or isinstance(source, type):
         advice = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
@@ -166,13 +165,13 @@ def check_source(source: Any, name: str) -> Source:
 
 
 def check_labelled(source: Examples, what: str) -> None:
-    """Checks that every label is known.
+    """Check that every label is known.
 
     Args:
-        what: the data in messages, such as "training data".
+        what: a name of the data for messages, such as "training data".
 
     Raises:
-        InputError: a label is unknown or beyond the classes; the message names the first such image.
+        InputError: a label is unknown or not below the number of classes. The message names the first such image.
     """
     labels = labels_of(source)
     if labels.several:
@@ -195,6 +194,6 @@ def check_labelled(source: Examples, what: str) -> None:
 
 
 def image_dtype(source: Source, data: DataConfig) -> np.dtype:
-    """Returns the dtype of the pixels in a source's batches: uint8, or what its method `image_dtype` returns."""
+    """Return the dtype of the pixels of a source: the result of its method `image_dtype`, or uint8 without one."""
     method = getattr(source, "image_dtype", None)
     return np.dtype(np.uint8) if method is None else method(data)

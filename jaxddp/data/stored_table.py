@@ -1,4 +1,4 @@
-"""A table of images in a store: their ids, files and labels, without any pixels."""
+"""`StoredTable`: the ids, files and labels of images in a store, without pixels."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ import numpy as np
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted
-from jaxddp.data.example_set import Record, in_a_line, labels_of
+from jaxddp.data.example_set import Record, labels_of, one_line_repr
 from jaxddp.data.faults import Refuse
 from jaxddp.data.labels import Labels, LabelSets
 from jaxddp.data.selection.subset import ClassSelection, chosen_classes
@@ -24,14 +24,14 @@ from jaxddp.data.storage.store import Store
 
 @dataclass(frozen=True, eq=False)
 class StoredTable:
-    """N examples of K classes, as columns. `Examples` documents the columns that every source has."""
+    """N examples of K classes. The fields are columns; see `Examples` for those without a docstring here."""
 
     store: Store
     """The store of the images: a directory, record files, or an object store."""
     id: np.ndarray
-    """bytes 'S'[N], UTF-8."""
+    """bytes 'S'[N], the id of each example in UTF-8."""
     path: np.ndarray
-    """bytes 'S'[N], the image's file in the store, with forward slashes, UTF-8."""
+    """bytes 'S'[N], the path in the store of the file with the image, with forward slashes, in UTF-8."""
     labels: np.ndarray
     class_ids: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
@@ -39,14 +39,14 @@ class StoredTable:
     class_indices: tuple[int, ...] = ()
     """The index of each class in the whole data set; by default 0 to K-1."""
     offset: np.ndarray | None = None
-    """int64[N], the position of an image's record in its file, for stores whose files hold many."""
+    """int64[N], the position of the image's record in its file; None if each file has one image."""
     label_sets: LabelSets | None = None
-    """The listed classes of each example; None if no example has several. The label of an example with
-    several classes is -1 until `with_several_labels` makes the labels multi-hot."""
+    """The classes of each example; None if no example has several. The label of an example with several classes is -1
+    until `with_several_labels` makes the labels multi-hot."""
     made_of: Literal["row", "file", "record"] = "row"
-    """The kind of thing that holds an example: a row of a listing, a file of a folder, or a record of a file."""
+    """The origin of an example, for messages: a row of a listing, a file of a folder, or a record of a file."""
     digests: Digests | None = None
-    """The checksums with which each file is compared as it is read; None if there are none."""
+    """The checksums with which files are compared when they are read; None if there are no checksums."""
 
     pixel_shape = None
 
@@ -58,7 +58,7 @@ class StoredTable:
         return len(self.id)
 
     def __repr__(self) -> str:
-        return in_a_line(self, f"the first is {self.name(0)}" if len(self) else "none")
+        return one_line_repr(self, f"the first is {self.name(0)}" if len(self) else "none")
 
     @property
     def num_classes(self) -> int:
@@ -66,11 +66,11 @@ class StoredTable:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, as hex, of ids, paths, labels, classes and offsets, in order. The store's place is not hashed."""
+        """The SHA-256, in hex, of ids, paths, labels, classes and offsets, without the location of the store."""
         digest = hashlib.sha256(b"jaxddp example table 1\n")
         class_ids = np.array([class_id.encode() for class_id in self.class_ids], "S")
         for column in (self.id, self.path, class_ids):
-            # After a selection, the dtype may be wider than the rows need. The hash uses only the width that they need.
+            # After a selection, the dtype may be wider than needed. The hash uses the length of the longest value.
             width = int(np.strings.str_len(column).max(initial=1))
             digest.update(b"%d %d\n" % (len(column), width))
             digest.update(column.astype(f"S{width}").tobytes())
@@ -83,11 +83,11 @@ class StoredTable:
 
     @cached_property
     def verified(self) -> Verified:
-        """The record of which images were verified and are sound."""
+        """The images that were verified and are sound."""
         return Verified(self.store, self.path, self.offset)
 
     def check(self, data: DataConfig) -> None:
-        if faults := self.verified.look():
+        if faults := self.verified.check_files():
             row, fault = faults[0]
             raise InputError(
                 f"{self.name(row)}: {fault} ({len(faults)} of {counted(len(self), 'image')} cannot be used); put "
@@ -107,7 +107,7 @@ class StoredTable:
         return Record(os.fsdecode(self.id[row]), os.fsdecode(self.path[row]), offset)
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the files, bytes 'S'[n], and offsets, int64[n], of int[n] rows, for `Store.in_graph`."""
+        """Return (files, bytes 'S'[n], offsets, int64[n]) of int[n] rows, for `Store.in_graph`."""
         files = np.strings.add(os.path.join(os.fsencode(self.store.root or ""), b""), self.path[rows])
         return files, np.zeros(len(rows), np.int64) if self.offset is None else self.offset[rows]
 
@@ -140,7 +140,7 @@ class StoredTable:
         return replace(self, **columns, offset=offset, label_sets=sets, digests=digests)
 
     def without(self, rows: Sequence[int]) -> Self:
-        """Returns all examples except those of some rows. Raises: InputError if no example is left."""
+        """Return all examples except the given rows. Raises: InputError if no example is left."""
         if not rows:
             return self
         left = np.delete(np.arange(len(self)), rows)
@@ -149,10 +149,11 @@ class StoredTable:
         return self.rows(left)
 
     def without_links_out(self, where: Callable[[int], str], refuse: Refuse) -> Self:
-        """Rejects examples whose path leads out of the root through a symbolic link; returns all others.
+        """Return all examples except those whose path leads out of the root through a symbolic link.
 
         Args:
-            where: returns the file and line that list a row of this table, for messages.
+            where: returns the file and line of the listing that contain a row of this table, for messages.
+            refuse: a callback with a message for each of these examples.
         """
         faults = links_out(self.store.root, self.path) if self.store.root else []
         for row, fault in faults:
@@ -164,11 +165,11 @@ class StoredTable:
         return replace(self._labelled(unknown), class_indices=(), label_sets=None)
 
     def with_label_sets(self, sets: LabelSets) -> Self:
-        """Returns the examples with the classes in `sets`, or with single labels if no example has several classes."""
+        """Return the examples with the classes of `sets`; with single labels if no example has several classes."""
         return replace(self, labels=sets.labels, label_sets=sets if sets.several.any() else None)
 
     def with_several_labels(self) -> Self:
-        """Returns the examples with multi-hot labels, uint8[N, K]."""
+        """Return the examples with multi-hot labels, uint8[N, K]."""
         labels = labels_of(self)
         if labels.several:
             return self

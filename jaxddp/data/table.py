@@ -1,4 +1,4 @@
-"""`ExampleTable`: images in a store, as a source of batches."""
+"""`ExampleTable`: a `StoredTable` that yields batches."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from jaxddp.data.stored_table import StoredTable
 
 
 class ExampleTable(StoredTable):
-    """A table of images in a store, which also yields batches."""
+    """A table of images in a store that also yields batches."""
 
     def default_data(self) -> DataConfig:
         return DataConfig()
@@ -54,7 +54,7 @@ class ExampleTable(StoredTable):
     def substitutes(self, data: DataConfig) -> Substitutes | None:
         return None if data.bad_images == "fail" else Substitutes(self)
 
-    # TensorFlow takes seconds to import, so the modules that need it are imported where they are used.
+    # TensorFlow takes seconds to import, so modules that import it are imported inside functions.
 
     def train_batches(
         self,
@@ -64,11 +64,11 @@ class ExampleTable(StoredTable):
         shard: Shard = WHOLE,
         substitutes: Substitutes | None = None,
     ) -> Iterator[Batch]:
-        """Yields training batches; see `Source.train_batches`. Images are [B, S, S, C] in the config's `PixelFormat`.
+        """Yield training batches; see `Source.train_batches`. Images are [B, S, S, C] in the config's `PixelFormat`.
 
-        S is `data.image_size`. A process verifies each file to its last pixel when it first reads the file, unless
-        `verified` marks it as sound or `data.verify` is "never". The iterator raises `Unreachable` where the store does
-        not answer within its deadline.
+        S is `data.image_size`. A process verifies each file to its last pixel when it first reads the file, except for
+        files that `verified` marks as sound. With `data.verify="never"`, no file is verified. The iterator raises
+        `Unreachable` if the store does not answer within its deadline.
         """
         from jaxddp.data.stream.graph import TrainPixels
         from jaxddp.data.stream.pipeline import Pipeline
@@ -80,11 +80,11 @@ class ExampleTable(StoredTable):
     def eval_batches(
         self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, omissions: Omissions | None = None
     ) -> Iterator[Batch]:
-        """Yields every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
+        """Yield every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
 
-        With `data.resize == data.image_size`, square images stay whole. A bad image is an error, since replacing it
-        would give the metrics of another data set. With `omissions`, another image is read in place of a bad
-        one, and `Batch.substituted` is 1 for it.
+        With `data.resize == data.image_size`, square images are not cropped. By default, an unusable image is an error,
+        because a substitute would change the metrics. With `omissions`, another image is read in place of an unusable
+        image, and `Batch.substituted` is 1 for that example.
 
         Raises: see `train_batches` and `check_evaluation`.
         """

@@ -1,4 +1,4 @@
-"""Data for training with few labels: a small source with labels, and a second source without labels."""
+"""The data of training with few labels: a small labelled source and a second, unlabelled source."""
 
 import hashlib
 import logging
@@ -15,14 +15,14 @@ from jaxddp.data.order import permutation
 from jaxddp.data.source import SourceTable
 
 TRAIN = "train"
-"""The value of `data.unlabelled` that stands for the training images."""
+"""The value of `data.unlabelled` for the training images."""
 _log = logging.getLogger("jaxddp.data")
 
 
 def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[SourceTable, SourceTable | None]:
-    """Returns the labelled source and, where `data.unlabelled` names one, the unlabelled source; both are checked.
+    """Return the labelled source, and the unlabelled source if `data.unlabelled` is set, after checking both.
 
-    With `data.unlabelled="train"`, the unlabelled source has all training images, including the labelled ones.
+    With `data.unlabelled="train"`, the unlabelled source has all training images, including the labelled images.
 
     Raises:
         InputError: `few_labels` rejects the labelled data, or the unlabelled images cannot be opened or used.
@@ -42,13 +42,13 @@ def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[Sourc
 
 
 def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable:
-    """Returns `per_class` examples of each class, in the order of the rows.
+    """Return `per_class` examples of each class, in the order of the rows.
 
-    The choice in a class depends only on the seed, the id of the class and its number of examples. A smaller choice is
-    a subset of a larger one. Examples without a label are left out.
+    The choice in a class depends only on the seed, the id of the class and its number of examples. The examples of a
+    smaller `per_class` are a subset of those of a larger `per_class`. Examples without a label are omitted.
 
     Raises:
-        InputError: a class has fewer examples, or images have several labels.
+        InputError: a class has fewer than `per_class` examples, or images have several labels.
     """
     labels = labels_of(table)
     if labels.several:
@@ -72,5 +72,5 @@ def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable
 
 
 def _word(text: str) -> int:
-    """Returns a 64-bit hash of a text."""
+    """Return a 64-bit hash of a text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])

@@ -160,7 +160,7 @@ class Program:
 
     def _compile(self, state: TrainState, *feed: Any) -> Any:
         compiled, cost = compile_with_cost(self.function, state, *feed)
-        self.cost = cost.of_one(self._steps_in(*feed))
+        self.cost = cost.per_step(self._steps_in(*feed))
         self._compiled[_shapes_of(feed)] = compiled, self.cost
         return compiled
 

@@ -70,15 +70,15 @@ class PredictionStream:
         omissions = Omissions(len(self.source))
         batches: Iterator[Batch] = iter(())
         try:
-            for row, fault in verified.look():
+            for row, fault in verified.check_files():
                 omissions.refuse(row, f"{self.source.name(row)}: {fault}")
             batches = self._batches(omissions)
             batches = itertools.chain([next(batches)], batches)
         except InputError:
-            if not omissions.all:
+            if not omissions.omits_all:
                 raise
         # A process that has only padding has not checked any image, and must not compute if the other processes stop.
-        if str(True) in self.topology.peers.exchange("whether no image is left", str(omissions.all)):
+        if str(True) in self.topology.peers.exchange("whether no image is left", str(omissions.omits_all)):
             yield self._none_usable(omissions)
         else:
             yield from self._predictions(batches, omissions)

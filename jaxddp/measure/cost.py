@@ -7,7 +7,7 @@ from typing import Any
 
 import jaxddp.core.private_names as private_names
 from jaxddp.measure.data_sheets import peak
-from jaxddp.measure.flops import count_flops, reads_jaxprs
+from jaxddp.measure.flops import can_read_jaxprs, count_flops
 
 _BYTES = [f"{part}_size_in_bytes" for part in ("argument", "output", "alias", "temp")]
 
@@ -17,44 +17,44 @@ class Cost:
     """The cost of one execution of a program."""
 
     flops_of: Mapping[str, int]
-    """Floating-point operations by dtype, over all devices of all processes; see `count_flops`."""
+    """Floating-point operations by dtype, summed over all devices of all processes; see `count_flops`."""
     memory: Any
     """XLA's `CompiledMemoryStats`, in bytes on each device; None if the backend does not report them."""
 
     @property
     def flops(self) -> int:
-        """Return the floating-point operations over all devices."""
+        """Return the number of floating-point operations of all devices."""
         return sum(self.flops_of.values())
 
     @property
     def needed_bytes(self) -> int | None:
-        """Return the bytes needed on each device. Memory that an output shares with an argument is counted once."""
+        """Return the bytes needed on each device. Memory that an output shares with an argument counts once."""
         if (stats := self.memory) is None:
             return None
         output = stats.output_size_in_bytes - stats.alias_size_in_bytes
         return stats.argument_size_in_bytes + output + stats.temp_size_in_bytes
 
-    def of_one(self, steps: int) -> "Cost":
+    def per_step(self, steps: int) -> "Cost":
         """Return the cost of one step of a program with `steps` steps. All steps use the same memory."""
         return replace(self, flops_of={dtype: flops // steps for dtype, flops in self.flops_of.items()})
 
     def utilization(self, seconds: float, num_devices: int, device_kind: str) -> float | None:
         """Return the model FLOP utilization (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
 
-        It is the time that the devices would need at their peak rate, divided by the time they took. It is None if a
+        This is the time that the devices would need at their peak rate, divided by `seconds`. The result is None if a
         peak rate is unknown or no operations were counted.
         """
-        at_peak = 0.0
+        seconds_at_peak = 0.0
         for dtype, flops in self.flops_of.items():
-            best = peak(device_kind, dtype)
-            if best is None:
+            peak_rate = peak(device_kind, dtype)
+            if peak_rate is None:
                 return None
-            at_peak += flops / best
-        return at_peak / (num_devices * seconds) if at_peak else None
+            seconds_at_peak += flops / peak_rate
+        return seconds_at_peak / (num_devices * seconds) if seconds_at_peak else None
 
 
 class MeanCost:
-    """Accumulates the cost of steps, which may differ from step to step."""
+    """The mean cost of the steps of a run, whose costs may differ."""
 
     def __init__(self) -> None:
         self._steps, self._flops_of, self._memory = 0, Counter[str](), None
@@ -66,15 +66,15 @@ class MeanCost:
             self._flops_of.update({dtype: steps * flops for dtype, flops in cost.flops_of.items()})
 
     def mean(self) -> Cost | None:
-        """Return the mean cost of a step, with the memory of the last step; None if no cost is known."""
-        return Cost(self._flops_of, self._memory).of_one(self._steps) if self._steps else None
+        """Return the mean cost of a step, with the memory of the last step; None without known costs."""
+        return Cost(self._flops_of, self._memory).per_step(self._steps) if self._steps else None
 
 
 def compile_with_cost(function: Any, *arguments: Any) -> tuple[Any, Cost]:
     """Compile a jitted function for arguments, or for their shapes; return the executable and its cost."""
     traced = function.trace(*arguments)
     compiled = traced.lower().compile()
-    flops = dict(count_flops(traced.jaxpr)) if reads_jaxprs() else {}
+    flops = dict(count_flops(traced.jaxpr)) if can_read_jaxprs() else {}
     return compiled, Cost(flops, _memory_of(compiled))
 
 

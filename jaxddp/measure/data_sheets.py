@@ -1,12 +1,12 @@
 """Peak rates from NVIDIA's data sheets.
 
-The rates are those of the tensor cores without sparsity (most sheets print twice that, with a star). float32 is TF32 on
-Ampere and later, which is JAX's default precision there, and plain FP32 on older GPUs. The tensor cores of Volta and
-Turing do not multiply bfloat16, so these GPUs have no peak for it.
+The rates are those of the tensor cores without sparsity. (Most sheets print the rates with sparsity, which are twice as
+high.) On Ampere and later, the rate of float32 is that of TF32, JAX's default precision on these GPUs. On older GPUs,
+it is that of FP32. The tensor cores of Volta and Turing do not support bfloat16, so these GPUs have no bfloat16 rate.
 
 The data sheets are NVIDIA's "V100 GPU Accelerator" and "V100S", "T4", "A10", "A10G" (for AWS), "L4", "L40S",
-"A100 80GB", "H100" (SXM and NVL; PCIe in the edition of 2022), "H200" (SXM and NVL), and "HGX B200" (an eighth of the
-rate of its eight GPUs).
+"A100 80GB", "H100" (SXM and NVL; PCIe in the edition of 2022), "H200" (SXM and NVL), and "HGX B200" (whose rate for
+eight GPUs is divided by 8).
 """
 
 import re
@@ -30,17 +30,17 @@ _PEAKS: dict[str, dict[str, float]] = {
     "H200": {"float32": 494.5, "float16": 989.5, "bfloat16": 989.5},
     "B200": {"float32": 1125, "float16": 2250, "bfloat16": 2250},
 }
-"""10^12 operations a second. An entry matches if the device kind contains all its words; the first match is used."""
+"""10^12 operations per second. An entry matches if the device kind contains all its words. The first match is used."""
 
 
 def peak(device_kind: str, dtype: str) -> float | None:
-    """Return the peak floating-point operations a second of one device for a dtype; None if unknown.
+    """Return the peak floating-point operations per second of one device for a dtype; None if unknown.
 
     Args:
         device_kind: JAX's name, such as "NVIDIA H200", "NVIDIA A100-SXM4-80GB" or "NVIDIA H100 80GB HBM3".
     """
     words = set(re.split(r"[\s-]+", device_kind.upper()))
-    # A MIG slice has the name of its GPU, but only a part of its speed.
+    # The name of a MIG slice contains the name of its GPU, but a slice is slower.
     if "MIG" in words:
         return None
     rates = next((peaks for kind, peaks in _PEAKS.items() if words.issuperset(kind.split())), {})

@@ -1,10 +1,10 @@
-"""Count the floating-point operations of a program in its jaxpr, with the same result on any device.
+"""Count the floating-point operations of a program from its jaxpr, independently of the device.
 
 XLA's own count, `cost_analysis()`, omits the calls of cuDNN and cuBLAS that compute most convolutions and products on a
 GPU (https://github.com/jax-ml/jax/issues/16008, https://github.com/jax-ml/jax/issues/22249).
 
-JAX guarantees neither the names of operations nor those of their parameters. `reads_jaxprs` tests whether this release
-of JAX has the expected names.
+The names of operations and of their parameters may change with a release of JAX. `can_read_jaxprs` tests whether the
+installed release has the expected names.
 """
 
 import functools
@@ -28,17 +28,18 @@ Flops = Counter[str]
 def count_flops(jaxpr: Any) -> Flops:
     """Count the operations of all matrix products and convolutions of a jaxpr, over all devices of a `shard_map`.
 
-    A multiplication with an addition counts as two. As in XLA, products with padding or with the gaps of a dilated
-    input do not count. Elementwise operations do not count either, because memory bandwidth limits them. Every
-    iteration of a `scan` counts, and one iteration of a loop of unknown length. Of several branches only the cheapest
-    one counts, because the branches of `lax.platform_dependent` compute the same. A `lax.composite` with an attribute
-    `multiplications` counts as that number. Recomputation (`jax.checkpoint`) counts twice.
+    A multiplication with an addition counts as two operations. As in XLA, products with padding or with the gaps of a
+    dilated input do not count. Elementwise operations do not count, because memory bandwidth limits them. All
+    iterations of a `scan` count, but only one iteration of a `while_loop`, whose length is unknown. Of the branches of
+    a `cond`, only the cheapest counts, because the branches of `lax.platform_dependent` compute the same result. A
+    `lax.composite` with an attribute `multiplications` counts as that number. Operations that `jax.checkpoint` repeats
+    count twice.
     """
     flops: Flops = Counter()
     for equation in jaxpr.eqns:
         multiplications = _multiplications(equation)
         if multiplications is None:
-            flops += _inside(equation)
+            flops += _nested_flops(equation)
             continue
         dtype = jnp.result_type(*(operand.aval.dtype for operand in equation.invars))
         if jnp.issubdtype(dtype, jnp.inexact):
@@ -47,19 +48,19 @@ def count_flops(jaxpr: Any) -> Flops:
 
 
 @functools.cache
-def reads_jaxprs() -> bool:
-    """Test the count on a product in a loop and a convolution. A warning is logged if this JAX gives another result."""
+def can_read_jaxprs() -> bool:
+    """Return whether `count_flops` gives the known count of a small program. Log a warning if it does not."""
 
-    def known(image: Any, kernel: Any, matrix: Any) -> Any:
-        turned, _ = lax.scan(lambda carry, _: (carry @ matrix, None), matrix, length=3)
-        return jax.jit(lax.conv_general_dilated, static_argnums=(2, 3))(image, kernel, (1, 1), "SAME"), turned
+    def sample_program(image: Any, kernel: Any, matrix: Any) -> Any:
+        product, _ = lax.scan(lambda carry, _: (carry @ matrix, None), matrix, length=3)
+        return jax.jit(lax.conv_general_dilated, static_argnums=(2, 3))(image, kernel, (1, 1), "SAME"), product
 
     shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((1, 2, 3, 3), (5, 2, 3, 3), (4, 4))]
-    # On 3x3 pixels 49 of the 81 taps of a 3x3 kernel meet a pixel.
+    # On 3x3 pixels with padding, 49 of the 81 products of a 3x3 kernel have a pixel as operand.
     expected = {"float32": 2 * (49 * 2 * 5 + 3 * 4**3)}
-    # With another JAX, reading a jaxpr may raise any exception.
+    # If the names have changed, `count_flops` may raise any exception.
     with suppress(Exception):
-        if count_flops(jax.make_jaxpr(known)(*shapes).jaxpr) == expected:
+        if count_flops(jax.make_jaxpr(sample_program)(*shapes).jaxpr) == expected:
             return True
     lost = "the operations of a step are not counted, and MFU is unknown"
     private_names.warn_missing("jax", "jaxpr (names of operations and their parameters)", lost)
@@ -67,7 +68,7 @@ def reads_jaxprs() -> bool:
 
 
 def _multiplications(equation: Any) -> int | None:
-    """Return the multiplications of one operation; None if it contains other operations or does not multiply."""
+    """Return the multiplications of an operation; None if it has no multiplications or contains jaxprs."""
     match equation.primitive.name:
         case "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
@@ -76,24 +77,24 @@ def _multiplications(equation: Any) -> int | None:
         case "conv_general_dilated":
             return _convolution(equation)
         case "composite":
-            # JAX stores an attribute as a flattened tree, here with one leaf.
+            # JAX stores an attribute as a flattened tree; the attribute `multiplications` has one leaf.
             attributes = {name: leaves for name, leaves, *_ in equation.params["attributes"]}
             return int(attributes["multiplications"][0]) if "multiplications" in attributes else None
     return None
 
 
-def _inside(equation: Any) -> Flops:
-    """Count the operations inside an operation that contains jaxprs."""
+def _nested_flops(equation: Any) -> Flops:
+    """Count the operations in the jaxprs that an operation contains."""
     bodies = [count_flops(getattr(body, "jaxpr", body)) for body in jaxprs_in(equation.params.values())]
     if equation.primitive.name == "cond":
         return min(bodies, key=lambda body: body.total())
-    times = {"scan": lambda params: params["length"], "shard_map": lambda params: params["mesh"].size}
-    repeats = times.get(equation.primitive.name, lambda params: 1)(equation.params)
+    repetitions = {"scan": lambda params: params["length"], "shard_map": lambda params: params["mesh"].size}
+    repeats = repetitions.get(equation.primitive.name, lambda params: 1)(equation.params)
     return Counter({dtype: repeats * flops for dtype, flops in sum(bodies, Counter()).items()})
 
 
 def jaxprs_in(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the jaxprs among the parameters of an operation, closed or open, also those in tuples and lists."""
+    """Yield the jaxprs, closed or open, in the parameters of an operation, and in nested tuples and lists."""
     for value in values:
         if isinstance(value, tuple | list):
             yield from jaxprs_in(value)
@@ -102,7 +103,7 @@ def jaxprs_in(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def operations_in(jaxpr: Any) -> Iterator[Any]:
-    """Yield all equations of a jaxpr, closed or open, including those of nested jaxprs."""
+    """Yield all equations of a jaxpr, closed or open, and of its nested jaxprs."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield equation
         for inner in jaxprs_in(equation.params.values()):
@@ -115,12 +116,18 @@ def _convolution(equation: Any) -> int:
     image, kernel = (operand.aval.shape for operand in equation.invars)
     out = equation.outvars[0].aval.shape
     total = out[numbers.out_spec[0]] * out[numbers.out_spec[1]] * kernel[numbers.rhs_spec[1]]
-    for axis, (stride, (low, _), spread, holes) in enumerate(
+    for axis, (stride, (low, _), input_dilation, kernel_dilation) in enumerate(
         zip(params["window_strides"], params["padding"], params["lhs_dilation"], params["rhs_dilation"], strict=True), 2
     ):
         inputs, taps = image[numbers.lhs_spec[axis]], kernel[numbers.rhs_spec[axis]]
         outputs = np.arange(out[numbers.out_spec[axis]])[:, None]
-        # The input positions that the kernel's taps read, in the dilated input without padding.
-        at = stride * outputs + holes * np.arange(taps) - low
-        total *= int(((at >= 0) & (at <= (inputs - 1) * spread) & (at % spread == 0)).sum())
+        # The positions in the dilated input, without padding, of the operands of each output.
+        input_positions = stride * outputs + kernel_dilation * np.arange(taps) - low
+        total *= int(
+            (
+                (input_positions >= 0)
+                & (input_positions <= (inputs - 1) * input_dilation)
+                & (input_positions % input_dilation == 0)
+            ).sum()
+        )
     return total

@@ -1,4 +1,4 @@
-"""Read from Linux how much memory this machine has and how much this process may use."""
+"""Read the memory of this Linux machine, and the memory limit of this process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +11,13 @@ class HostMemory(NamedTuple):
     machine: str
     """An ID of the machine, which Linux creates at boot."""
     installed: int
-    """The memory for all processes of the machine."""
+    """The memory of the machine."""
     allowed: int
-    """The memory for this process and the others in its control groups; at most `installed`."""
+    """The memory limit of the control groups of this process; at most `installed`."""
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory | None:
-    """Read the memory of this machine; None if the system does not report it.
+    """Return the memory of this machine; None if the system does not report it.
 
     Args:
         root: the folder that contains /proc and /sys.
@@ -41,7 +41,7 @@ def _limits(root: Path) -> Iterator[int]:
         top = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
         name = "memory.limit_in_bytes" if controllers else "memory.max"
         inner = Path(path.strip("/"))
-        # In a container the ancestor groups are not visible, even if the path names them.
+        # In a container, the folders of ancestor groups may be missing.
         for folder in (top / inner, *(top / above for above in inner.parents)):
             limit = folder / name
             text = limit.read_text().strip() if limit.is_file() else ""

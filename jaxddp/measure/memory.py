@@ -1,9 +1,9 @@
-"""Check whether a step fits into the memory of each device, and suggest a division of the batch that would.
+"""Check whether a step fits into the memory of each device, and suggest a division of the batch that fits.
 
-A compiled program reports the memory that it needs. The memory of another division of the batch is estimated from the
-temporary arrays of a step. The size of gradients is constant. A step with several microbatches also keeps sums of
-gradients. The other arrays are proportional to the number of examples that are computed at once. On a CPU a part of the
-other arrays is constant too. The size of this part is estimated by compiling a second program with a smaller batch.
+A compiled program reports the memory that it needs. For another division of the batch, the memory is estimated as
+follows. The size of gradients is constant, and a step with several microbatches also keeps sums of gradients. The size
+of other temporary arrays is proportional to the size of a microbatch. On a CPU, some of these arrays (the scratch
+memory) have a constant size, which is estimated by compiling a second program with a smaller batch.
 """
 
 import json
@@ -27,7 +27,7 @@ from jaxddp.mesh import Topology
 MARGIN = 0.03
 """The assumed error of an estimate, relative to the available memory; see docs/design.md."""
 SPARED = 0.1
-"""If memory ran out although the step should have fit, a suggested division must need this share less memory."""
+"""If memory runs out although the step was expected to fit, a suggested division must need this share less memory."""
 _LONGEST_REASON = 200
 
 
@@ -36,13 +36,13 @@ class Needs:
     """The memory that a step needs on each device, in bytes.
 
     Attributes:
-        arguments: the state, the batch and images in device memory.
-        output: the output that does not reuse an argument's memory.
+        arguments: the arguments of the step: the state, the batch and images that are cached on the device.
+        output: the outputs that do not reuse the memory of an argument.
         temporary: arrays that exist only during the step.
         gradients: the part of `temporary` for the gradients of all parameters.
         scratch: the part of `temporary` that does not depend on the batch size; None if unknown.
-        images: images that are still to be placed on the device, by their use.
-        batch: the part of `arguments` that is proportional to the batch size, if known.
+        images: images that will be cached on the device but are not there yet, by their use.
+        batch: the part of `arguments` that is proportional to the batch size; 0 if unknown.
     """
 
     arguments: int
@@ -55,7 +55,7 @@ class Needs:
 
     @classmethod
     def of(cls, cost: Cost, params: Any, topology: Topology, images: Mapping[str, int] | None = None) -> "Needs | None":
-        """Return the needs of a compiled step; None if the backend does not report them."""
+        """Return the needs of a compiled step; None if the backend does not report memory."""
         if (stats := cost.memory) is None:
             return None
         output = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
@@ -65,36 +65,36 @@ class Needs:
         return cls(stats.argument_size_in_bytes, output, temporary, gradients, scratch, images or {})
 
     @property
-    def lasting(self) -> int:
-        """Return the bytes of the arrays that exist before or after the step: arguments, output and images."""
+    def persistent(self) -> int:
+        """Return the bytes of the arrays that exist before or after the step: arguments, outputs and images."""
         return self.arguments + self.output + sum(self.images.values())
 
     @property
     def total(self) -> int:
-        return self.lasting + self.temporary
+        return self.persistent + self.temporary
 
-    def beside(self, now: Division, other: "Needs", then: Division) -> "Needs":
+    def with_estimates(self, now: Division, other: "Needs", then: Division) -> "Needs":
         """Return a copy whose `scratch` and `batch` are estimated from a second program with another batch size.
 
         Args:
-            now: the division of the batch that has these needs.
+            now: the division of the batch for these needs.
             other: the needs of the second program.
-            then: the division of the second program.
+            then: the division of the batch for the second program.
         """
         examples, activations = now.microbatch - then.microbatch, self.temporary - self.gradients
         scratch = activations - (self.temporary - other.temporary) / examples * now.microbatch
         batch = (self.arguments - other.arguments) / examples * now.microbatch
         return replace(self, scratch=min(max(round(scratch), 0), activations), batch=max(round(batch), 0))
 
-    def at(self, now: Division, then: Division) -> int:
-        """Estimate the bytes that the step needs with another division of the batch. `scratch` must be known."""
+    def estimate_bytes(self, now: Division, then: Division) -> int:
+        """Estimate the bytes of the step with the division `then` instead of `now`. `scratch` must be known."""
         assert self.scratch is not None
         gradients = self.gradients
         if now.accumulate == 1 < then.accumulate:
-            gradients += 2 * self.gradients  # the loop keeps their sum before and after a microbatch
+            gradients += 2 * self.gradients  # the sums before and after a microbatch
         activations = (self.temporary - self.gradients - self.scratch) * then.microbatch / now.microbatch
         batch = self.batch * (then.batch_size / now.batch_size - 1)
-        return self.lasting + gradients + self.scratch + math.ceil(activations + batch)
+        return self.persistent + gradients + self.scratch + math.ceil(activations + batch)
 
     def __str__(self) -> str:
         images = f", {images_text(self.images)}" if self.images else ""
@@ -104,15 +104,15 @@ class Needs:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """The memory that the step needs on the devices of one process, and the memory that these devices have.
+    """The memory that the step needs on the devices of one process, and the memory of these devices.
 
     Attributes:
         needs: the needs of the step; None if unknown.
         kind: the kind of the devices.
         devices: the number of devices of this process.
-        room: the bytes for the step on the device with the least free memory; None if the backend does not report
-            them, as on a CPU.
-        host: the memory that CPU devices share with all other processes; None on other devices.
+        room: the bytes available to the step on the device with the least free memory; None if the backend does not
+            report memory, as on a CPU.
+        host: the memory of the machine, which CPU devices share; None for other devices.
     """
 
     needs: Needs | None
@@ -123,7 +123,7 @@ class MemoryReport:
 
     @classmethod
     def of(cls, needs: Needs | None, topology: Topology, arguments: Any) -> "MemoryReport":
-        """Create the report of this process. Arguments that are already on a device do not reduce its room."""
+        """Create the report of this process. Memory of `arguments` that are on a device counts as available."""
         free = topology.free_memory()
         room = None if free is None else free + bytes_on_a_device(arguments)
         host = host_memory() if free is None and topology.platform == "cpu" else None
@@ -143,13 +143,13 @@ class MemoryReport:
 class Fit:
     """The memory that a step needs, and the memory that is available to it.
 
-    Both describe the same device: the one with the least memory left among the devices of all processes.
+    Both are values of the device with the smallest difference of the two, among the devices of all processes.
 
     Attributes:
         division: the division of the batch.
         needs: the needs of the step; None if unknown.
-        room: the bytes for the step on that device; None if unknown.
-        available: a phrase for messages about `room`.
+        room: the bytes available to the step on that device; None if unknown.
+        available: a phrase about `room` for messages.
     """
 
     division: Division
@@ -159,7 +159,7 @@ class Fit:
 
     @classmethod
     def of(cls, division: Division, reports: Sequence[MemoryReport]) -> "Fit":
-        """Create the fit, the same on all processes, from the reports of all processes in order."""
+        """Create the fit from the reports of all processes, in their order. It is the same on all processes."""
         fits = [cls._of_one(division, reports, process) for process in range(len(reports))]
         complete = [fit for fit in fits if fit.needs is not None and fit.room is not None]
         return min(complete, key=lambda fit: fit.room - fit.needs.total, default=fits[0])  # pyright: ignore
@@ -171,7 +171,7 @@ class Fit:
         if host is None:
             available = "" if report.room is None else f"{report.kind}{owner} has {size(report.room)}"
             return cls(division, report.needs, report.room, available)
-        # Control groups may limit each process, and the machine's memory limits all of its processes together.
+        # A process is limited by its control groups, and all processes of a machine share its memory.
         count = sum(other.devices for other in reports if other.host and other.host.machine == host.machine)
         room = min(host.allowed // report.devices, host.installed // count)
         devices = f"each of its {count} devices" if count > 1 else "its device"
@@ -179,32 +179,32 @@ class Fit:
 
     @property
     def is_short(self) -> bool:
-        """Tell whether the step needs more memory than is available."""
+        """Return whether the step needs more memory than is available."""
         return self.needs is not None and self.room is not None and self.needs.total > self.room
 
     def check(self, compiled: Callable[[Division], Needs | None]) -> None:
         """Raise `InputError` if the step needs more memory than is available.
 
         Args:
-            compiled: a function that returns the needs of a division with a smaller batch, or None if unknown.
+            compiled: a function that compiles the step for a smaller batch and returns its needs, or None if unknown.
         """
         if self.is_short:
-            raise InputError(f"{self}", advice=self.compared(compiled).advice())
+            raise InputError(f"{self}", advice=self.with_estimated_scratch(compiled).advice())
 
-    def compared(self, compiled: Callable[[Division], Needs | None]) -> "Fit":
-        """Return this fit with an estimate of the step's `scratch`.
+    def with_estimated_scratch(self, compiled: Callable[[Division], Needs | None]) -> "Fit":
+        """Return this fit with an estimate of `scratch`, from a second program with a smaller batch.
 
-        For this, a step with a smaller batch is compiled: the largest one that would fit if `scratch` were 0.
+        That batch is the largest batch that would fit if `scratch` were 0.
         """
         needs, now = self.needs, self.division
         if needs is None or needs.scratch is not None:
             return self
         without = replace(needs, scratch=0)
-        then = now.largest(lambda then: without.at(now, then) <= self._limit) or now.least
+        then = now.largest_that_fits(lambda then: without.estimate_bytes(now, then) <= self._limit) or now.smallest
         if then.microbatch == now.microbatch:
             return replace(self, needs=without)
         other = compiled(then)
-        return self if other is None else replace(self, needs=needs.beside(now, other, then))
+        return self if other is None else replace(self, needs=needs.with_estimates(now, other, then))
 
     def __str__(self) -> str:
         if self.needs is None:
@@ -212,18 +212,18 @@ class Fit:
         return f"the step needs {self.needs}" + (f", and {self.available}" if self.available else "")
 
     def advice(self) -> Words:
-        """Suggest a value of `accumulate` or a batch size that would fit.
+        """Return advice: a value of `accumulate` or a batch size that fits.
 
-        If memory ran out although the step should have fit, suggest a value that needs less memory.
+        If memory ran out although the step was expected to fit, the suggested value needs less memory than the step.
         """
         needs, now = self.needs, self.division
         if needs is None or needs.scratch is None:
             return ("raise ", Option("train.accumulate"), ", or lower ", Option("train.batch_size"))
-        finer = next((then for then in now.finer() if needs.at(now, then) <= self._limit), None)
-        smaller = now.largest(lambda then: needs.at(now, then) <= self._limit)
+        finer = next((then for then in now.finer_divisions() if needs.estimate_bytes(now, then) <= self._limit), None)
+        smaller = now.largest_that_fits(lambda then: needs.estimate_bytes(now, then) <= self._limit)
 
         def need(then: Division) -> str:
-            return f"would need about {size(needs.at(now, then))}"
+            return f"would need about {size(needs.estimate_bytes(now, then))}"
 
         choices: list[Words] = []
         if finer is not None:
@@ -231,8 +231,8 @@ class Fit:
         if smaller is not None:
             choices.append((Option("train.batch_size", smaller.batch_size), f" {need(smaller)}"))
         if not choices:
-            least = replace(now, accumulate=1).least
-            alone = f"even {now.together} at a time {need(least)}"
+            least = replace(now, accumulate=1).smallest
+            alone = f"even {now.group_size} at a time {need(least)}"
             choices.append(f"no accumulate and no batch size would help ({alone}); choose a smaller network")
         if needs.images:
             choices.append(("set ", Key("data.cache"), " to none"))
@@ -240,14 +240,14 @@ class Fit:
 
     @property
     def _limit(self) -> float:
-        """Return the largest number of bytes that a suggested division may take."""
+        """Return the largest number of bytes that a suggested division may need."""
         if self.is_short and self.room is not None:
             return (1 - MARGIN) * self.room
         return (1 - SPARED) * (self.needs.total if self.needs else 0)
 
 
 def agreed_fit(division: Division, report: MemoryReport, peers: Peers) -> Fit:
-    """Return how a step fits the devices of all processes. All processes must call it together.
+    """Return the fit of a step on the devices of all processes. All processes must call this function.
 
     Raises:
         InputError: a process does not answer.
@@ -256,29 +256,29 @@ def agreed_fit(division: Division, report: MemoryReport, peers: Peers) -> Fit:
 
 
 def images_text(sizes: Mapping[str, int]) -> str:
-    """Return the bytes of images by their use as text: "197 kB of training and 98 kB of validation images"."""
+    """Return the bytes of images, by their use, as text: "197 kB of training and 98 kB of validation images"."""
     return " and ".join(f"{size(count)} of {use}" for use, count in sizes.items()) + " images"
 
 
-def ran_out(error: BaseException) -> bool:
-    """Tell whether an exception is a failed memory allocation of JAX, by its type and the status in its message."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception is a failed memory allocation of JAX, by its type and the status in its message."""
     return isinstance(error, jax.errors.JaxRuntimeError) and str(error).startswith("RESOURCE_EXHAUSTED")
 
 
 @contextmanager
 def memory_errors(when: Callable[[], str], advice: Callable[[], Words]) -> Iterator[None]:
-    """Turn a failed memory allocation in the block into an `InputError` with XLA's reason and advice."""
+    """Convert a failed memory allocation in the block to an `InputError` with XLA's reason and advice."""
     try:
         yield
     except Exception as error:
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
-        # On a GPU the message has many more lines.
+        # On a GPU, the message has many lines; the first line has the reason.
         reason = str(error).splitlines()[0].partition(": ")[2][:_LONGEST_REASON].rstrip(".")
         raise InputError(f"memory ran out {when()} ({reason}): ", advice()) from error
 
 
 def bytes_on_a_device(tree: Any) -> int:
-    """Return the bytes of a tree's arrays on each device that holds them. Shapes without data count as 0."""
+    """Return the bytes of the arrays of a tree on each device. Shapes without data count as 0."""
     arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)

@@ -1,4 +1,4 @@
-"""Trace a few steps for TensorBoard's profiler: `tensorboard --logdir WORKDIR`, with the plugin xprof."""
+"""Trace a few steps for the profiler of TensorBoard: `tensorboard --logdir WORKDIR`, with the plugin xprof."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,21 +12,22 @@ from jaxddp.core.errors import InputError, noted_on
 from jaxddp.core.message import Key
 
 FOLDER = "profile"
-"""The folder of the trace in a work directory. JAX writes `plugins/profile/TIME/HOST.xplane.pb` in it."""
+"""The folder of the trace in a work directory. JAX writes `plugins/profile/TIME/HOST.xplane.pb` into this folder."""
 STEP_NAME = "train"
-"""The name of each traced step. `step_num` is its number."""
+"""The name of the annotation of each traced step; its `step_num` is the number of the step."""
 
 
 class Profile:
-    """Traces some steps of a run, on the host and on the devices.
+    """A trace of some steps of a run, on the host and on the devices.
 
-    The devices are idle when the trace starts and stops, so it contains complete steps and no others.
+    The devices are idle when the trace starts and stops, so the trace contains only complete steps.
 
     Args:
         directory: the log directory for TensorBoard; None disables tracing.
-        steps: the numbers of the traced steps, from 1. Steps that are dispatched together (a chunk) are one annotation
-            with the number of the first step. A chunk must be completely inside or outside the range.
-        pause: a context for starting the profiler and writing the trace, which do not count as training time.
+        steps: the numbers of the traced steps, from 1. A chunk (several steps in one dispatched program) has one
+            annotation, with the number of its first step. A chunk must be completely inside or outside the range.
+        pause: returns a context in which the profiler is started and the trace is written; its time does not count as
+            training time.
     """
 
     def __init__(self, directory: Path | None, steps: range, pause: Callable[[], AbstractContextManager[None]]):
@@ -35,7 +36,7 @@ class Profile:
 
     @contextmanager
     def step(self, number: int, state: Any) -> Iterator[None]:
-        """Annotate a block that runs a step, or a chunk whose first step it is, if the step is traced."""
+        """Annotate a block that runs step `number`, or the chunk that starts with it, if the step is traced."""
         if self._directory is None or number not in self._steps:
             yield
             return
@@ -48,7 +49,7 @@ class Profile:
             yield
 
     def done(self, number: int, state: Any) -> None:
-        """Write the trace after its last step. Raises: see `stop`."""
+        """Write the trace if step `number` is the last traced step. Raises: see `stop`."""
         if self._tracing and number >= self._steps[-1]:
             jax.block_until_ready(state)
             with self._pause():

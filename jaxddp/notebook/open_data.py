@@ -6,7 +6,7 @@ from dataclasses import replace
 from jaxddp.config import DataConfig
 from jaxddp.core.files import check_path
 from jaxddp.core.ranges import HeldOut
-from jaxddp.data.opening import open_held
+from jaxddp.data.opening import open_full_splits
 from jaxddp.data.source import Source
 from jaxddp.data.storage.catalog import place_of
 from jaxddp.notebook.arguments import errors_name_arguments
@@ -46,5 +46,5 @@ def open_data(
     data = DataConfig(path=place.path, train=place.train, val=place.val, val_share=held_out, classes=chosen)
     if manifest is not None:
         data = replace(data, verify="manifest", manifest=os.fspath(check_path(manifest, "manifest")))
-    train, val = open_held(data).values()
+    train, val = open_full_splits(data).values()
     return train, val

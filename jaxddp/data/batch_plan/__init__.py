@@ -1,1 +1,1 @@
-"""The composition of a run's batches as a function of the step: balanced classes, microbatches, growing images."""
+"""Functions that plan the batches of a run: balanced classes, microbatches and growing images."""

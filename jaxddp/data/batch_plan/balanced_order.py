@@ -1,4 +1,4 @@
-"""A training order in which all classes appear equally often, however many examples they have."""
+"""A training order in which all classes appear equally often, even if they have different numbers of examples."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +11,7 @@ from jaxddp.data.order import SampleOrder, permutation, positions
 
 @dataclass(frozen=True, eq=False)
 class ClassRows:
-    """The rows of each class that has examples, int64[n] each, ascending."""
+    """The rows of each class with examples: int64[n] for each class, ascending."""
 
     of_class: tuple[np.ndarray, ...]
 
@@ -20,7 +20,7 @@ class ClassRows:
 
     @classmethod
     def of(cls, labels: np.ndarray) -> "ClassRows":
-        """Groups the rows of labels int[N], 0 or more, by class."""
+        """Group the rows of labels int[N], 0 or more, by class."""
         by_class = np.argsort(labels, kind="stable")
         counts = np.bincount(labels)
         return cls(tuple(np.split(by_class, np.cumsum(counts[counts > 0])[:-1])))
@@ -28,45 +28,45 @@ class ClassRows:
 
 @dataclass(frozen=True)
 class BalancedOrder(SampleOrder):
-    """An order in which an epoch of N positions holds each of K classes N / K times (rounded up or down), shuffled.
+    """A shuffled order in which each of K classes has N / K (rounded up or down) of the N positions of an epoch.
 
-    Each class is a stream of permutations of its examples, so every example appears before any appears again. A
-    batch depends on (labels, batch size, seed, step) alone. Classes without examples are ignored.
+    The examples of a class appear in rounds: each round is a new permutation of all examples of the class. A batch
+    depends only on (labels, batch size, seed, step). Classes without examples are ignored.
     """
 
     classes: ClassRows
 
     @classmethod
     def of(cls, labels: np.ndarray, batch_size: int, seed: int) -> "BalancedOrder":
-        """Makes an order from the labels int[N] of all examples. Raises: see `SampleOrder`."""
+        """Create an order from the labels, int[N], of all examples. Raises: see `SampleOrder`."""
         return cls(len(labels), batch_size, seed, ClassRows.of(labels))
 
     def rows(self, step: int) -> np.ndarray:
-        """Returns the rows of the global batch, int64[batch_size]."""
-        return self._of_stretches(step, 0)
+        """Return the rows of the global batch, int64[batch_size]."""
+        return self._of_epochs(step, 0)
 
     def epochs(self, step: int) -> np.ndarray:
-        """Returns how often each of `rows(step)` has appeared before, int64[batch_size]; augmentation depends on it."""
-        return self._of_stretches(step, 1)
+        """Return the number of earlier appearances of each row of `rows(step)`, int64[batch_size]."""
+        return self._of_epochs(step, 1)
 
-    def _of_stretches(self, step: int, column: int) -> np.ndarray:
-        stretches, places = np.divmod(positions(step, self.batch_size), self.num_examples)
+    def _of_epochs(self, step: int, column: int) -> np.ndarray:
+        epoch_indices, places = np.divmod(positions(step, self.batch_size), self.num_examples)
         values = np.empty_like(places)
-        for number in np.unique(stretches):
-            inside = stretches == number
-            values[inside] = _stretch(self.classes, self.num_examples, self.seed, int(number))[column][places[inside]]
+        for epoch in np.unique(epoch_indices):
+            inside = epoch_indices == epoch
+            values[inside] = _epoch_rows(self.classes, self.num_examples, self.seed, int(epoch))[column][places[inside]]
         return values
 
 
 @lru_cache(maxsize=4)
-def _stretch(classes: ClassRows, num_examples: int, seed: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (rows, how often each has appeared before), int64[num_examples] each, of one epoch's stretch.
+def _epoch_rows(classes: ClassRows, num_examples: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (rows, number of earlier appearances of each row), int64[num_examples] each, of epoch `epoch`.
 
-    The stream of all positions cycles through the classes, and the positions of a stretch are then permuted. So the
-    classes that appear once more than others change from stretch to stretch.
+    Before shuffling, consecutive positions of the stream have consecutive classes, in a cycle. So the classes that
+    appear once more than others change from epoch to epoch. Then the positions of the epoch are permuted.
     """
-    count, begin = len(classes.of_class), number * num_examples
-    turns = (begin + permutation(num_examples, seed, number)) % count
+    count, begin = len(classes.of_class), epoch * num_examples
+    turns = (begin + permutation(num_examples, seed, epoch)) % count
     by_class = np.argsort(turns, kind="stable")
     bounds = np.searchsorted(turns[by_class], np.arange(count + 1))
     rows, before = np.empty((2, num_examples), np.int64)
@@ -82,12 +82,12 @@ def _stretch(classes: ClassRows, num_examples: int, seed: int, number: int) -> t
 
 
 def _class_orders(size: int, seed: int, place: int, first: int, last: int) -> np.ndarray:
-    """Returns the permutations of a class's examples in its rounds `first` to `last`, int64[rounds, size].
+    """Return the permutations of the examples of a class in rounds `first` to `last`, int64[rounds, size].
 
-    They are made of Philox's raw words, as in `permutation`. Each class has its own stream, read from round `first` on.
+    As in `permutation`, the examples are sorted by raw words of Philox. Each class has its own stream of words.
     """
     block, spare = divmod(first * size, 4)
-    # The third word of the counter is not 0. In `permutation` it is always 0, so no random words are used twice.
+    # The third word of the counter is above 0 here and 0 in `permutation`, so the random words differ.
     words = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=[block, 0, place + 1, 0])
     drawn = words.random_raw(spare + (last - first + 1) * size)[spare:]
     return np.argsort(drawn.reshape(-1, size), axis=1, kind="stable")

@@ -1,4 +1,4 @@
-"""Divides a global batch into shares, one for each device, and each share into microbatches."""
+"""`Division`: the division of a global batch into one share for each device, and of each share into microbatches."""
 
 import bisect
 import math
@@ -16,51 +16,53 @@ class Division:
 
     Attributes:
         batch_size: the size of the global batch.
-        shares: the number of equal shares of the batch; the mean is taken over them.
+        shares: the number of equal shares of the batch over which the gradient is averaged.
         accumulate: the number of microbatches in each share.
-        together: the number of examples that must stay in one microbatch (a pair, or a ghost batch). The size of a
-            microbatch is a multiple of this number.
+        group_size: the number of examples that must be in one microbatch (a mixed pair or a ghost batch). The
+            size of a microbatch is a multiple of this number.
     """
 
     batch_size: int
     shares: int
     accumulate: int = 1
-    together: int = 1
+    group_size: int = 1
 
     @classmethod
     def of(cls, config: Config, shares: int) -> "Division":
-        """Returns the division of a config."""
+        """Return the division of a config."""
         augment, group = config.data.augment, config.model.batch_statistics.group or 1
         pair = 2 if augment.mixup or augment.cutmix else 1
         return cls(config.train.batch_size, shares, config.train.accumulate, math.lcm(pair, group))
 
     @property
     def is_even(self) -> bool:
-        """Whether all microbatches have the same size, and examples that belong together are in one microbatch."""
+        """Whether all microbatches have the same size, which is a multiple of `group_size`."""
         return self.batch_size > 0 and self.batch_size % self._unit == 0
 
     @property
     def microbatch(self) -> int:
-        """The number of examples that a device computes at once."""
+        """The number of examples in a microbatch."""
         return self.batch_size // (self.shares * self.accumulate)
 
-    def finer(self) -> Iterator["Division"]:
-        """Yields divisions of the same batch into more and more microbatches."""
-        most = min(self.batch_size // (self.shares * self.together), MOST_MICROBATCHES)
+    def finer_divisions(self) -> Iterator["Division"]:
+        """Yield the divisions of the same batch into more microbatches, in ascending order."""
+        most = min(self.batch_size // (self.shares * self.group_size), MOST_MICROBATCHES)
         for accumulate in range(self.accumulate + 1, most + 1):
-            if (finer := replace(self, accumulate=accumulate)).is_even:
-                yield finer
+            if (division := replace(self, accumulate=accumulate)).is_even:
+                yield division
 
     @property
-    def least(self) -> "Division":
-        """The smallest batch with the same number of microbatches."""
+    def smallest(self) -> "Division":
+        """The division of the smallest possible batch into the same number of microbatches."""
         return replace(self, batch_size=self._unit)
 
-    def largest(self, fits: Callable[["Division"], bool]) -> "Division | None":
-        """Returns the largest smaller batch for which `fits` is true, with the same number of microbatches.
+    def largest_that_fits(self, fits: Callable[["Division"], bool]) -> "Division | None":
+        """Return the division of the largest smaller batch for which `fits` returns True; None if there is none.
+
+        The number of microbatches stays the same.
 
         Args:
-            fits: whether a batch fits. If a batch fits, every smaller batch must fit too.
+            fits: a function of a division. If it returns True for a batch, it must return True for every smaller batch.
         """
         sizes = range(self._unit, self.batch_size, self._unit)
         count = bisect.bisect(sizes, False, key=lambda size: not fits(replace(self, batch_size=size)))
@@ -68,4 +70,4 @@ class Division:
 
     @property
     def _unit(self) -> int:
-        return self.shares * self.accumulate * self.together
+        return self.shares * self.accumulate * self.group_size

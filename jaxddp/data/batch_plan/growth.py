@@ -1,8 +1,8 @@
-"""Training images that grow during a run. Small images cost less to compute, and most steps need no larger ones.
+"""Training images that grow during a run. Steps with small images need less computation.
 
-Touvron et al. 2019, "Fixing the train-test resolution discrepancy" (arXiv:1906.06423) train networks on smaller images
-than they evaluate on. The side grows linearly, in multiples of 32, as for FFCV's ResNets
-(github.com/libffcv/ffcv-imagenet, `get_resolution`: 160 to 192 pixels between epochs 65 and 76 of 88).
+Touvron et al. 2019, "Fixing the train-test resolution discrepancy" (arXiv:1906.06423), train on smaller images than
+they evaluate on. As for FFCV's ResNets (github.com/libffcv/ffcv-imagenet, `get_resolution`: 160 to 192 pixels between
+epochs 65 and 76 of 88), the side grows linearly, by default in multiples of 32 pixels.
 """
 
 import math
@@ -18,11 +18,10 @@ from jaxddp.core.message import Key
 
 @dataclass(frozen=True)
 class Growth:
-    """The side of a run's training images, in pixels, as a function of the step alone.
+    """The side of the training images, in pixels, as a function of the step.
 
-    `start` and `end` count the examples that were used before the step. The side is `first` up to `start`, and `last`
-    from `end` on. Between `start` and `end` it follows a straight line from `first` to `last`, rounded to the nearest
-    multiple of `by` (halves up).
+    Until `start` examples were used, the side is `first`. After `end` examples, it is `last`. In between, it is
+    interpolated linearly and rounded to the nearest multiple of `by` (halves up).
     """
 
     first: int
@@ -36,11 +35,11 @@ class Growth:
     def of(
         cls, data: DataConfig, last: int, *, num_examples: int, batch_size: int, total_steps: int
     ) -> "Growth | None":
-        """Returns the growth of a config, up to a side of `last` pixels; None if images do not grow.
+        """Return the growth to a side of `last` pixels from a config; None if images do not grow.
 
         Raises:
-            InputError: the images would shrink, `data.grow_by` is larger than the growth, or `data.grow_start` is after
-                `data.grow_end`.
+            InputError: `data.grow_from` is not below `last`, `data.grow_by` is larger than the difference, or
+                `data.grow_start` is after `data.grow_end`.
         """
         if (first := data.grow_from) is None:
             return None
@@ -68,7 +67,7 @@ class Growth:
         return cls(first, last, data.grow_by, start, end, batch_size)
 
     def side(self, step: int) -> int:
-        """Returns the side of the images of a step; the first step is 0."""
+        """Return the side of the images of a step; the first step is 0."""
         examples = Fraction(step * self.batch_size)
         if examples >= self.end:
             return self.last
@@ -79,11 +78,11 @@ class Growth:
         return min(max(nearest, self.first), self.last)
 
     def changes(self, total_steps: int) -> list[int]:
-        """Returns the steps of a run at which the side of the images changes."""
+        """Return the steps, among `total_steps` steps, at which the side of the images changes."""
         return [steps.start for steps, _ in self.segments(range(total_steps))][1:]
 
     def segments(self, steps: range) -> Iterator[tuple[range, int]]:
-        """Divides a range of steps where the side changes; yields (steps, side) for each part."""
+        """Divide a range of steps at the changes of the side; yield (steps, side) for each part."""
         while steps:
             side = self.side(steps[0])
             same = bisect_right(steps, side, key=self.side)

@@ -14,7 +14,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import show
 from jaxddp.data.arrays import ArrayTable, as_pixels, check_labels
-from jaxddp.data.faults import check_apart
+from jaxddp.data.faults import check_distinct
 
 _CHUNK = 1 << 20
 _MOST_NUMBERED = 100_000
@@ -93,7 +93,7 @@ def check_names(names: Sequence[str], where: Callable[[int], str]) -> None:
     Raises:
         InputError: two names are equal or look alike.
     """
-    check_apart(names, lambda name: where(names.index(name)))
+    check_distinct(names, lambda name: where(names.index(name)))
     first: dict[str, int] = {}
     for place, name in enumerate(names):
         if first.setdefault(name, place) != place:

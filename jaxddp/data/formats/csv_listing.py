@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import nearest, show
-from jaxddp.data.faults import Refuse, at_once, check_apart, repeats
+from jaxddp.data.faults import Refuse, check_distinct, find_repeats, raise_fault
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.formats.csv_text import csv_rows
 from jaxddp.data.formats.folders import has_validation_folder
@@ -36,7 +36,7 @@ _FILES: dict[Split, str] = {"train": "train.csv", "val": "val.csv"}
 _PATH = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]{1,1000}")
 
 
-def read_csv(file: Path, split: Split = "train", refuse: Refuse = at_once) -> ExampleTable:
+def read_csv(file: Path, split: Split = "train", refuse: Refuse = raise_fault) -> ExampleTable:
     """Reads the images that a CSV file lists; for "val", those that val.csv beside it lists. No image is opened.
 
     Ids are the paths as written. If a row has several labels, the table has `label_sets`.
@@ -55,7 +55,7 @@ def read_csv(file: Path, split: Split = "train", refuse: Refuse = at_once) -> Ex
     train = _listing(home.file(file.name), refuse)
     lines = {label: row.line for row in reversed(train.rows) for label in row.labels}
     names = sorted(lines)
-    check_apart(sorted(names, key=lines.__getitem__), lambda name: f"{train.file}:{lines[name]}", refuse)
+    check_distinct(sorted(names, key=lines.__getitem__), lambda name: f"{train.file}:{lines[name]}", refuse)
     listing = train if split == "train" else _listing(home.file(_FILES[split]), refuse)
     return _table(home, listing, tuple(names), refuse)
 
@@ -68,7 +68,7 @@ def read_paths(file: Path) -> ExampleTable:
     home = open_root(file.parent, file.name)
     text = home.file(file.name)
     rows = [_Row(line, _encoded(path, f"{text}:{line}"), []) for line, path in csv_rows(text, _COLUMNS[:1])]
-    paths = np.array([row.path for row in _each_once(text, rows, "remove one of the two", at_once)])
+    paths = np.array([row.path for row in _each_once(text, rows, "remove one of the two", raise_fault)])
     return ExampleTable(home.store, paths, paths, np.full(len(paths), -1, np.int32))
 
 
@@ -97,7 +97,7 @@ def _each_once(file: TextFile, rows: list[_Row], advice: str, refuse: Refuse) ->
     """Returns the first row of each path; rejects the others. Raises: InputError if there are no rows."""
     if not rows:
         raise InputError(f"{file}: no rows below the header; give each image a row")
-    again = repeats(np.array([row.path for row in rows]))
+    again = find_repeats(np.array([row.path for row in rows]))
     for place, first in again:
         row, before = rows[place], rows[first]
         refuse(f"{file}:{row.line}: {show(row.path.decode())} is listed on line {before.line} already; {advice}")
@@ -174,6 +174,6 @@ FORMATS.add("csv listing")(
         holds_csv,
         lambda path, split, refuse: read_csv(_training_file(path), split, refuse),
         is_divided,
-        goes_on=True,
+        skips_faults=True,
     )
 )

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import show
-from jaxddp.data.faults import Refuse, at_once, index_of_column
+from jaxddp.data.faults import Refuse, index_of_column, raise_fault
 from jaxddp.data.storage.home import TextFile
 
 
-def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = at_once) -> Iterator[list]:
+def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = raise_fault) -> Iterator[list]:
     """Yields [line, *fields of the named columns] for every row except blank and rejected ones.
 
     Raises: InputError if there is no such file or column.

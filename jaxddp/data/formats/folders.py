@@ -18,7 +18,7 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import nearest, show
-from jaxddp.data.faults import Refuse, at_once, check_apart, repeats, told_to
+from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.source import Split
 from jaxddp.data.storage.local import LocalFiles, link_out
@@ -67,7 +67,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         raise InputError(f"{entry.path}: cannot be read ({error.strerror}); make it readable, or remove it") from None
 
 
-def read_folders(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
+def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> ExampleTable:
     """Reads the examples of one split. Without folders of splits, "train" holds all examples. No image is opened.
 
     The classes of both splits are the names of the folders in `train`, sorted. An id is the image's path without its
@@ -90,7 +90,7 @@ def read_folders(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
     if trained != home and not has_validation_folder(home):
         _refuse_beside(trained, refuse)
     names = tuple(_class_names(trained, refuse))
-    check_apart(names, lambda name: str(trained / name), refuse)
+    check_distinct(names, lambda name: str(trained / name), refuse)
     folder = _split_folder(home, split)
     present = _class_names(folder, refuse)
     for unknown in sorted({*present} - {*names}):
@@ -118,7 +118,7 @@ def _class_names(folder: Path, refuse: Refuse) -> list[str]:
     if not names:
         raise InputError(f"{folder}: no class folders; put the images of each class into a folder of its own")
     for name in names:
-        with told_to(refuse):
+        with pass_faults_to(refuse):
             _check_utf8(folder, name)
     return [name for name in names if _is_utf8(name)]
 
@@ -177,7 +177,7 @@ def _class_images(home: Path, folder: Path) -> tuple[list[str], list[str]]:
 
 def _images(home: Path, folder: Path, above: tuple[str, ...], refuse: Refuse) -> Iterator[str]:
     """Yields every image below a folder; `above` is the real paths of its parent folders."""
-    with told_to(refuse):
+    with pass_faults_to(refuse):
         real_path = _within(home, folder)
         if real_path in above:
             raise InputError(
@@ -234,7 +234,7 @@ def _is_utf8(name: str) -> bool:
 
 def _repeated(table: ExampleTable, refuse: Refuse) -> list[int]:
     """Returns and rejects the rows whose id is also the id of an earlier row."""
-    again = repeats(table.id)
+    again = find_repeats(table.id)
     for _, first in again:
         refuse(
             f"{table.name(first)}: the name of another image differs only in the suffix, and ids are names without "
@@ -254,6 +254,6 @@ FORMATS.add("folders")(
         holds_folders,
         read_folders,
         has_validation_folder,
-        goes_on=True,
+        skips_faults=True,
     )
 )

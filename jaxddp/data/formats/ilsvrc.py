@@ -12,7 +12,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.wording import show
-from jaxddp.data.faults import Refuse, at_once
+from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.solution_files import SYNSET_MAPPING, Solutions, read_mapping, read_solutions
 from jaxddp.data.selection.subset import ClassSelection
@@ -37,7 +37,7 @@ def train_solutions(
     classes: ClassSelection = None,
     cache: AnyPath | None = None,
     *,
-    refuse: Refuse = at_once,
+    refuse: Refuse = raise_fault,
 ) -> ExampleTable:
     """Reads the training examples, whose images are in one folder for each synset.
 
@@ -65,7 +65,7 @@ def val_solutions(
     classes: ClassSelection = None,
     cache: AnyPath | None = None,
     *,
-    refuse: Refuse = at_once,
+    refuse: Refuse = raise_fault,
 ) -> ExampleTable:
     """Reads the validation examples, whose images are in one folder; otherwise see `train_solutions`."""
     entry = _named(root)
@@ -81,7 +81,7 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
     home = _open(_named(root).path, csv, cache)
     solutions = read_solutions(home.file(csv), None)
     folder = np.array([f"{_IMAGES}/test/".encode()])
-    return _within(_table(home, solutions, folder, {}), solutions, at_once)
+    return _within(_table(home, solutions, folder, {}), solutions, raise_fault)
 
 
 def _named(root: AnyPath) -> DatasetEntry:

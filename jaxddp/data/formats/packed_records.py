@@ -16,7 +16,7 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import nearest
-from jaxddp.data.faults import Refuse, at_once, check_apart
+from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import errors_of
 from jaxddp.data.source import Split
@@ -34,7 +34,7 @@ def holds_packed(root: Path) -> bool:
     return (root / MANIFEST).is_file()
 
 
-def read_packed(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
+def read_packed(root: Path, split: Split, refuse: Refuse = raise_fault) -> ExampleTable:
     """Reads one split of a packed data set. A file that is missing, or whose size has changed, is rejected.
 
     Raises:
@@ -54,7 +54,7 @@ def read_packed(root: Path, split: Split, refuse: Refuse = at_once) -> ExampleTa
             lost.append(number)
     names, classes = np.array([name.encode() for name in splits[split]["files"]]), manifest["classes"]
     image_id, label, shard, offset = _columns(root / f"{split}.npz")
-    check_apart(classes["ids"], lambda name: str(root / MANIFEST), refuse)
+    check_distinct(classes["ids"], lambda name: str(root / MANIFEST), refuse)
     table = ExampleTable(
         RecordFiles(root, FEATURE),
         image_id,
@@ -85,5 +85,5 @@ def _manifest(root: Path) -> dict[str, Any]:
 
 
 FORMATS.add("packed")(
-    LocalFormat("a directory with packed.json (`jaxddp data pack`)", holds_packed, read_packed, goes_on=True)
+    LocalFormat("a directory with packed.json (`jaxddp data pack`)", holds_packed, read_packed, skips_faults=True)
 )

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import counted, nearest, show, size
-from jaxddp.data.faults import Refuse, at_once, check_apart, index_of_column, told_to
+from jaxddp.data.faults import Refuse, check_distinct, index_of_column, pass_faults_to, raise_fault
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.source import Split
@@ -61,7 +61,7 @@ def is_divided(path: Path) -> bool:
     return not path.is_file() and bool(_files(path, "val"))
 
 
-def read_parquet(path: Path, split: Split, refuse: Refuse = at_once) -> ExampleTable:
+def read_parquet(path: Path, split: Split, refuse: Refuse = raise_fault) -> ExampleTable:
     """Reads the labels of one split; no image is read. An id is the name of the file and the number of the row.
 
     These are rejected: a file that is missing, damaged or without the columns; a row whose label is absent or of no
@@ -73,7 +73,7 @@ def read_parquet(path: Path, split: Split, refuse: Refuse = at_once) -> ExampleT
     files = [path] if path.is_file() else _files(path, split)
     if not files:
         raise InputError(f"{path}: no files {_SPLITS[split][0]}-*.parquet; give a folder with them")
-    with told_to(refuse):
+    with pass_faults_to(refuse):
         _check_parts(files)
     columns, files = _columns(files, refuse)
     cells = _all_cells(files, columns.label, refuse)
@@ -118,7 +118,7 @@ def _columns(files: list[Path], refuse: Refuse) -> tuple[_Columns, list[Path]]:
     Raises: InputError if no file can be read.
     """
     for place, file in enumerate(files):
-        with told_to(refuse):
+        with pass_faults_to(refuse):
             return _columns_of(file), files[place:]
     raise InputError(f"{files[0].parent}: none of {counted(len(files), 'file')} can be read; {AGAIN}")
 
@@ -142,7 +142,7 @@ def _columns_of(file: Path) -> _Columns:
         index_of_column(schema.names, name, str(file))
     names = features.get(label, {}).get("names") if label in classes else None
     if names:
-        check_apart(map(str, names), lambda name: f"{file}: the names of {label}")
+        check_distinct(map(str, names), lambda name: f"{file}: the names of {label}")
     return _Columns(image, label, tuple(map(str, names)) if names else None)
 
 
@@ -168,7 +168,7 @@ def _all_cells(files: list[Path], column: str, refuse: Refuse) -> dict[Path, _Ce
     """Returns the labels of each file that can be read."""
     cells: dict[Path, _Cells] = {}
     for file in files:
-        with told_to(refuse):
+        with pass_faults_to(refuse):
             cells[file] = _cells(file, column, refuse)
     return cells
 
@@ -204,7 +204,7 @@ def _names(path: Path, cells: dict[Path, _Cells], split: Split, column: str, ref
         for file, of_file in training.items():
             for row in np.flatnonzero(of_file.sound).tolist():
                 first.setdefault(str(of_file.labels[row]), f"{file}, row {row}")
-        check_apart(first, first.__getitem__, refuse)
+        check_distinct(first, first.__getitem__, refuse)
         return tuple(sorted(first))
     others = {} if path.is_file() or split == "val" else _all_cells(_files(path, "val"), column, refuse)
     with about(str(path)):
@@ -242,6 +242,6 @@ FORMATS.add("parquet")(
         holds_parquet,
         read_parquet,
         is_divided,
-        goes_on=True,
+        skips_faults=True,
     )
 )

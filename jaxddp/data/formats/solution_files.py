@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, nearest, show
-from jaxddp.data.faults import Refuse, at_once, check_apart, repeats, told_to
+from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.formats.csv_text import check_utf8, csv_rows
 from jaxddp.data.storage.home import TextFile
 
@@ -63,7 +63,7 @@ class Solutions:
         return dict(zip(self.image_id[::-1].tolist(), self.line[::-1].tolist(), strict=True))
 
 
-def read_mapping(file: TextFile, refuse: Refuse = at_once) -> dict[str, str]:
+def read_mapping(file: TextFile, refuse: Refuse = raise_fault) -> dict[str, str]:
     """Reads `LOC_synset_mapping.txt`: a dict from synset to readable name, in the order of the labels.
 
     These are rejected: a line that is not UTF-8; and a synset that is listed twice, looks like another synset, or is
@@ -77,7 +77,7 @@ def read_mapping(file: TextFile, refuse: Refuse = at_once) -> dict[str, str]:
         for line, content in enumerate(text, 1):
             if not content.strip():
                 continue
-            with told_to(refuse):
+            with pass_faults_to(refuse):
                 check_utf8([content], file, line)
                 synset, *name = content.split(maxsplit=1)
                 if not _NAME.fullmatch(synset):
@@ -90,11 +90,11 @@ def read_mapping(file: TextFile, refuse: Refuse = at_once) -> dict[str, str]:
                 names[synset] = name[0].strip() if name else synset
     if not names:
         raise InputError(f"{file}: empty; give one line a class, such as 'n01440764 tench, Tinca tinca'")
-    check_apart(names, lambda synset: f"{file}:{lines[synset]}", refuse)
+    check_distinct(names, lambda synset: f"{file}:{lines[synset]}", refuse)
     return names
 
 
-def read_solutions(file: TextFile, synsets: Sequence[str] | None, refuse: Refuse = at_once) -> Solutions:
+def read_solutions(file: TextFile, synsets: Sequence[str] | None, refuse: Refuse = raise_fault) -> Solutions:
     """Reads a solution file. If `synsets` is None, reads only the column ImageId of a listing.
 
     This takes about 2 microseconds a row: 1,281,167 rows in under 3 s. Rows that do not have the form above are
@@ -152,7 +152,7 @@ def _fault(prediction: str) -> str:
 
 
 def _each_once(solutions: Solutions, refuse: Refuse) -> Solutions:
-    again = repeats(solutions.image_id)
+    again = find_repeats(solutions.image_id)
     for row, first in again:
         image_id, line = bytes(solutions.image_id[row]), solutions.line
         refuse(

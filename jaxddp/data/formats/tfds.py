@@ -21,7 +21,7 @@ import jaxddp.core.private_names as private_names
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import open_regular, reading
 from jaxddp.core.wording import counted, first_line, nearest, show
-from jaxddp.data.faults import Refuse, at_once, check_apart
+from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
 from jaxddp.data.storage.record_index import RecordIndex, kept_index
@@ -38,7 +38,7 @@ _THREADS = 16
 
 
 def read_tfds(
-    name: str, split: Split, data_dir: str | PathLike[str] | None = None, refuse: Refuse = at_once
+    name: str, split: Split, data_dir: str | PathLike[str] | None = None, refuse: Refuse = raise_fault
 ) -> ExampleTable:
     """Reads the examples of one split of a prepared set.
 
@@ -157,7 +157,7 @@ def _shards(builder: Any, split: Split) -> _Shards:
     if not lengths:
         raise InputError(f"{root}: the split {name} holds no example; prepare the set again")
     class_names = tuple(builder.info.features[label].names)
-    check_apart(class_names, lambda name: f"{root}: the names of {label}")
+    check_distinct(class_names, lambda name: f"{root}: the names of {label}")
     return _Shards(builder, name, root, tuple(lengths), tuple(lengths.values()), image, label, class_names)
 
 
@@ -194,9 +194,9 @@ def _refusing_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: 
     """Returns the saved index, or builds and saves one. An index with faults is not saved; faults are shown again."""
     about = f"{shards.label} of {len(shards.class_names)} in {shards.lengths}"
     try:
-        return kept_index(shards.split, shards.root, shards.files, about, lambda: _index(shards, store, at_once))
+        return kept_index(shards.split, shards.root, shards.files, about, lambda: _index(shards, store, raise_fault))
     except InputError:
-        if refuse is at_once:
+        if refuse is raise_fault:
             raise
     return _index(shards, store, refuse)
 

@@ -1,1 +1,1 @@
-"""Parts of a data set: some classes, a balanced share, a validation split, chosen rows."""
+"""Selections from a data set: some classes, a balanced share, a validation split, or given rows."""

@@ -1,4 +1,4 @@
-"""Images of chosen rows of a source, prepared as for evaluation, or as for training but without random crops."""
+"""Images of given rows of a source, for evaluation, or for training without random crops."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from jaxddp.data.source import Source
 
 @dataclass(frozen=True)
 class ChosenOrder(EvalOrder):
-    """An order of some rows only, once each, in the given order."""
+    """An evaluation order of the rows `chosen` only."""
 
     chosen: tuple[int, ...] = field(default=(), repr=False)
 
@@ -27,14 +27,12 @@ class ChosenOrder(EvalOrder):
 
 
 def chosen_images(source: Source, data: DataConfig, rows: np.ndarray) -> np.ndarray:
-    """Returns the evaluation pixels, [n, H, W, C], of int[n] rows, n >= 1. Raises: see `Source.eval_batches`."""
+    """Return the evaluation images, [n, H, W, C], of int[n] rows, n >= 1. Raises: see `Source.eval_batches`."""
     return np.asarray(next(iter(source.eval_batches(_in_one_batch(source, rows), data))).image)
 
 
 def sample_images(source: Source, data: DataConfig, count: int) -> np.ndarray:
-    """Returns `count` training images without random crops, [count, H, W, C], or all if there are fewer.
-
-    Each class keeps its share of the images.
+    """Return at most `count` training images, [n, H, W, C], without random crops, in proportion to the classes.
 
     Raises: InputError if an image cannot be used.
     """

@@ -1,4 +1,4 @@
-"""A validation split for a data set without one: a share of each class, chosen by a hash of the examples' ids."""
+"""Hold out a validation split: a share of each class, chosen by a hash of the ids of the examples."""
 
 import hashlib
 import math
@@ -13,16 +13,16 @@ from jaxddp.data.table import ExampleTable
 
 
 def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, ExampleTable]:
-    """Divides a table into "train" and "val", each in the order of the rows.
+    """Divide a table into "train" and "val", each in the order of the rows.
 
-    If an example has several classes, only the first class is used.
+    An example with several classes counts as an example of its first class.
 
     Args:
-        share: the share of each class that "val" holds out, above 0 and below 1; see `held_out_rows`.
+        share: the share of each class for "val", above 0 and below 1; see `held_out_rows`.
         where: a readable name of the data set, for messages.
 
     Raises:
-        InputError: a class has only one example, which cannot be in both splits; the message names it.
+        InputError: a class has only one example, and each split needs one.
     """
     labels = table.labels if table.label_sets is None else table.label_sets.first
     labelled = labels[labels >= 0]
@@ -35,23 +35,22 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
             " holds out at least one of each class and leaves one to train",
             advice="add examples, or leave the class out",
         )
-    # Examples without a label stay in the training split, where they are reported.
+    # Examples without a label stay in the training split, where `check_labelled` raises an error about them.
     held = np.zeros(len(table), bool)
     held[labels >= 0] = held_out_rows(table.id[labels >= 0], labelled, share)
     return {"train": table.rows(np.flatnonzero(~held)), "val": table.rows(np.flatnonzero(held))}
 
 
 def held_out_rows(ids: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
-    """Returns which examples are held out, bool[N].
+    """Return a mask of the examples that are held out, bool[N].
 
-    In a class of n examples, it holds out the k examples whose ids have the smallest hashes (the first 8 bytes of
-    SHA-256). k is `share * n`, rounded to the nearest integer (halves up), but at least 1 and at most n - 1. So the
-    share of each class is exact to half an example, and the order of the rows does not matter. Adding or removing an
-    example moves at most one other example, of the same class, from one split to the other.
+    In a class of n examples, these are the k examples whose ids have the smallest hashes (the first 8 bytes of
+    SHA-256). k is `share * n`, rounded to the nearest integer (halves up) and limited to 1..n-1. The order of the rows
+    has no effect. Adding or removing an example moves at most one other example, of the same class, to the other split.
 
     Args:
-        ids: bytes 'S'[N], all different.
-        labels: int[N].
+        ids: bytes 'S'[N], unique.
+        labels: int[N], class indices.
     """
     held = np.zeros(len(ids), bool)
     digests = np.array([int.from_bytes(hashlib.sha256(one).digest()[:8]) for one in ids.tolist()], np.uint64)

@@ -1,4 +1,4 @@
-"""Selections of classes and rows that make a smaller data set."""
+"""Selection of classes, and of a balanced subset of rows."""
 
 import operator
 import re
@@ -18,15 +18,15 @@ _TAKE_KEY = 0x7A6B65
 
 
 def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str]) -> np.ndarray:
-    """Returns the indices of the chosen classes, int64[K], in the order of `class_ids` and not of `classes`.
+    """Return the indices of the chosen classes, int64[K], in ascending order.
 
     Raises:
-        InputError: a class id is unknown, an index is out of bounds, a class is named twice, or none is named.
+        InputError: a class id is unknown, an index is out of bounds, a class is chosen twice, or no class is chosen.
     """
     where = f"classes {show(classes)}"
     items = _items(classes, where)
     if isinstance(items, range) and items:
-        # Only the ends are checked first, so a range of a billion classes is rejected without listing it.
+        # The ends are checked first, so a range of a billion classes is rejected without a list of its items.
         _check_bounds((items[0], items[-1]), len(class_ids), where)
     position = {class_id: index for index, class_id in enumerate(class_ids)}
     indices = [_index(item, position, where) for item in items]
@@ -39,11 +39,11 @@ def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str])
 
 
 def balanced_rows(label: np.ndarray, limit: int) -> np.ndarray:
-    """Returns `limit` rows, int64, ascending, in which each class keeps its share as nearly as whole rows allow.
+    """Return `limit` of N rows, int64, ascending, in proportion to the classes; all rows if N is at most `limit`.
 
-    All N rows are returned where N is at most the limit. The choice depends on the labels and the limit alone, and a
-    smaller limit chooses a subset of a larger one's rows. The m rows of a class, in a fixed pseudo-random order, get
-    the ranks 1/2m, 3/2m, 5/2m, ...; the rows with the smallest ranks are chosen (Webster's method of apportionment).
+    The choice depends only on the labels and the limit. The rows of a smaller limit are a subset of those of a larger
+    limit. The m rows of a class, in a fixed pseudo-random order, get the ranks 1/2m, 3/2m, 5/2m, ...; the rows with the
+    smallest ranks are chosen (Webster's method of apportionment).
 
     Raises: InputError if the limit is below 1.
     """

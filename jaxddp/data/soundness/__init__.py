@@ -1,1 +1,1 @@
-"""The soundness of images: checksums of a manifest, a cache of sound images, and replacements for bad ones."""
+"""Sound images, which decode to the last pixel: checksums, a cache of sound images, and substitutes."""

@@ -1,4 +1,4 @@
-"""`Digests`: the SHA-256 that each image of a table should have."""
+"""`Digests`: the expected SHA-256 of each image of a table."""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 
 _SHOWN = 12
-"""Hex digits of a digest in a message."""
+"""The number of hex digits of a digest in a message."""
 
 
 @dataclass(frozen=True, eq=False)
 class Digests:
-    """The checksums of the files of N rows, as a manifest lists them.
+    """The checksums in a manifest of the files of N rows.
 
     Attributes:
-        manifest: the file of the manifest, for messages.
-        sha256: void 'V32'[N]; zeros if the manifest does not list the row.
+        manifest: the path of the manifest, for messages.
+        sha256: void 'V32'[N]; zeros for a row that is not in the manifest.
     """
 
     manifest: str
@@ -23,20 +23,20 @@ class Digests:
 
     @property
     def unlisted(self) -> np.ndarray:
-        """The rows that the manifest does not list, int64[n]."""
+        """The rows that are not in the manifest, int64[n]."""
         return np.flatnonzero(self.sha256 == np.void(bytes(32)))
 
     def rows(self, rows: np.ndarray) -> "Digests":
-        """Returns the digests of int[n] rows, in that order."""
+        """Return the digests of int[n] rows, in that order."""
         return Digests(self.manifest, self.sha256[rows])
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the digests of int[n] rows as an object array of n bytes strings, 32 bytes each."""
+        """Return the digests of int[n] rows as an object array of n bytes strings, 32 bytes each."""
         # The dtype 'S32' would drop trailing zeros.
         return np.array(self.sha256[rows].tolist(), object)
 
     def fault(self, row: int, data: bytes) -> str | None:
-        """Returns how a row's file differs from the manifest, as a clause; None if it does not."""
+        """Return a message about the difference between a row's file and the manifest; None if they agree."""
         expected, actual = self.sha256[row].tobytes(), hashlib.sha256(data).digest()
         if actual == expected:
             return None

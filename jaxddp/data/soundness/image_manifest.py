@@ -1,7 +1,7 @@
 """The manifest of `jaxddp data check`, and the comparison of images with it.
 
-A manifest is a file of JSON lines. The first line describes the data set, and each other line describes one image.
-`jaxddp.curate.manifest_writer` writes it.
+A manifest is a JSON Lines file, written by `jaxddp.curate.manifest_writer`. The first line describes the data set, and
+each further line describes one image.
 """
 
 import hashlib
@@ -26,17 +26,17 @@ from jaxddp.data.storage.home import is_address
 from jaxddp.data.table import ExampleTable
 
 VERSION = 1
-_AGAIN = "write it again with `jaxddp data check`"
-_NONE = bytes(32)
+_WRITE_AGAIN = "write it again with `jaxddp data check`"
+_NO_DIGEST = bytes(32)
 _log = logging.getLogger("jaxddp.data")
 
 
 @dataclass(frozen=True)
 class ImageManifest:
-    """The SHA-256 of each image that `data check` could read, 32 bytes each.
+    """The SHA-256 digests, 32 bytes each, of the images that `jaxddp data check` could read.
 
     Attributes:
-        of_files: digests of files, by (file, offset); the offset is 0 if the file is the image.
+        of_files: digests of image files, by (file, offset); the offset is 0 if the whole file is the image.
         of_pixels: digests of images in arrays.
     """
 
@@ -46,24 +46,24 @@ class ImageManifest:
 
     @classmethod
     def read(cls, file: Path) -> "ImageManifest":
-        """Reads a manifest. Raises: InputError that names the file, if it is missing or a line is wrong."""
+        """Read a manifest. Raises: InputError with the path, if the file is missing or a line is invalid."""
         manifest, number = cls(file), 1
         missing = ("no such file; give ", Key("data.manifest"), " what `jaxddp data check` wrote")
-        with files.reading(file, _AGAIN, missing=missing), files.open_regular(file, buffering=-1) as lines:
+        with files.reading(file, _WRITE_AGAIN, missing=missing), files.open_regular(file, buffering=-1) as lines:
             try:
                 if json.loads(next(lines, b"{}"))["manifest"] != VERSION:
                     raise ValueError
                 for number, line in enumerate(lines, 2):  # noqa: B007
                     manifest._add(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError):
-                raise InputError(f"{file}, line {number}: not a line of a manifest; {_AGAIN}") from None
+                raise InputError(f"{file}, line {number}: not a line of a manifest; {_WRITE_AGAIN}") from None
         return manifest
 
     def _add(self, image: Mapping[str, Any]) -> None:
         if image["sha256"] is None:
             return
         digest = bytes.fromhex(image["sha256"])
-        if len(digest) != len(_NONE):
+        if len(digest) != len(_NO_DIGEST):
             raise ValueError
         if image["path"] is None:
             self.of_pixels.add(digest)
@@ -71,20 +71,20 @@ class ImageManifest:
             self.of_files[os.fsencode(image["path"]), int(image["offset"] or 0)] = digest
 
     def digests(self, table: ExampleTable) -> Digests:
-        """Returns the digests of a table's rows."""
+        """Return the digests of a table's rows."""
         offsets = np.zeros(len(table), int) if table.offset is None else table.offset
         places = zip(table.path.tolist(), offsets.tolist(), strict=True)
-        sha256 = b"".join(self.of_files.get(place, _NONE) for place in places)
+        sha256 = b"".join(self.of_files.get(place, _NO_DIGEST) for place in places)
         return Digests(str(self.file), np.frombuffer(sha256, "V32"))
 
 
 def manifest_name(address: str | os.PathLike[str]) -> str:
-    """Returns the default file name of a data set's manifest, from its path or URL."""
+    """Return the default file name of a data set's manifest, from its path or URL."""
     return f"{Path(address).resolve().name or 'data'}.manifest.jsonl"
 
 
 def find_manifest(address: str, wanted: str | None) -> Path:
-    """Returns the manifest of a data set: `wanted`, or else one in the working directory or beside the data set.
+    """Return the path of a manifest: `wanted`, or a file in the working directory or beside the data set.
 
     Raises: InputError if there is none.
     """
@@ -103,27 +103,27 @@ def find_manifest(address: str, wanted: str | None) -> Path:
     return manifest
 
 
-def held_to_manifest(
+def compare_with_manifest(
     splits: Mapping[str, SourceTable], manifest: ImageManifest, data: DataConfig
 ) -> dict[str, SourceTable]:
-    """Returns the splits with checksums. Files are compared with the manifest when they are read, arrays at once.
+    """Return the splits with the checksums of a manifest. Files are compared when they are read, arrays immediately.
 
     Raises:
-        InputError: the manifest does not list an image that may not be substituted, or an array differs from it.
+        InputError: the manifest has no digest of an image that may not be substituted, or of an image in an array.
     """
-    held: dict[str, SourceTable] = {}
+    compared: dict[str, SourceTable] = {}
     for split, source in splits.items():
         if isinstance(source, ExampleTable):
-            held[split] = table = replace(source, digests=manifest.digests(source))
+            compared[split] = table = replace(source, digests=manifest.digests(source))
             if split != "train" or data.bad_images == "fail":
                 _check_listed(table, manifest)
             continue
-        held[split] = source
+        compared[split] = source
         if getattr(source, "pixel_shape", None) is None:
             _log.warning(f"data.verify=manifest: the {split} images are not compared with {manifest.file}")
         else:
             _check_pixels(source, manifest)
-    return held
+    return compared
 
 
 def _check_listed(table: Any, manifest: ImageManifest) -> None:
@@ -134,7 +134,7 @@ def _check_listed(table: Any, manifest: ImageManifest) -> None:
 
 
 def _check_pixels(source: Table, manifest: ImageManifest) -> None:
-    # The table may hold only some of the images in the manifest, so each digest is looked up in a set.
+    # The table may be a part of the data set in the manifest, so digests are looked up in a set and not by row.
     for row in range(len(source)):
         digest = hashlib.sha256(source.read(row)).digest()
         if digest not in manifest.of_pixels:

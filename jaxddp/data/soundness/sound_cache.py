@@ -1,10 +1,10 @@
-"""A cache, on this machine, of the images that were verified to the last pixel. Later runs do not verify them again.
+"""A local cache of the images that were verified to the last pixel, so that later runs need not verify them again.
 
-An image is identified by a digest of its file: the path below the root, the size, and the times of modification and
-change (see `Store.faults`). So a changed image is verified again, and any selection of classes can use the cache. The
-digests of a root are in the cache folder, in one file (a part) for each process of a job. A process reads its part,
-extends it, and replaces the file by a rename. If two jobs do this at the same time, entries of one of them may be lost.
-This does no harm: those images are verified again.
+An image is identified by a digest of its file's path below the root, size, and times of modification and change (see
+`Store.faults`). So a changed image is verified again, and any selection of classes can use the cache. The digests of a
+root are in the cache folder, in one file (a part) for each process of a job. To add digests, a process reads its part
+and replaces the file atomically. If two jobs do this at the same time, digests of one job may be lost, and these images
+are verified again.
 """
 
 import logging
@@ -23,32 +23,32 @@ from jaxddp.data.storage.store import Fault, Store
 _FOLDER = "verified"
 _PARTS = 64
 _MOST = 4_000_000
-"""The largest number of digests in a part, 8 bytes each. A larger part keeps only digests of this run's images."""
+"""The largest number of digests in a part, 8 bytes each. A larger part is cut to digests of the images of this run."""
 _SECONDS = 600.0
-"""The least time between two writes of the cache."""
+"""The shortest time between two writes of the cache."""
 
 _log = logging.getLogger("jaxddp.data")
-# A batch iterator writes the cache when it is garbage collected, perhaps while another iterator writes it.
+# The garbage collector may close a batch iterator, which writes the cache, while another iterator writes it.
 _writing = threading.RLock()
 
 
 class Verified:
-    """The rows of a table whose images are known to be sound: this process, or an earlier one, verified them.
+    """The rows of a table whose images are sound, as verified by this process or an earlier one.
 
     Attributes:
-        sound: bool[N].
+        sound: bool[N], True for each row that was verified.
     """
 
     def __init__(self, store: Store, paths: np.ndarray, offset: np.ndarray | None = None):
         self._store, self._paths, self._offset = store, paths, offset
         self.sound = np.zeros(len(paths), bool)
-        # 0 if the image cannot be identified.
+        # The digest of each file; 0 if the file cannot be identified.
         self._identity = np.zeros(len(paths), np.uint64)
-        self._kept = self.sound.copy()
-        self._due = time.monotonic() + _SECONDS
+        self._cached = self.sound.copy()
+        self._next_write = time.monotonic() + _SECONDS
 
-    def look(self) -> list[Fault]:
-        """Marks the images that are in the cache and have not changed; returns the store's `faults`."""
+    def check_files(self) -> list[Fault]:
+        """Mark the images that are in the cache and unchanged as sound. Return the `faults` of the store."""
         identity = np.zeros(len(self._paths), np.uint64)
         faults = self._store.faults(self._paths, identity)
         if self._offset is not None:
@@ -56,42 +56,42 @@ class Verified:
         self.sound &= (identity == self._identity) | (self._identity == 0)
         self._identity = identity
         if self._store.root is not None:
-            cached = [np.zeros(0, np.uint64)]
-            # There may be no cache folder.
+            parts = [np.zeros(0, np.uint64)]
+            # The cache folder may be missing.
             with suppress(OSError, RuntimeError):
-                cached += [_read(file) for file in _parts(self._store.root)]
-            self._kept = np.isin(identity, np.concatenate(cached)) & (identity != 0)
-            self.sound |= self._kept
+                parts += [_read(file) for file in _parts(self._store.root)]
+            self._cached = np.isin(identity, np.concatenate(parts)) & (identity != 0)
+            self.sound |= self._cached
         return faults
 
-    def recall(self) -> None:
-        """Calls `look` if the store can identify images without a request to another machine."""
+    def check_local_files(self) -> None:
+        """Call `check_files` if the images are in a local store."""
         if self._store.root is not None:
-            self.look()
+            self.check_files()
 
     def add(self, rows: np.ndarray, part: int = 0) -> None:
-        """Marks int[n] rows as sound, and writes the cache every ten minutes."""
+        """Mark int[n] rows as sound, and write the cache if ten minutes have passed since the last write."""
         self.sound[rows] = True
-        if time.monotonic() > self._due:
-            self.keep(part)
+        if time.monotonic() > self._next_write:
+            self.write_cache(part)
 
-    def keep(self, part: int = 0) -> None:
-        """Writes new entries to the part of one process of a job. A failure is only logged."""
-        self._due = time.monotonic() + _SECONDS
+    def write_cache(self, part: int = 0) -> None:
+        """Write new digests to the part of one process of a job. A failure is only logged."""
+        self._next_write = time.monotonic() + _SECONDS
         identified = self._identity != 0
-        new, lost = self.sound & ~self._kept & identified, self._kept & ~self.sound
+        new, lost = self.sound & ~self._cached & identified, self._cached & ~self.sound
         if self._store.root is None or not (new | lost).any():
             return
         try:
             with _writing:
                 self._write(_part(self._store.root, part), new)
-                # Remove the digests of images that are damaged although their files seem unchanged.
+                # Remove the digests of images that are damaged although their files have the same sizes and times.
                 for file in _parts(self._store.root) if lost.any() else ():
                     _put(file, np.setdiff1d(_read(file), self._identity[lost]))
-        # There may be no cache folder, no permission or no space.
+        # The cache folder, permission or disk space may be missing.
         except (OSError, RuntimeError) as error:
             _log.debug("the cache of verified images of %s cannot be written (%s)", self._store.root, error)
-        self._kept = self.sound & identified
+        self._cached = self.sound & identified
 
     def _write(self, file: Path, new: np.ndarray) -> None:
         digests = np.union1d(_read(file), self._identity[new])
@@ -101,7 +101,7 @@ class Verified:
 
 
 def _part(root: Path, part: int) -> Path:
-    """Returns the file of a part. Raises: RuntimeError; see `cache_folder`."""
+    """Return the file of a part. Raises: RuntimeError; see `cache_folder`."""
     return cache_folder() / _FOLDER / f"{name_of_folder(root)}-{RULES}.{part % _PARTS}"
 
 
@@ -115,7 +115,7 @@ def _put(file: Path, digests: np.ndarray) -> None:
 
 
 def _read(file: Path) -> np.ndarray:
-    """Returns the digests of a part, uint64[n]; none if it is damaged or cannot be read. Damage is logged."""
+    """Return the digests of a part, uint64[n]; empty if the file is damaged or cannot be read. Damage is logged."""
     try:
         content = sealed(file)
     except OSError:
@@ -127,7 +127,7 @@ def _read(file: Path) -> np.ndarray:
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Maps uint64 numbers one-to-one to numbers that look random (SplitMix64, Steele et al. 2014)."""
+    """Map uint64 numbers one-to-one to numbers that look random (SplitMix64, Steele et al. 2014)."""
     z = numbers + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -15,7 +15,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.message import Option
 from jaxddp.core.wording import nearest, show
-from jaxddp.data.faults import check_apart
+from jaxddp.data.faults import check_distinct
 from jaxddp.data.storage.home import is_address
 
 CATALOG_VARIABLE = "JAXDDP_DATASETS"
@@ -42,7 +42,7 @@ def resolve(name: str) -> DatasetEntry:
     catalog = _place()
     text = _read(catalog)
     tables = _parsed(catalog, text)
-    check_apart(tables, lambda name: f"{catalog}:{_line(text, name)}")
+    check_distinct(tables, lambda name: f"{catalog}:{_line(text, name)}")
     if name not in tables:
         names = ", ".join(tables) or "none"
         raise InputError(f"{catalog}: no data set {show(name)}{nearest(name, tables)}; it has: {names}")

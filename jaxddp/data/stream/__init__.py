@@ -1,1 +1,1 @@
-"""Turns encoded images into batches of pixels, with TensorFlow."""
+"""Decode images to batches of pixels with TensorFlow."""

@@ -1,4 +1,4 @@
-"""TensorFlow functions that decode an image to pixels of one size. The device flips and normalizes the pixels."""
+"""TensorFlow functions that decode an image to pixels of a fixed size, without flips and normalization."""
 
 import logging
 import threading
@@ -13,10 +13,10 @@ from jaxddp.data.images.header import JPEG_END, JPEG_START, parse_header
 from jaxddp.data.images.image_types import AGAIN, MAX_PIXELS, PillowKind, PixelFormat
 from jaxddp.data.images.pillow import decode_pillow
 from jaxddp.data.stream.tensorflow_cpu import tf
-from jaxddp.data.stream.windows import Area, around, center_box, random_area_window, resampled, resize
+from jaxddp.data.stream.windows import Area, center_box, filter_window, random_area_window, resample, resize
 
 Window = Callable[[Any], Any]
-"""Takes an image's size, int32[2] (height, width); returns the part to keep, int32[4] (top, left, height, width)."""
+"""A function of the size of an image, int32[2] (height, width), to a crop, int32[4] (top, left, height, width)."""
 
 RGB = PixelFormat()
 _JPEG, _PNG, _OTHER = range(3)
@@ -26,47 +26,49 @@ _warned = threading.Lock()
 # The weights of red, green and blue in gray, in 65536ths, as in Pillow (ITU-R BT.601).
 _LUMA = (19595, 38470, 7471)
 
-# A JPEG can be decoded at a half, a quarter or an eighth of its size, with less work.
+# A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size in less time.
 _SCALES = (8, 4, 2)
-# The exact cosine transform gives the pixels of Pillow. The coarse one, TensorFlow's default, differs by a few levels
-# and saves a tenth of the decoding time.
+# With the exact cosine transform, pixels equal those of Pillow. With the coarse transform, TensorFlow's default, they
+# differ by a few levels, and decoding takes a tenth less time.
 _EXACT, _COARSE = "INTEGER_ACCURATE", "INTEGER_FAST"
 
 
 def train_image(data: Any, key: Any, area: Area | None, image_size: int, pixels: PixelFormat = RGB) -> Any:
-    """Returns one training example, [image_size, image_size, C], from an encoded image and a row of `example_keys`.
+    """Return one training example, [image_size, image_size, C], from an encoded image and a row of `example_keys`.
 
     Args:
         area: the area of the random crop; None keeps the whole image.
     """
     if area is None:
-        return fitted_window(data, lambda size: tf.stack([0, 0, size[0], size[1]]), image_size, pixels=pixels)
+        return decode_and_resize(data, lambda size: tf.stack([0, 0, size[0], size[1]]), image_size, pixels=pixels)
     window = partial(random_area_window, key=key, area=area)
-    return fitted_window(data, window, image_size, exact=False, pixels=pixels)
+    return decode_and_resize(data, window, image_size, exact=False, pixels=pixels)
 
 
 def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RGB) -> Any:
-    """Returns one evaluation example, [image_size, image_size, C]: a center crop after the short side becomes `resize`.
+    """Return one evaluation example, [image_size, image_size, C]: resize the short side to `resize`, crop the center.
 
-    The pixels differ from those of torchvision's Resize and CenterCrop by at most one of 255 levels. Only the part that
-    the center needs is decoded. If the short side is `resize` already, the pixels are not changed.
+    The pixels differ from those of torchvision's Resize and CenterCrop by at most one of 255 levels. Only the pixels
+    that the center crop depends on are decoded. If the short side is `resize`, the pixels are not changed.
     """
     size = _size(data, pixels)
     box = center_box(size, image_size, resize)
-    window = around(box, image_size, size)
+    window = filter_window(box, image_size, size)
     image = decode_window(data, lambda _: window, pixels=pixels)
     place = box - tf.cast(window[:2], tf.float64)
-    center = tf.cond(tf.reduce_min(size) == resize, lambda: image, lambda: resampled(image, place, image_size))
+    center = tf.cond(tf.reduce_min(size) == resize, lambda: image, lambda: resample(image, place, image_size))
     return tf.ensure_shape(center, [image_size, image_size, pixels.channels])
 
 
-def fitted_window(data: Any, window: Window, image_size: int, *, exact: bool = True, pixels: PixelFormat = RGB) -> Any:
-    """Returns the part of an image in `window`, resized to [image_size, image_size, C]; see `decode_window`."""
+def decode_and_resize(
+    data: Any, window: Window, image_size: int, *, exact: bool = True, pixels: PixelFormat = RGB
+) -> Any:
+    """Decode the crop `window` of an image, and resize it to [image_size, image_size, C]; see `decode_window`."""
     return resize(decode_window(data, window, image_size, exact=exact, pixels=pixels), image_size)
 
 
-def decodes(data: bytes, pixels: PixelFormat = RGB) -> None:
-    """Decodes an image, and discards it. Raises: InputError if its decoder rejects it."""
+def check_decoding(data: bytes, pixels: PixelFormat = RGB) -> None:
+    """Decode an image to check it, and discard the pixels. Raises: InputError if the decoder rejects the image."""
     kind = parse_header(data).kind
     if kind in get_args(PillowKind):
         _pillow_pixels(pixels, data)
@@ -80,30 +82,30 @@ def decodes(data: bytes, pixels: PixelFormat = RGB) -> None:
 def decode_window(
     data: Any, window: Window, least: int | None = None, *, exact: bool = True, pixels: PixelFormat = RGB
 ) -> Any:
-    """Returns the part of an image in `window`, [height, width, C], of a file that `parse_header` accepts.
+    """Decode the crop `window`, [height, width, C], of an image file that `parse_header` accepts.
 
-    Gray is repeated as RGB, and CMYK is converted to RGB; alpha is dropped unless the format has it. A file that
-    `parse_header` rejects raises a TensorFlow error, even if the damage is outside the window.
+    Gray is repeated as RGB, and CMYK is converted to RGB. Alpha is dropped if `pixels` has no alpha channel. A file
+    that `parse_header` rejects causes a TensorFlow error, even if the damage is outside the window.
 
     Args:
-        least: the least side of the decoded window. A JPEG is decoded at a half, a quarter or an eighth of its size if
-            no side becomes shorter than this. None decodes at full size.
-        exact: whether a JPEG's pixels equal those of the decoded whole image. If False, decoding is faster, but pixels
-            differ by a few levels, which does not matter for random crops.
-        pixels: the format of the result; every kind of file gives the same pixels for the same image.
+        least: the smallest allowed side of the decoded crop. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the
+            sides of the crop do not become shorter than this. With None, it is decoded at full size.
+        exact: whether the pixels of a JPEG equal a crop of the whole decoded image. If False, decoding is faster, and
+            pixels differ by a few levels, which is negligible for random crops.
+        pixels: the format of the result. Files of different formats give the same pixels for the same image.
     """
     kind = _kind(data, pixels)
     image = tf.cond(
         kind == _JPEG,
         lambda: _converted(_decode_jpeg(data, _checked_window(data, window), least, exact), pixels),
-        lambda: _gray(_cut(_decode_whole(data, kind, pixels), window), pixels),
+        lambda: _gray(_crop(_decode_whole(data, kind, pixels), window), pixels),
     )
     return tf.ensure_shape(image, [None, None, pixels.channels])
 
 
 def _kind(data: Any, pixels: PixelFormat) -> Any:
-    """Returns `_JPEG`, `_PNG` or `_OTHER`, an int32 scalar; fails where `parse_header` rejects the file."""
-    # Nearly every file passes this test of its two ends. The others are parsed in Python, which is slow in a graph.
+    """Return `_JPEG`, `_PNG` or `_OTHER`, an int32 scalar. It raises an error if `parse_header` rejects the file."""
+    # The first and last bytes identify most JPEG files. Other files are parsed in Python, which is slow in a graph.
     plain_jpeg = (tf.strings.substr(data, 0, 3) == JPEG_START) & (tf.strings.substr(data, -2, 2) == JPEG_END)
     return tf.cond(
         plain_jpeg, lambda: _JPEG, lambda: tf.numpy_function(partial(_parsed_kind, pixels), [data], tf.int32)
@@ -111,7 +113,7 @@ def _kind(data: Any, pixels: PixelFormat) -> Any:
 
 
 def _size(data: Any, pixels: PixelFormat) -> Any:
-    """Returns height and width in pixels, int32[2], from the header."""
+    """Return height and width in pixels, int32[2], from the header."""
 
     def of_png() -> Any:
         # IHDR is the first chunk of every PNG file, and begins with width and height.
@@ -129,23 +131,23 @@ def _size(data: Any, pixels: PixelFormat) -> Any:
     return tf.ensure_shape(size, [2])
 
 
-def _plain(data: bytes | np.ndarray) -> bytes:
-    # TensorFlow passes bytes in a graph, and an array that holds the bytes in eager mode.
+def _as_bytes(data: bytes | np.ndarray) -> bytes:
+    # TensorFlow passes bytes in a graph, and an array with the bytes in eager mode.
     return np.asarray(data, object).item()
 
 
 def _parsed_kind(pixels: PixelFormat, data: bytes | np.ndarray) -> np.int32:
-    header = parse_header(_plain(data))
+    header = parse_header(_as_bytes(data))
     if header.bits > pixels.bits:
         _warn_of_lost_bits()
     if header.kind == "png" and header.bits < 8 and pixels.channels == 4:
-        # Where such a file has no alpha, TensorFlow sets alpha to the largest value of its few bits.
+        # Without alpha in the file, TensorFlow would set alpha to the largest value of these few bits, instead of 255.
         return np.int32(_OTHER)
     return np.int32({"jpeg": _JPEG, "png": _PNG}.get(header.kind, _OTHER))
 
 
 def _warn_of_lost_bits() -> None:
-    """Logs the warning once in a process, although many threads decode."""
+    """Log the warning once in a process, although many threads decode."""
     if _warned.acquire(blocking=False):
         _log.warning(
             "data.bits=8: some images have 16 bits, of which the upper 8 are used; set data.bits 16 to use all"
@@ -153,12 +155,12 @@ def _warn_of_lost_bits() -> None:
 
 
 def _parsed_size(data: bytes | np.ndarray) -> np.ndarray:
-    header = parse_header(_plain(data))
+    header = parse_header(_as_bytes(data))
     return np.array([header.height, header.width], np.int32)
 
 
 def _pillow_pixels(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
-    data = _plain(data)
+    data = _as_bytes(data)
     kind: Any = parse_header(data).kind
     return decode_pillow(data, kind, _decoded_channels(pixels), pixels.bits)
 
@@ -172,14 +174,14 @@ def _checked_window(data: Any, window: Window) -> Any:
 
 
 def _decode_jpeg(data: Any, part: Any, least: int | None, exact: bool) -> Any:
-    """Decodes the part at full size, or at the smallest fraction with no side shorter than `least`."""
+    """Decode the crop `part` at the smallest scale at which its sides are at least `least`; None means full size."""
     whole = partial(_decode_exactly if exact else _decode, data, part)
     if least is None:
         return whole()
     short = tf.reduce_min(part[2:])
 
     def scaled(scale: int) -> Any:
-        # The part in pixels of the smaller image, rounded outwards.
+        # The crop in pixels of the scaled image, rounded outwards.
         start, stop = part[:2] // scale, -(-(part[:2] + part[2:]) // scale)
         return _decode(data, tf.concat([start, stop - start], 0), scale, _EXACT if exact else _COARSE)
 
@@ -188,10 +190,10 @@ def _decode_jpeg(data: Any, part: Any, least: int | None, exact: bool) -> Any:
 
 
 def _decode_exactly(data: Any, part: Any) -> Any:
-    """Returns the same pixels as decoding the whole image and slicing it, in less time."""
+    """Decode a crop to the same pixels as in the whole decoded image, in less time."""
     _, left, _, width = tf.unstack(part)
-    # Color is stored at half the resolution and smoothed across columns. The outermost columns of a decoded part may
-    # lack a neighbor, so one more column is decoded on each side.
+    # Color is stored at half the resolution and interpolated between columns. At the left and right border of a crop,
+    # the neighbor column is missing, so one more column is decoded on each side.
     first = tf.maximum(left - 1, 0)
     last = tf.minimum(left + width + 1, tf.image.extract_jpeg_shape(data)[1])
     image = _decode(data, tf.stack([part[0], first, part[2], last - first]), transform=_EXACT)
@@ -203,7 +205,7 @@ def _decode(data: Any, part: Any, scale: int = 1, transform: str = _COARSE) -> A
 
 
 def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
-    """Decodes a file that is not a JPEG to RGB or RGBA, [H, W, 3 or 4], with the bits of `pixels`."""
+    """Decode a file that is not a JPEG to RGB or RGBA, [H, W, 3 or 4], with the bits of `pixels`."""
     channels, dtype = _decoded_channels(pixels), tf.as_dtype(pixels.dtype)
 
     def other() -> Any:
@@ -213,19 +215,19 @@ def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
     return tf.cond(kind == _PNG, lambda: tf.image.decode_png(data, channels=channels, dtype=dtype), other)
 
 
-def _cut(image: Any, window: Window) -> Any:
+def _crop(image: Any, window: Window) -> Any:
     top, left, height, width = tf.unstack(window(tf.shape(image)[:2]))
     return image[top : top + height, left : left + width]
 
 
 def _decoded_channels(pixels: PixelFormat) -> int:
-    """Returns the number of channels to decode: 4 where the format has alpha, else 3."""
-    # TensorFlow's gray of a PNG differs by a level in places, so gray is computed from RGB.
+    """Return the number of channels to decode: 4 if the format has alpha, else 3."""
+    # TensorFlow's own conversion of a PNG to gray differs by one level for some pixels, so gray is computed from RGB.
     return 4 if pixels.channels == 4 else 3
 
 
 def _gray(image: Any, pixels: PixelFormat) -> Any:
-    """Converts RGB to gray if the format has one channel. If the image was gray, this restores its values."""
+    """Convert RGB to gray if the format has one channel. An image that was gray gets its original values."""
     if pixels.channels != 1:
         return image
     luma = tf.reduce_sum(tf.cast(image, tf.int64) * _LUMA, axis=-1, keepdims=True)
@@ -233,7 +235,7 @@ def _gray(image: Any, pixels: PixelFormat) -> Any:
 
 
 def _converted(image: Any, pixels: PixelFormat) -> Any:
-    """Converts RGB of 8 bits to the format."""
+    """Convert 8-bit RGB to the format `pixels`."""
     if pixels.channels == 4:
         image = tf.pad(image, [[0, 0], [0, 0], [0, 1]], constant_values=255)
     return _gray(image if pixels.bits == 8 else tf.cast(image, tf.uint16) * 257, pixels)

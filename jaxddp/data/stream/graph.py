@@ -1,4 +1,4 @@
-"""The TensorFlow graph of a stream, from the place of an image to its pixels. Equal settings share one traced graph."""
+"""The TensorFlow graph that reads, verifies and decodes one image. It is traced once for equal settings."""
 
 import functools
 import hashlib
@@ -18,12 +18,12 @@ from jaxddp.data.stream.windows import Area
 
 MOST_GRAPHS = 16
 REFUSED, SOUND, STRAY = range(3)
-"""The verdicts that `looked_at` returns."""
+"""The verdicts that `verify_image` returns."""
 
 
 @dataclass(frozen=True)
 class TrainPixels:
-    """Turns an encoded image, a string scalar, and a key, int64[2], into pixels [S, S, C]; see `train_image`."""
+    """A function of an encoded image, a string scalar, and a key, int64[2], to pixels [S, S, C]; see `train_image`."""
 
     image_size: int
     format: PixelFormat
@@ -35,7 +35,7 @@ class TrainPixels:
 
 @dataclass(frozen=True)
 class EvalPixels:
-    """Turns an encoded image into the pixels of evaluation, and ignores the key; see `eval_image`."""
+    """A function of an encoded image to the pixels for evaluation; the key is ignored. See `eval_image`."""
 
     image_size: int
     format: PixelFormat
@@ -50,18 +50,19 @@ Pixels = TrainPixels | EvalPixels
 
 @functools.lru_cache(maxsize=MOST_GRAPHS)
 def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
-    """Returns a graph function (key, wanted, digest, *place) -> (pixels, verdict); see `looked_at`.
+    """Return a graph function (key, verifies, digest, *place) -> (pixels, verdict); see `verify_image`.
 
     Args:
-        read: the result of `Store.in_graph`. If it is None, `place` is the encoded image itself.
+        read: the result of `Store.in_graph`: a function of `place`, which is (path, offset). If `read` is None, `place`
+            is the encoded image.
     """
     places = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)][: 2 if read else 1]
 
     arguments = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.string)
 
     @tf.function(input_signature=(*arguments, *places), autograph=False)
-    def load(key: Any, look: Any, digest: Any, *place: Any) -> Any:
-        image, verdict = looked_at(read(*place) if read else place[0], look, digest)
+    def load(key: Any, verifies: Any, digest: Any, *place: Any) -> Any:
+        image, verdict = verify_image(read(*place) if read else place[0], verifies, digest)
         shape = pixels.image_size, pixels.image_size, pixels.format.channels
         black = functools.partial(tf.zeros, shape, pixels.format.dtype)
         return tf.cond(verdict == REFUSED, black, lambda: pixels(image, key)), verdict
@@ -69,33 +70,34 @@ def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
     return load
 
 
-def looked_at(data: Any, wanted: Any, digest: Any) -> tuple[Any, Any]:
-    """Verifies an encoded image; returns it and an int32 verdict.
+def verify_image(data: Any, verifies: Any, digest: Any) -> tuple[Any, Any]:
+    """Verify an encoded image; return the image and an int32 verdict.
 
-    The verdict is `REFUSED`, `SOUND`, or `STRAY` for a sound image that is returned without its stray bytes.
+    The verdict is `REFUSED`, `SOUND`, or `STRAY`. `STRAY` means that the image is sound after removal of bytes that do
+    not belong to it, and the image is returned without these bytes.
 
     Args:
-        wanted: bool scalar, whether to verify the image; if False, only the digest is compared.
-        digest: string scalar, the SHA-256 that the image must have; empty if any is accepted.
+        verifies: bool scalar, whether to verify the image; if False, only the digest is compared.
+        digest: string scalar, the expected SHA-256; empty to accept any digest.
     """
-    held = tf.cond(
+    digest_verdict = tf.cond(
         tf.strings.length(digest) > 0,
-        lambda: tf.ensure_shape(tf.numpy_function(_held, [data, digest], tf.int32), []),
+        lambda: tf.ensure_shape(tf.numpy_function(_compare_digest, [data, digest], tf.int32), []),
         lambda: tf.constant(SOUND),
     )
     image, verdict = tf.cond(
-        wanted & (held == SOUND),
-        lambda: tuple(tf.numpy_function(_looked_at, [data], (tf.string, tf.int32))),
-        lambda: (data, held),
+        verifies & (digest_verdict == SOUND),
+        lambda: tuple(tf.numpy_function(_verify_bytes, [data], (tf.string, tf.int32))),
+        lambda: (data, digest_verdict),
     )
     return tf.ensure_shape(image, []), tf.ensure_shape(verdict, [])
 
 
-def _held(data: bytes, digest: bytes) -> np.int32:
+def _compare_digest(data: bytes, digest: bytes) -> np.int32:
     return np.int32(SOUND if hashlib.sha256(data).digest() == digest else REFUSED)
 
 
-def _looked_at(data: bytes) -> tuple[bytes, np.int32]:
+def _verify_bytes(data: bytes) -> tuple[bytes, np.int32]:
     try:
         left_over = verify(data).left_over
     except InputError:

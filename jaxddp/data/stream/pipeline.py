@@ -1,8 +1,8 @@
-"""One shard of a stream as a tf.data pipeline: a producer of file names, a graph that decodes, a consumer of batches.
+"""A tf.data pipeline for one shard: a producer of file names, a graph that decodes images, and a consumer.
 
-TensorFlow receives names of images and keys, and returns pixels. Labels, masks, rows and epochs do not enter its graph:
-the consumer computes them from the order and adds them to the images. The pipeline has no state that must be saved:
-after a bad image is substituted, it starts again at the step that uses the image.
+The graph takes file names and keys, and returns pixels. The consumer computes labels, masks, rows and epochs from the
+order, and adds them to the pixels. The pipeline has no state between batches. After an unusable image is substituted,
+the pipeline starts again at the step with that image.
 """
 
 import itertools
@@ -23,48 +23,47 @@ from jaxddp.data.images.verify import verify
 from jaxddp.data.order import Order, Shard
 from jaxddp.data.soundness.bad_images import Omissions, Substitutes
 from jaxddp.data.stored_table import StoredTable
-from jaxddp.data.stream.decode import decodes
+from jaxddp.data.stream.decode import check_decoding
 from jaxddp.data.stream.graph import REFUSED, SOUND, Pixels, pixel_graph
 from jaxddp.data.stream.tensorflow_cpu import keep_freed_memory, tf
 from jaxddp.data.stream.windows import example_keys
 
 PREFETCH_BATCHES = 2
-"""The number of finished batches that wait for the consumer, besides the one in preparation; it bounds the memory."""
+"""The largest number of finished batches in the queue; it limits the memory."""
 
 FETCH_THREADS = 32
-"""The number of images that are fetched at the same time from a store that the graph cannot read."""
+"""The number of images that are fetched concurrently from a store that the graph cannot read."""
 
 BATCHES_AHEAD = 2
-"""The number of batches of encoded images that are fetched beyond the one that is being decoded."""
+"""The number of batches of encoded images that are fetched before they are decoded."""
 
 Images = Iterator[tuple[np.ndarray, np.ndarray]]
 """Batches of pixels and verdicts.
 
-The graph returns a black image for a rejected one. If it raised an error instead, every thread would print a traceback.
+For a rejected image, the graph returns black pixels. It raises no error, because every thread would print a traceback.
 """
 
-_ENDED = np.zeros(0), np.zeros(0, np.int32)
+_NO_IMAGES = np.zeros(0), np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The data and settings of one shard of some steps. The producer, the consumer and the search for bad images share
-    them."""
+    """A pipeline for one shard of the batches of some steps."""
 
     table: StoredTable
     order: Order
-    """The order of the examples. Its seed is also the seed of the keys for random crops."""
+    """The order of the examples. Its seed is also the seed of the random crops."""
     pixels: Pixels
     steps: range
     shard: Shard
     substitutes: Substitutes | Omissions | None = None
     verifies: bool = True
-    """Whether images that are not known to be sound are verified to the last pixel."""
-    lost: list[Exception] = field(default_factory=list)
-    """The exception that ended the producer. TensorFlow would print its traceback and pass on only its text."""
+    """Whether images are verified to the last pixel, except for images that `table.verified` marks as sound."""
+    failures: list[Exception] = field(default_factory=list)
+    """The exception that ended the producer. It is not passed to TensorFlow, which would print its traceback."""
 
     def batches(self) -> Generator[Batch]:
-        """Returns an iterator over the shard's batches. The work starts at once, in the background."""
+        """Return an iterator over the batches of the shard. Threads start to prepare batches immediately."""
         check_order(self.table, self.order, self.shard)
         load = pixel_graph(self.table.store.in_graph(), self.pixels)
 
@@ -73,26 +72,26 @@ class Pipeline:
 
         images = [start(self.steps[0])] if self.steps else []
         batches = self._consume(images, start)
-        # Dropping TensorFlow's iterator waits for its threads, and one of them may run Python code, in `_produce`.
-        # While the interpreter shuts down, that thread never returns, so the iterator must be dropped earlier.
+        # Deletion of TensorFlow's iterator waits for its threads, one of which runs Python code in `_produce`. During
+        # the shutdown of the interpreter, that thread never returns, so the iterator must be deleted before.
         weakref.finalize(batches, self._end, images)
         return batches
 
     def _images(self, load: Any, steps: range) -> Images:
-        """Yields, for each batch, the pixels, [b, S, S, C], and the verdicts, int32[b], of its b real examples."""
+        """Yield (pixels, [b, S, S, C], verdicts, int32[b]) of the b examples of each batch, without padding."""
         # A scheduler or `taskset` may give this process fewer cores than the machine has.
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         options = tf.data.Options()
         options.threading.private_threadpool_size = threads
         # Images are decoded in parallel, each by one thread.
         options.threading.max_intra_op_parallelism = 1
-        # Autotuning would let the memory grow, so every degree of parallelism is set here.
+        # Autotuning would increase the memory, so every degree of parallelism is set here.
         options.autotune.enabled = False
         signature = tuple(tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in load.input_signature)
         dataset = (
             tf.data.Dataset.from_generator(lambda: self._produce(steps), output_signature=signature)
             .unbatch()
-            # There are more calls than threads, because finished images wait in order behind a slow one.
+            # There are more calls than threads, because the order is kept: finished images wait for a slow image.
             .map(load, num_parallel_calls=2 * threads, deterministic=True)
             .batch(self.order.batch_size // self.shard.count)
             .prefetch(PREFETCH_BATCHES)
@@ -103,23 +102,23 @@ class Pipeline:
 
     def _produce(self, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
         batches = ((batch, *self._images_of(batch)) for batch in map(self._columns, steps))
-        # `ahead` runs some batches before `current`, because images of a remote store are fetched before they are used.
-        ahead, current = itertools.tee(batches)
+        # `fetched` is ahead of `decoded` by some batches, because images of a remote store are fetched in advance.
+        fetched, decoded = itertools.tee(batches)
         try:
-            for (batch, real, rows), places in zip(current, self._places(rows for _, _, rows in ahead), strict=True):
+            for (batch, real, rows), places in zip(decoded, self._places(rows for _, _, rows in fetched), strict=True):
                 keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real])
                 yield keys, self.verifies & ~self.table.verified.sound[rows], self._digests(rows), *places
         except Exception as error:
-            self.lost.append(error)
+            self.failures.append(error)
 
     def _places(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yields the argument `place` of the graph for each batch of rows: paths and offsets, or encoded images."""
+        """Yield the arguments `place` of the graph for each batch of rows: (paths, offsets), or (encoded images,)."""
         if self.table.store.in_graph() is None:
             return _fetched(self.table, batches)
         return map(self.table.places, batches)
 
     def _digests(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the checksums of int64[b] rows, bytes[b]; empty ones if the table has none."""
+        """Return the expected digests of int64[b] rows, bytes[b]; empty strings if the table has no digests."""
         digests = self.table.digests
         return np.zeros(len(rows), "S1") if digests is None else digests.of(rows)
 
@@ -136,22 +135,22 @@ class Pipeline:
 
     def _end(self, images: list[Any]) -> None:
         images.clear()
-        self.table.verified.keep(self.shard.index)
+        self.table.verified.write_cache(self.shard.index)
 
     def _next(self, images: Images, batch: Batch) -> np.ndarray | None:
-        """Returns the pixels of a batch's real examples; None after bad images were found and substituted."""
+        """Return the pixels of a batch without padding; None after unusable images were found and substituted."""
         rows = self._images_of(batch)[1]
         if not len(rows):
             side, pixels = self.pixels.image_size, self.pixels.format
             return np.zeros((0, side, side, pixels.channels), pixels.dtype)
         try:
-            pixels, verdicts = next(images, _ENDED)
-        # TensorFlow raises UnicodeDecodeError when its own message would hold bytes of a file or a path.
+            pixels, verdicts = next(images, _NO_IMAGES)
+        # TensorFlow raises UnicodeDecodeError if its error message contains bytes of a file or a path.
         except (tf.errors.OpError, UnicodeDecodeError) as error:
             self._refuse(rows, error)
             return None
         if len(verdicts) < len(rows):
-            self._refuse(rows, self.lost.pop())
+            self._refuse(rows, self.failures.pop())
             return None
         if len(refused := rows[verdicts == REFUSED]):
             self._refuse(refused, InputError(f"{self.table.name(int(refused[0]))}: changes while it is read"))
@@ -161,36 +160,36 @@ class Pipeline:
         return pixels
 
     def _refuse(self, rows: np.ndarray, failure: Exception) -> None:
-        """Finds the rows whose images cannot be used, and substitutes them.
+        """Find the unusable images among some rows, and substitute them.
 
-        Raises: InputError if bad images may not be substituted, and `failure` itself if no image is bad.
+        Raises: InputError if images may not be substituted; `failure` if all images are usable.
         """
         if isinstance(failure, Unreachable):
-            # Another attempt to read each image would only wait for the store once more.
+            # The search would read each image again, and wait again for the store.
             raise failure
-        any_bad = False
+        has_bad_image = False
         for row, fault in self._faults(rows):
-            any_bad, self.table.verified.sound[row] = True, False
+            has_bad_image, self.table.verified.sound[row] = True, False
             if self.substitutes is None:
                 raise InputError(fault) from None
             self.substitutes.refuse(row, fault)
-        if not any_bad:
+        if not has_bad_image:
             raise failure
 
     def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
-        """Returns the batch with its pixels, and with zeros as the images of padding."""
+        """Return the batch with its images; the images of padding are 0."""
         padding = np.zeros((len(batch.mask) - len(pixels), *pixels.shape[1:]), pixels.dtype)
         image = np.concatenate([pixels, padding]) if len(padding) else pixels
         if self.substitutes is None:
             return batch._replace(image=image)
         changed = (self.substitutes.resolve(batch.row) != batch.row) & (batch.mask > 0)
-        # If a batch ends in the next epoch, only its rows of this epoch are marked, so a row is marked once per epoch.
-        stretches = self.order.stretches(step)
-        changed &= self.shard.of(stretches) == stretches[0]
+        # In a batch that spans two epochs, only rows of the first are marked, so each row is marked once per epoch.
+        epoch_indices = self.order.epoch_indices(step)
+        changed &= self.shard.of(epoch_indices) == epoch_indices[0]
         return batch._replace(image=image, substituted=changed.astype(np.float32))
 
     def _faults(self, rows: np.ndarray) -> Iterator[tuple[int, str]]:
-        """Yields the rows whose images cannot be used, each with its fault."""
+        """Yield (row, fault) for each unusable image."""
         for row in np.unique(rows).tolist():
             try:
                 data = self.table.read(row)
@@ -202,12 +201,12 @@ class Pipeline:
                 continue
             try:
                 verify(data)
-                decodes(data, self.pixels.format)
+                check_decoding(data, self.pixels.format)
             except InputError as error:
                 yield row, f"{self.table.name(row)}: {error}"
 
     def _images_of(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which examples are real, bool[B], and the rows whose images are read for the real ones, int32[b]."""
+        """Return (mask of the examples without padding, bool[B], the rows whose images are read for them, int32[b])."""
         real = batch.mask > 0
         rows = batch.row[real]
         return real, rows if self.substitutes is None else self.substitutes.resolve(rows)
@@ -217,7 +216,7 @@ class Pipeline:
 
 
 def _fetched(table: StoredTable, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray]]:
-    """Yields the encoded images of each batch, fetched ahead by threads that end with the iterator."""
+    """Yield the encoded images of each batch, fetched in advance by threads. The threads end with the iterator."""
     pending: deque[list[Future[bytes]]] = deque()
 
     def oldest() -> tuple[np.ndarray]:

@@ -1,6 +1,6 @@
-"""Imports TensorFlow for the CPU only, without messages. The import takes seconds.
+"""Import TensorFlow for the CPU only, without messages. The import takes seconds.
 
-Other modules import TensorFlow only from here:
+Other modules import TensorFlow from this module only:
 
 from jaxddp.data.stream.tensorflow_cpu import tf
 """
@@ -15,12 +15,12 @@ import jaxddp.core.private_names as private_names
 from jaxddp.core.log_level import errors_only
 from jaxddp.core.phases import doing
 
-# TensorFlow reads this variable once, at its import. oneDNN speeds up nothing that is used here, and writes to stderr.
+# TensorFlow reads this variable at its import. oneDNN does not speed up any op of this package, and writes to stderr.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-# TensorFlow's import ends with an import of Keras, which this project does not use, and which imports scikit-learn and
-# half of SciPy if they are installed. Without Keras the import takes 2.0 s of CPU instead of 3.2 (2 cores). TensorFlow
-# has no setting for this, but accepts that Keras is missing, and `tf.keras` imports it on first use.
+# TensorFlow imports Keras, which this project does not use. Keras imports scikit-learn and half of SciPy if they are
+# installed. Without Keras the import takes 2.0 s of CPU instead of 3.2 (2 cores). TensorFlow has no setting for this,
+# but it can be imported without Keras, and `tf.keras` imports Keras on first use.
 _HIDES_KERAS = "keras" not in sys.modules
 if _HIDES_KERAS:
     sys.modules["keras"] = None  # pyright: ignore[reportArgumentType]: Python raises ModuleNotFoundError for None
@@ -38,8 +38,8 @@ finally:
     if _HIDES_KERAS and sys.modules.get("keras") is None:
         sys.modules.pop("keras", None)
 
-# TensorFlow's first op allocates the memory of every visible GPU, which JAX needs. After that first op, which a program
-# may have run before this import, the setting can no longer change.
+# JAX needs the GPU memory, and TensorFlow's first op would allocate the memory of every visible GPU. A program may have
+# run that op before this import; then the setting cannot change any more, and TensorFlow raises RuntimeError.
 with contextlib.suppress(RuntimeError):
     tf.config.set_visible_devices([], "GPU")
 
@@ -50,11 +50,11 @@ _SETTINGS = {_TRIM_THRESHOLD: 512 << 20, _TOP_PAD: 16 << 20, _MMAP_THRESHOLD: 32
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Keeps up to half a gigabyte of freed memory for the next images, instead of returning it after each one.
+    """Keep up to half a gigabyte of freed memory for the next images, instead of returning it to the system.
 
     Once TensorFlow has started its first generator data set, glibc maps every buffer above 128 kB anew and unmaps it
     after use: 304 page faults an image, and 650 images/s in one process. With these settings, there are 13 page faults
-    an image, and 1,000 images/s (2 cores). Call this function after that data set has started. It does nothing with
+    an image, and 1,000 images/s (2 cores). Call this function after the data set has started. It has no effect with
     other C libraries.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

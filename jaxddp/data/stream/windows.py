@@ -1,15 +1,15 @@
-"""Windows: the part of an image that training or evaluation keeps, resized to a square, in TensorFlow's graph.
+"""TensorFlow functions that crop an image (to a window) and resize the crop to a square.
 
-Training draws random windows by stateless ops from a key of (seed, epoch, row), so they are the same in every thread
-and on every host. An image that shrinks by a ratio of more than 1.6 is resized by area: an output pixel is the mean of
-the input pixels that it covers, as in OpenCV's INTER_AREA. Any other image is resized bilinearly. Up to a ratio of 1.6,
-bilinear sampling uses every pixel; its result is as near to that of a Lanczos filter as Pillow's triangle filter
-(TensorFlow's `antialias=True`, which took longer than decoding). At larger ratios, bilinear sampling would alias.
-benchmarks/RESULTS.md has measurements.
+In training, windows are random. They are drawn by stateless ops from a key of (seed, epoch, row), so they are the same
+in every thread and on every host. An image that shrinks by a ratio of more than 1.6 is resized by area: an output pixel
+is the mean of the input pixels that it covers, as in OpenCV's INTER_AREA. Other images are resized bilinearly. Up to a
+ratio of 1.6, bilinear sampling uses every pixel, and its result is as near to that of a Lanczos filter as the result of
+Pillow's triangle filter (TensorFlow's `antialias=True`, which took longer than decoding). At larger ratios, bilinear
+sampling would alias. See benchmarks/RESULTS.md for measurements.
 
-Evaluation resizes the short side and keeps the center, as torchvision's Resize and CenterCrop do, because published
-weights expect those pixels. torchvision's filter is a triangle as wide as the scale (antialiased), at subpixel
-positions. Resizing and cropping are one step here, which reads only the pixels that the center needs.
+In evaluation, the short side is resized and the center is cropped as by torchvision's Resize and CenterCrop, because
+published weights expect these pixels. torchvision uses an antialiased triangle filter at subpixel positions. Here, one
+op resizes and crops, so only the pixels that the center crop depends on are read.
 """
 
 import math
@@ -28,29 +28,29 @@ _BILINEAR_TO = 1.6
 """The largest ratio of input length to output length at which an axis is resized bilinearly."""
 
 Area = tuple[float, float]
-"""The bounds of the share of the image's area that a crop covers, within 0..1."""
+"""The bounds of (area of the crop) / (area of the image), within 0..1."""
 
 
 def crop_area(data: DataConfig) -> Area | None:
-    """Returns the area of a config's training crops; None if images stay whole."""
+    """Return the bounds of the area of training crops from a config; None if images are not cropped."""
     return None if data.crop == "whole" else data.area
 
 
 def example_keys(seed: int, epoch: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Returns a stateless key for each appearance of an example, int64[B, 2]; epochs and rows are int32[B]."""
+    """Return a random key for each example of a batch, int64[B, 2]; epochs and rows are int32[B]."""
     return np.stack([np.full(len(row), seed, np.int64), epoch.astype(np.int64) << 32 | row.astype(np.int64)], axis=1)
 
 
 def random_area_window(size: Any, key: Any, area: Area) -> Any:
-    """Returns a random part of the image, int32[4] (top, left, height, width): the crop of Inception's training.
+    """Return a random window of an image, int32[4] (top, left, height, width), as in the training of Inception.
 
     The area is uniform in `area` times the area of the image, the aspect is log-uniform in `ASPECT`, and the position
-    is uniform among the positions inside the image. The first of `CROP_TRIES` draws that fits is used. If none fits,
-    the largest central part whose aspect is within the bounds is used. (Szegedy et al., "Going deeper with
+    is uniform among the positions inside the image. The first of `CROP_TRIES` draws that fits is used. If no draw fits,
+    the largest central window with an aspect within the bounds is used. (Szegedy et al., "Going deeper with
     convolutions", CVPR 2015, section 6; the tries and the fallback are those of torchvision's RandomResizedCrop.)
     """
     bounds = tf.constant([area, tuple(map(math.log, ASPECT)), (0, 1), (0, 1)], tf.float32)
-    # The algorithm is named, because the default may differ between devices and releases.
+    # The algorithm is explicit, because the default may differ between devices and releases.
     draws = tf.random.stateless_uniform([4, CROP_TRIES], key, alg="philox")
     part, log_aspect, top, left = tf.unstack(bounds[:, :1] + draws * (bounds[:, 1:] - bounds[:, :1]))
     full_height, full_width = tf.unstack(tf.cast(size, tf.float32))
@@ -61,7 +61,7 @@ def random_area_window(size: Any, key: Any, area: Area) -> Any:
     # In float32, the product can be rounded up to one more than the last position.
     top = tf.minimum(tf.floor(top * (full_height - height + 1)), full_height - height)
     left = tf.minimum(tf.floor(left * (full_width - width + 1)), full_width - width)
-    # The weights decrease, because argmax may return any of several equal ones.
+    # The weights decrease, because argmax may return any index of several equal values.
     first = tf.argmax(tf.cast(fits, tf.int32) * tf.range(CROP_TRIES, 0, -1))
     drawn = tf.cast(tf.stack([top, left, height, width])[:, first], tf.int32)
     return tf.where(fits[first], drawn, _fallback_window(full_height, full_width))
@@ -74,27 +74,29 @@ def _fallback_window(full_height: Any, full_width: Any) -> Any:
 
 
 def resize(image: Any, image_size: int) -> Any:
-    """Resizes [H, W, C] to [image_size, image_size, C] of the same dtype, rounded; an image of that size is unchanged.
+    """Resize [H, W, C] to [image_size, image_size, C] of the same dtype, rounded. An image of that size is unchanged.
 
-    If one axis is shrunk by area, the other axis is shrunk by area too, unless it is enlarged.
+    If the ratio of one axis is above 1.6, both axes are resized by area, except for an axis that is enlarged.
     """
     shape, square = tf.shape(image)[:2], [image_size, image_size]
-    sampled = partial(tf.raw_ops.ResizeBilinear, size=square, half_pixel_centers=True)
+    resample_bilinearly = partial(tf.raw_ops.ResizeBilinear, size=square, half_pixel_centers=True)
     pixels = tf.cond(
         tf.reduce_any(shape > int(_BILINEAR_TO * image_size)),
-        lambda: sampled(images=tf.raw_ops.ResizeArea(images=image[None], size=tf.minimum(shape, image_size))),
-        lambda: sampled(images=image[None]),
+        lambda: resample_bilinearly(
+            images=tf.raw_ops.ResizeArea(images=image[None], size=tf.minimum(shape, image_size))
+        ),
+        lambda: resample_bilinearly(images=image[None]),
     )
     # Every value is a mean of pixels, so its rounded value is in the range of the dtype.
     return tf.ensure_shape(tf.cast(tf.round(pixels[0]), image.dtype), [*square, image.shape[-1]])
 
 
 def center_box(size: Any, image_size: int, resize: int) -> Any:
-    """Returns the part of an image that the center crop covers, float64[2, 2], in pixels of the image.
+    """Return the box of the center crop, float64[2, 2], in pixels of the original image.
 
-    The first axis is (start, stop), the second (rows, columns). The short side is resized to `resize` pixels, the long
-    side to a whole number, rounded down. The crop takes the central `image_size` pixels of both sides; its start is
-    whole, with halves rounded to even. (torchvision 0.29's Resize and CenterCrop.)
+    The first axis is (start, stop), the second (rows, columns). As by torchvision 0.29's Resize and CenterCrop, the
+    short side is resized to `resize` pixels, and the length of the long side is rounded down. The crop has the central
+    `image_size` pixels of both sides, and its start is rounded to an integer, halves to even.
 
     Args:
         size: int32[2], height and width of the image.
@@ -105,14 +107,14 @@ def center_box(size: Any, image_size: int, resize: int) -> Any:
     start = spare // 2 + tf.cast(spare % 4 == 3, tf.int64)
     edges = tf.cast(tf.stack([start, start + image_size]), tf.float64)
     size, resized = tf.cast(size, tf.float64), tf.cast(resized, tf.float64)
-    # This order of operations is exact if nothing is resized. Otherwise, rounding could put the last edge outside.
+    # Without a resize, this order of operations is exact. With a resize, rounding could move the last edge outside.
     return tf.minimum(edges * (size / resized), size)
 
 
-def around(box: Any, image_size: int, size: Any) -> Any:
-    """Returns the whole pixels that the filter reads, int32[4] (top, left, height, width), in an image of `size`.
+def filter_window(box: Any, image_size: int, size: Any) -> Any:
+    """Return the window that the filter reads, int32[4] (top, left, height, width), to resize a box of an image.
 
-    If the box is not resized, these are the pixels of the box.
+    If the box is not resized, the window is the box.
     """
     scale = (box[1] - box[0]) / image_size
     reach = tf.where(scale == 1, tf.zeros_like(scale), tf.maximum(scale, 1))
@@ -121,8 +123,8 @@ def around(box: Any, image_size: int, size: Any) -> Any:
     return tf.concat([start, stop - start], 0)
 
 
-def resampled(image: Any, box: Any, image_size: int) -> Any:
-    """Resamples the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, rounded."""
+def resample(image: Any, box: Any, image_size: int) -> Any:
+    """Resize the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, rounded."""
     scale = image_size / (box[1] - box[0])
     pixels = tf.raw_ops.ScaleAndTranslate(
         images=image[None],
