@@ -20,7 +20,7 @@ BEHIND = ("limits.md", "results.md", "design.md", "build-notes.md", "contributin
 
 
 def navigation(pages: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the sections of links as the `nav` of MkDocs."""
+    """Return the sections of links as the `nav` of MkDocs."""
     folders = ("recipes/", "commands/", "python/")
     apart = {"index.md", "troubleshooting.md", "keys.md", *BEHIND}
     others = [path for path in sorted(pages) if path not in {*GUIDES, *apart} and not path.startswith(folders)]
@@ -35,17 +35,17 @@ def navigation(pages: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def folder(pages: Iterable[str], name: str) -> list[str]:
-    """Returns the pages of a folder, its index first."""
+    """Return the pages of a folder, its index first."""
     return sorted((path for path in pages if path.startswith(name)), key=lambda path: (path != f"{name}index.md", path))
 
 
 def entries(pages: Mapping[str, str], paths: Iterable[str]) -> list[Any]:
-    """Returns links to the pages that exist. An index is the page of its section and has no title."""
+    """Return links to the pages that exist. An index is the page of its section and has no title."""
     known = [path for path in paths if path in pages]
     return [path if path.endswith("/index.md") else {title(pages[path]): path} for path in known]
 
 
 def title(text: str) -> str:
-    """Returns the first heading of a page."""
+    """Return the first heading of a page."""
     heading = re.search(r"^# (.+)$", text, re.MULTILINE)
     return "" if heading is None else heading[1].replace("`", "")

@@ -34,7 +34,7 @@ IMPORT = re.compile(r"^from (jaxddp[\w.]*) import ([\w, ]+)", re.MULTILINE)
 
 
 def python_pages() -> dict[str, str]:
-    """Returns the Markdown texts by path. Raises: ValueError; a name of the package has no group."""
+    """Return the Markdown texts by path. Raises: ValueError; a name of the package has no group."""
     registries = directive("jaxddp.registry", show_root_heading=False, heading_level=2)
     return {
         "python/index.md": package_page(),
@@ -45,7 +45,7 @@ def python_pages() -> dict[str, str]:
 
 
 def package_page() -> str:
-    """Returns the page of the names of `jaxddp` itself."""
+    """Return the page of the names of `jaxddp` itself."""
     grouped = {name for names in GROUPS.values() for name in names}
     if differing := grouped ^ {*dir(jaxddp)}:
         raise ValueError(f"GROUPS of website/python_reference.py and the names of jaxddp differ: {sorted(differing)}")
@@ -56,7 +56,7 @@ def package_page() -> str:
 
 
 def config_page() -> str:
-    """Returns the page of the names of `jaxddp.config` that are not names of `jaxddp`."""
+    """Return the page of the names of `jaxddp.config` that are not names of `jaxddp`."""
     names = [name for name in config.__all__ if name not in dir(jaxddp)]
     return "\n".join(
         [
@@ -70,13 +70,13 @@ def config_page() -> str:
 
 
 def directive(name: str, **options: object) -> str:
-    """Returns the directive that mkdocstrings replaces with the documentation of a name."""
+    """Return the directive that mkdocstrings replaces with the documentation of a name."""
     lines = [f"    options: {json.dumps(options)}"] if options else []
     return "\n".join([f"::: {name}", *lines, ""])
 
 
 def extending_page() -> str:
-    """Returns the page of the names in the guide about extending and in the registries, by module."""
+    """Return the page of the names in the guide about extending and in the registries, by module."""
     lines = ["# Protocols", "", "Names of [Extending](../extending.md) and of the [registries](registry.md).", ""]
     for module, names in named().items():
         lines += [f"## {module}", ""]
@@ -87,7 +87,7 @@ def extending_page() -> str:
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """Yields the module and the name of everything that these pages document."""
+    """Yield the module and the name of everything that these pages document."""
     yield from (("jaxddp.api", name) for name in dir(jaxddp))
     yield from (("jaxddp.config", name) for name in config.__all__)
     for module, names in (*named().items(), ("jaxddp.registry", [])):
@@ -95,14 +95,14 @@ def documented() -> Iterator[tuple[str, str]]:
 
 
 def public_names(module: str) -> list[str]:
-    """Returns the public names that a module defines, without its type variables."""
+    """Return the public names that a module defines, without its type variables."""
     loaded = importlib.import_module(module)
     names = [name for node in ast.parse(inspect.getsource(loaded)).body for name in defined(node)]
     return [name for name in names if name[0] != "_" and not isinstance(getattr(loaded, name), TypeVar)]
 
 
 def defined(node: ast.stmt) -> list[str]:
-    """Returns the names that a statement of a module defines."""
+    """Return the names that a statement of a module defines."""
     match node:
         case ast.FunctionDef(name) | ast.ClassDef(name) | ast.AnnAssign(ast.Name(name)):
             return [name]
@@ -115,7 +115,7 @@ def defined(node: ast.stmt) -> list[str]:
 
 
 def named() -> dict[str, list[str]]:
-    """Returns the names on the page by module; an empty list stands for all public names of the module."""
+    """Return the names on the page by module; an empty list stands for all public names of the module."""
     shown = {"jaxddp", "jaxddp.api", "jaxddp.config", "jaxddp.registry"}
     found: dict[str, list[str]] = {}
     for name in sorted({*dotted_names()}):

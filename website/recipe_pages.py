@@ -24,12 +24,12 @@ MEASURED = {"digits": "![Loss, top-1 accuracy, learning rate and images per seco
 
 
 def recipe_pages() -> dict[str, str]:
-    """Returns the Markdown texts by path."""
+    """Return the Markdown texts by path."""
     return {f"recipes/{name}.md": page_of(name) for name in config_names()}
 
 
 def page_of(name: str) -> str:
-    """Returns the page of a config."""
+    """Return the page of a config."""
     source = (ROOT / f"configs/{name}.py").read_text("utf-8")
     tree = ast.parse(source)
     text = inspect.cleandoc(ast.get_docstring(tree) or "")
@@ -42,13 +42,13 @@ def page_of(name: str) -> str:
 
 
 def with_links(text: str) -> str:
-    """Returns a docstring with links to its papers and repositories."""
+    """Return a docstring with links to its papers and repositories."""
     text = re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[\g<0>](https://arxiv.org/abs/\1)", text)
     return re.sub(r"github\.com/[\w-]+/[\w.-]*\w", r"[\g<0>](https://\g<0>)", text)
 
 
 def curves(name: str) -> list[str]:
-    """Returns plots of the learning rate and of the side of growing images over the run."""
+    """Return plots of the learning rate and of the side of growing images over the run."""
     config, examples = load(name), examples_of(name)
     batch = config.train.batch_size
     total = config.train.duration.steps(num_examples=examples, batch_size=batch)

@@ -14,7 +14,7 @@ _LONGEST = 80
 
 
 def format_error(error: JaxddpError, arguments: Sequence[str]) -> str:
-    """Returns the line that a command prints for an error.
+    """Return the line that a command prints for an error.
 
     It begins with `--train.batch-size 30 cannot be divided …` if that option was typed, and with
     `my.py:7: train.batch_size=30 cannot be divided …` if line 7 of the recipe file sets the key.
@@ -26,7 +26,7 @@ def format_error(error: JaxddpError, arguments: Sequence[str]) -> str:
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields each key of a command line and the option as it was typed: `--lr`, `--train.batch-size`."""
+    """Yield each key of a command line and the option as it was typed: `--lr`, `--train.batch-size`."""
     for word in words:
         if key := untyped(word):
             section, dot, last = key.rpartition(".")
@@ -43,14 +43,14 @@ def _as_option(key: Key, options: dict[str, str]) -> str:
 
 
 def _as_word(key: Key) -> str:
-    """Returns the value of a key as it is typed."""
+    """Return the value of a key as it is typed."""
     values = key.value if isinstance(key.value, list | tuple) else [key.value]
     words = shlex.join(map(str, values))
     return words if len(words) <= _LONGEST and words.isprintable() else key.shown_value
 
 
 def _location(error: JaxddpError, arguments: Sequence[str]) -> str | None:
-    """Returns the file and line of the user's recipe that set the first key of an error; None if there is none."""
+    """Return the file and line of the user's recipe that set the first key of an error; None if there is none."""
     (first, *_) = error.about[0] if error.about else error.problem
     if not isinstance(first, Key) or first.rendered is not None:
         return None
@@ -65,7 +65,7 @@ def _location(error: JaxddpError, arguments: Sequence[str]) -> str | None:
 
 
 def _lines(tree: ast.AST, names: Sequence[str]) -> Iterator[int]:
-    """Yields the lines that set a key: in a dict, `train={"batch_size": 30}`, or in the dataclass of a section."""
+    """Yield the lines that set a key: in a dict, `train={"batch_size": 30}`, or in the dataclass of a section."""
     for node in ast.walk(tree):
         for name, value in _entries(node):
             if name == names[0] and len(names) == 1:
@@ -75,7 +75,7 @@ def _lines(tree: ast.AST, names: Sequence[str]) -> Iterator[int]:
 
 
 def _entries(node: ast.AST) -> Iterator[tuple[Any, ast.expr]]:
-    """Yields the names and values of a call's keywords or of a dict."""
+    """Yield the names and values of a call's keywords or of a dict."""
     if isinstance(node, ast.Call):
         yield from ((keyword.arg, keyword.value) for keyword in node.keywords)
     elif isinstance(node, ast.Dict):

@@ -25,7 +25,7 @@ _OWN_PAGE = "Every key of CONFIG is an option, too: --help after CONFIG lists th
 
 
 def described(command: type) -> str:
-    """Returns a command's description, with the short forms of its keys."""
+    """Return a command's description, with the short forms of its keys."""
     text = inspect.getdoc(command) or ""
     if not SHORT.values() & options_of(command).keys():
         return text
@@ -34,7 +34,7 @@ def described(command: type) -> str:
 
 
 def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
-    """Returns a command's dataclass and defaults for `--help` before a config is named.
+    """Return a command's dataclass and defaults for `--help` before a config is named.
 
     The page has the word CONFIG in place of the keys.
 
@@ -54,7 +54,7 @@ def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
 
 
 def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
-    """Returns a command's dataclass and defaults for `--help` after a config.
+    """Return a command's dataclass and defaults for `--help` after a config.
 
     The page leaves out the keys that nothing reads. A key that is None in the config has the default of its choice.
 
@@ -70,7 +70,7 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
 
 
 def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], prefix: str = "") -> Any:
-    """Returns a section, or a whole config, as an instance of a type without the hidden keys, with the given values."""
+    """Return a section, or a whole config, as an instance of a type without the hidden keys, with the given values."""
     changed = []
     for name, hint in get_type_hints(type(section), include_extras=True).items():
         key, value = prefix + name, getattr(section, name)
@@ -87,7 +87,7 @@ def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], pre
 
 
 def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]]) -> Any:
-    """Returns a subclass of a dataclass with other types and defaults for some fields."""
+    """Return a subclass of a dataclass with other types and defaults for some fields."""
     redefined = [(name, hint, field(default=value)) for name, hint, value in changed]
     return make_dataclass(kind.__name__, redefined, bases=(kind,), namespace={"__doc__": kind.__doc__}, frozen=True)
 

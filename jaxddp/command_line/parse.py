@@ -66,14 +66,14 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
 
 
 def _input_error(error: BaseException | None) -> InputError | None:
-    """Returns the `InputError` among an error's causes, or None."""
+    """Return the `InputError` among an error's causes, or None."""
     while error is not None and not isinstance(error, InputError):
         error = error.__cause__ or error.__context__
     return error
 
 
 def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> str:
-    """Returns the first part of tyro's boxed error message as one line, with similar options for an unknown one."""
+    """Return the first part of tyro's boxed error message as one line, with similar options for an unknown one."""
     inside = [line.strip(_SIDES).strip() for line in box.splitlines()[1:-1]]
     # Without box characters there is also a horizontal line under the title.
     lines = itertools.dropwhile(operator.not_, ("" if {*line} <= {*_RULES} else line for line in inside))
@@ -141,7 +141,7 @@ def parse_recipe(
 
 
 def _chosen(config: Config, entries: Sequence[tuple[str, list[str]]]) -> Config:
-    """Returns the config with the choices that the command line names, for `--help`."""
+    """Return the config with the choices that the command line names, for `--help`."""
     for key, (first, *more) in entries:
         if key in NAMES and (name := first.partition("=")[2] or "".join(more[:1])):
             section, _, last = key.partition(".")
@@ -150,7 +150,7 @@ def _chosen(config: Config, entries: Sequence[tuple[str, list[str]]]) -> Config:
 
 
 def _advice(keys: Sequence[str], entries: Sequence[tuple[str, list[str]]], begin: str, path: Path) -> str:
-    """Returns what to do about keys that nothing reads: the command without them, or what to remove from the recipe."""
+    """Return what to do about keys that nothing reads: the command without them, or what to remove from the recipe."""
     on_command_line = [key for key, _ in entries if key in keys]
     in_recipe = [key for key in keys if key not in on_command_line]
     words = [word for key, words in entries if key not in keys for word in words]
@@ -159,7 +159,7 @@ def _advice(keys: Sequence[str], entries: Sequence[tuple[str, list[str]]], begin
 
 
 def overridden(file: RecipeFile, config: Config) -> RecipeFile:
-    """Returns a recipe file with another config. Keys that differ are no longer marked as taken from a run."""
+    """Return a recipe file with another config. Keys that differ are no longer marked as taken from a run."""
     before, data = file.config.data, config.data
     # A path replaces a name, and a name replaces a path.
     if data.path != before.path and data.name == before.name:
@@ -172,14 +172,14 @@ def overridden(file: RecipeFile, config: Config) -> RecipeFile:
 
 
 def option(words: Sequence[str], name: str) -> str | None:
-    """Returns the value of one option, before the other options are parsed; None if the option is absent."""
+    """Return the value of one option, before the other options are parsed; None if the option is absent."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument(name, nargs="?", dest="value")
     return parser.parse_known_args(words)[0].value
 
 
 def _measured(name: str, workdir: Path) -> RecipeFile:
-    """Returns the saved settings of the run in a work directory if they are complete, else the recipe file."""
+    """Return the saved settings of the run in a work directory if they are complete, else the recipe file."""
     saved = workdir / CONFIG_FILE
     if not saved.is_file():
         return read_recipe(name)
@@ -198,5 +198,5 @@ def check_run(directory: Path) -> None:
 
 
 def workdir_of(path: str | Path) -> Path:
-    """Returns the default work directory for a config's file: the folder of a `config.json`, else `runs/NAME`."""
+    """Return the default work directory for a config's file: the folder of a `config.json`, else `runs/NAME`."""
     return Path(path).parent if Path(path).name == CONFIG_FILE else Path("runs") / Path(path).stem

@@ -15,18 +15,18 @@ _TRUTHS = {"true": True, "false": False}
 
 
 def options_of(command: type) -> dict[str, Any]:
-    """Returns the type of each option of a command, by its key: "train.batch_size" for `--train.batch-size`."""
+    """Return the type of each option of a command, by its key: "train.batch_size" for `--train.batch-size`."""
     keys = ((key.removeprefix("config."), hint) for key, hint in keys_of(command))
     return {key: hint for key, hint in keys if tyro.conf.Positional not in getattr(hint, "__metadata__", ())}
 
 
 def is_flag(hint: Any) -> bool:
-    """Whether an option of this type is a flag, which needs no value."""
+    """Return whether an option of this type is a flag, which needs no value."""
     return hint in (bool, bool | None)
 
 
 def spelled_out(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """Returns the words without short forms and without values of flags.
+    """Return the words without short forms and without values of flags.
 
     `--epochs 5` becomes `--train.duration "5 epochs"`, and `--data.augment.flip false` becomes
     `--data.augment.no-flip`.
@@ -38,7 +38,7 @@ def spelled_out(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
 
 
 def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Returns the key of each option of a command line, with the words of the option and of its value."""
+    """Return the key of each option of a command line, with the words of the option and of its value."""
     entries: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--") or not entries:
@@ -50,7 +50,7 @@ def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, 
 
 
 def words_without(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Returns a command's words without some options, such as "--out", and without their values."""
+    """Return a command's words without some options, such as "--out", and without their values."""
     remaining, skipped = list[str](), False
     for word in words:
         name, equals, _ = word.replace("_", "-").partition("=")
@@ -100,7 +100,7 @@ def _flags(words: Iterable[str], options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _flag(word: str, options: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """Returns the key of the flag that a word names, or None, and whether the word alone turns the flag on."""
+    """Return the key of the flag that a word names, or None, and whether the word alone turns the flag on."""
     key = untyped(word)
     if is_flag(options.get(key)):
         return key, True
@@ -110,5 +110,5 @@ def _flag(word: str, options: Mapping[str, Any]) -> tuple[str | None, bool]:
 
 
 def _epochs(text: str) -> str:
-    """Returns a duration; a number without a unit is in epochs."""
+    """Return a duration; a number without a unit is in epochs."""
     return text if " " in text.strip() or "%" in text else f"{text} epochs"

@@ -51,7 +51,7 @@ def _as_text(cell: str | tuple[str, str]) -> "Text":
 
 
 def _widths(by_column: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """Returns the width of each column for a total of `width` characters; None if words would be cut."""
+    """Return the width of each column for a total of `width` characters; None if words would be cut."""
     least = [max(min(len(word), _LONG) for cell in column for word in cell.split() or [""]) for column in by_column]
     more = [max(map(len, column)) - minimum for column, minimum in zip(by_column, least, strict=True)]
     spare = width - sum(least)

@@ -14,7 +14,7 @@ from jaxddp.core.ranges import real_number, whole_number
 
 
 def _number(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Returns a reader that leaves a word that is not a number unchanged.
+    """Return a reader that leaves a word that is not a number unchanged.
 
     The check of all values rejects it afterwards, with the same message as in Python.
     """
@@ -40,14 +40,14 @@ _READERS: dict[Any, Callable[[str], Any]] = {
 
 
 def rules() -> ConstructorRegistry:
-    """Returns the constructors for these types, for a type or None, and for tuples of a type."""
+    """Return the constructors for these types, for a type or None, and for tuples of a type."""
     registry = ConstructorRegistry()
     registry.primitive_rule(lambda info: _spec(info.type))
     return registry
 
 
 def _spec(kind: Any) -> PrimitiveConstructorSpec | None:
-    """Returns tyro's specification of a type; None for a type without a reader.
+    """Return tyro's specification of a type; None for a type without a reader.
 
     Tyro's own constructors lose the error of a reader within a union or a tuple, and take a union of a dataclass and
     None for a choice of subcommands.

@@ -39,5 +39,5 @@ def run(arguments: list[str]) -> int:
 
 
 def _as_text(value: float) -> str:
-    """Returns a count in full, and a measured value with the seven digits of a float32."""
+    """Return a count in full, and a measured value with the seven digits of a float32."""
     return str(value) if isinstance(value, int) else f"{value:.7g}"

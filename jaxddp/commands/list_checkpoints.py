@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bool) -> list[tuple[bool, Row]]:
-    """Returns for each checkpoint whether it is damaged, and its row of the table."""
+    """Return for each checkpoint whether it is damaged, and its row of the table."""
     steps, rows = steps_in(manifests.directory), []
     best = None if validations is None else validations.best(steps)
     for step in steps:
@@ -79,7 +79,7 @@ def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bo
 
 
 def _saved(folder: Path) -> str:
-    """Returns the local time at which Orbax completed a checkpoint; "?" if its metadata cannot be read."""
+    """Return the local time at which Orbax completed a checkpoint; "?" if its metadata cannot be read."""
     try:
         moment = json.loads(files.read(folder / METADATA))["commit_timestamp_nsecs"] / 1e9
         return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"

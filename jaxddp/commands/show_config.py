@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
-    """Returns where the value of each key comes from, as one word."""
+    """Return where the value of each key comes from, as one word."""
     default, recipe = (flatten(config.to_dict()) for config in (Config(), read_recipe(name).config))
     options = {key for key, _ in by_key(words, options_of(ShowConfig))}
     origins = {}
@@ -50,5 +50,5 @@ def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
 
 
 def _typed(value: Any) -> str:
-    """Returns a value as it is typed on a command line."""
+    """Return a value as it is typed on a command line."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -97,5 +97,5 @@ class Cadence:
         return math.ceil((self.count(step) + 1) * self.examples / self.batch_size) if self.examples else None
 
     def due(self, step: int) -> bool:
-        """Whether the event happens at the end of step number `step`."""
+        """Return whether the event happens at the end of step number `step`."""
         return self.count(step) > self.count(step - 1)

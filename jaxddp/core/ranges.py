@@ -21,7 +21,7 @@ class Range:
     below: bool = False
 
     def __contains__(self, value: float) -> bool:
-        """Whether a number lies in the range."""
+        """Return whether a number lies in the range."""
         lowest = self.least < value if self.above else self.least <= value
         return bool(lowest and (value < self.most if self.below else value <= self.most))
 

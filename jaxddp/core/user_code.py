@@ -67,7 +67,7 @@ def describe_error(error: BaseException, advice: str = "") -> str:
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Whether an error comes from Ctrl-C, and not from a KeyboardInterrupt that the user's code raised."""
+    """Return whether an error comes from Ctrl-C, and not from a KeyboardInterrupt that the user's code raised."""
     if not isinstance(error, KeyboardInterrupt):
         return False
     trace = error.__traceback__

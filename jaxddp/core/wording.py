@@ -165,7 +165,7 @@ def duration(seconds: float | None) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric, such as "top1" or "val_ema top1", is a fraction, which is shown in percent."""
+    """Return whether a metric, such as "top1" or "val_ema top1", is a fraction, which is shown in percent."""
     return _SHARES.fullmatch(metric.rpartition(" ")[2]) is not None
 
 

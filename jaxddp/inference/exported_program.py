@@ -83,7 +83,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
 
 
 def logits_of(run: TrainedRun) -> Logits:
-    """Returns the function from pixels to logits, as in evaluation, with the parameters as constants."""
+    """Return the function from pixels to logits, as in evaluation, with the parameters as constants."""
     objective = run.classifier(run.model).objective()
     params, model_state = jax.device_get((run.state.params, run.state.model_state))
 
@@ -96,7 +96,7 @@ def logits_of(run: TrainedRun) -> Logits:
 
 
 def description(run: TrainedRun, form: str) -> dict[str, Any]:
-    """Returns the content of FILE.json."""
+    """Return the content of FILE.json."""
     signature = run.signature
     height, width, channels = signature.image_shape
     return {

@@ -15,7 +15,7 @@ from jaxddp.core.wording import first_line, not_installed
 
 
 def convert(function: Callable[[Any], Any], example: Any, name: str, output: str) -> bytes:
-    """Returns the ONNX model of a function of one array, whose shape may have names for dynamic sizes.
+    """Return the ONNX model of a function of one array, whose shape may have names for dynamic sizes.
 
     Raises: InputError if jax2onnx is not installed, or cannot convert an operation of the function.
     """
@@ -73,7 +73,7 @@ def _open_sizes_padded() -> Iterator[None]:
 
 
 def session(content: bytes, name: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a function that runs an ONNX model on the CPU. Raises: InputError if onnxruntime is not installed."""
+    """Return a function that runs an ONNX model on the CPU. Raises: InputError if onnxruntime is not installed."""
     try:
         import onnxruntime
     except ModuleNotFoundError:

@@ -74,7 +74,7 @@ class Outcome:
         return np.divide(self.confusion.diagonal(), counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
     def confusions(self, most: int) -> list[Confusion]:
-        """Returns the most frequent confusions; equally frequent confusions keep the order of the classes."""
+        """Return the most frequent confusions; equally frequent confusions keep the order of the classes."""
         wrong = self.confusion - np.diag(self.confusion.diagonal())
         order = np.argsort(-wrong, axis=None, kind="stable")[:most]
         labels, predictions = np.unravel_index(order, wrong.shape)
@@ -85,10 +85,10 @@ class Outcome:
         ]
 
     def surest_mistakes(self, most: int) -> np.ndarray:
-        """Returns the rows of the wrong predictions with the highest probabilities, int64[at most `most`]."""
+        """Return the rows of the wrong predictions with the highest probabilities, int64[at most `most`]."""
         wrong = self.known[self.predictions[self.known] != self.labels[self.known]]
         return wrong[np.argsort(-self.probability(wrong), kind="stable")[:most]]
 
     def probability(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the probability of the predicted class, float[n]."""
+        """Return the probability of the predicted class, float[n]."""
         return self.probabilities[rows, self.predictions[rows]]

@@ -49,7 +49,7 @@ class Partial:
                 return
 
     def resume(self, multiple: int, total: int) -> int:
-        """Removes unusable last rows, and returns how many rows are left: `total`, or a multiple of `multiple`.
+        """Remove unusable last rows, and returns how many rows are left: `total`, or a multiple of `multiple`.
 
         Raises: InputError if the file cannot be read or written.
         """
@@ -76,7 +76,7 @@ class Partial:
         files.append(self.path, b"".join(map(_line, rows)))
 
     def rows(self) -> Iterator[Row]:
-        """Yields all rows, in order. Raises: InputError if a line is not a row."""
+        """Yield all rows, in order. Raises: InputError if a line is not a row."""
         with files.reading(self.path, "predict again"), files.open_regular(self.path) as file:
             next(file)
             for number, line in enumerate(file, 2):

@@ -85,7 +85,7 @@ def write_predictions(
 
 
 def _all(rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
-    """Yields the rows. Raises: InputError if their number is not `count`."""
+    """Yield the rows. Raises: InputError if their number is not `count`."""
     number = 0
     for row in rows:
         number += 1

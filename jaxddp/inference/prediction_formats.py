@@ -22,7 +22,7 @@ _THREADS = 16
 
 
 def format_of(out: Path) -> Format:
-    """Returns the format of a file by the suffix of its name. Raises: InputError if no format has this suffix."""
+    """Return the format of a file by the suffix of its name. Raises: InputError if no format has this suffix."""
     names = get_args(Format)[:3]
     form = next((name for name in names if out.suffix.lower() == f".{name}"), None)
     if form is None:
@@ -31,13 +31,13 @@ def format_of(out: Path) -> Format:
 
 
 def check(form: Format) -> None:
-    """Raises `InputError` if a package that the format needs is not installed."""
+    """Raise `InputError` if a package that the format needs is not installed."""
     if form == "parquet":
         _parquet_library()
 
 
 def content(form: Format, columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
-    """Yields the file in parts. `rows` has a row for each image of the source, in order."""
+    """Yield the file in parts. `rows` has a row for each image of the source, in order."""
     write: dict[Format, Callable[[list[str], Iterable[Row], Table], Iterator[bytes]]] = {
         "csv": _csv,
         "jsonl": _json_lines,
@@ -84,7 +84,7 @@ def _parquet_library() -> tuple[Any, Any]:
 
 
 def _kaggle(columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
-    """Yields the submission file of the ImageNet localization challenge; the box of each class is the whole image.
+    """Yield the submission file of the ImageNet localization challenge; the box of each class is the whole image.
 
     An image that cannot be used has no prediction.
     """

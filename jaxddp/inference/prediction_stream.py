@@ -38,7 +38,7 @@ class BatchPredictions(NamedTuple):
 
 
 def images_at_once(num_examples: int) -> int:
-    """Returns the number of images per device in a batch: a power of two that does not depend on the devices."""
+    """Return the number of images per device in a batch: a power of two that does not depend on the devices."""
     return min(_MOST_AT_ONCE, 1 << (num_examples - 1).bit_length())
 
 
@@ -60,7 +60,7 @@ class PredictionStream:
     at_once: int
 
     def __iter__(self) -> Iterator[BatchPredictions]:
-        """Yields all predictions, in the order of the source. Raises: InputError if the processes' images differ."""
+        """Yield all predictions, in the order of the source. Raises: InputError if the processes' images differ."""
         self.topology.peers.agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
         self.topology.connect()
         verified = getattr(self.source, "verified", None)
@@ -105,7 +105,7 @@ class PredictionStream:
             yield self._finished(*waiting.popleft(), omissions)
 
     def _none_usable(self, omissions: Omissions) -> BatchPredictions:
-        """Returns the predictions if no image can be used; process 0 knows why each image cannot be used."""
+        """Return the predictions if no image can be used; process 0 knows why each image cannot be used."""
         faults = json.loads(
             self.topology.peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
         )
@@ -113,7 +113,7 @@ class PredictionStream:
         return BatchPredictions(0, nothing, dict(sorted((int(row), fault) for row, fault in faults.items())))
 
     def _finished(self, start: int, probabilities: Any, replaced: Any, omissions: Omissions | None) -> BatchPredictions:
-        """Waits for the predictions of a batch. An image that was `replaced` by another one (float[B]) has an error."""
+        """Wait for the predictions of a batch. An image that was `replaced` by another one (float[B]) has an error."""
         count = min(len(probabilities), len(self.source) - start)
         rows, errors = np.array(probabilities[:count]), dict[int, str]()
         if omissions is not None and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:

@@ -103,7 +103,7 @@ class TrainedRun:
         )
 
     def outcome(self, source: Source) -> Outcome:
-        """Returns statistics of the predictions for a labelled source: confusions, accuracies, confident mistakes.
+        """Return statistics of the predictions for a labelled source: confusions, accuracies, confident mistakes.
 
         Raises: InputError if the source has other classes; see also `predict`.
         """
@@ -115,7 +115,7 @@ class TrainedRun:
         return Outcome(np.asarray(source.labels), probabilities, self.class_names, self.step)
 
     def show(self, source: Source, rows: Sequence[int] | np.ndarray) -> "Figure":
-        """Returns a figure of some images of a source with label, prediction and probability, for a notebook.
+        """Return a figure of some images of a source with label, prediction and probability, for a notebook.
 
         Raises: InputError if the source has no such row; see also `predict`.
         """
@@ -135,7 +135,7 @@ class TrainedRun:
         return prediction_grid(PredictedImages.of(images, labels, predictions.probabilities, self.class_names))
 
     def source(self, images: Images) -> Source:
-        """Returns as a source the images that `predict` accepts. Raises: InputError."""
+        """Return as a source the images that `predict` accepts. Raises: InputError."""
         if isinstance(images, str | os.PathLike):
             return open_inputs([images])
         paths: list[Any] = [*images] if isinstance(images, list | tuple) else [None]
@@ -150,7 +150,7 @@ class TrainedRun:
         return source
 
     def stream(self, source: Source, at_once: int | None = None) -> PredictionStream:
-        """Returns the predictions of a source as an iterable of batches, with `at_once` images on each device.
+        """Return the predictions of a source as an iterable of batches, with `at_once` images on each device.
 
         Raises:
             InputError: the network does not accept such images.
@@ -167,7 +167,7 @@ class TrainedRun:
         )
 
     def data_of(self, source: Source) -> DataConfig:
-        """Returns the config for evaluation on a source.
+        """Return the config for evaluation on a source.
 
         Raises: InputError if the source has files, and files cannot have the shape of the run's images.
         """
@@ -175,7 +175,7 @@ class TrainedRun:
         return data.of_evaluation if source.pixel_shape is not None else self.signature.data(data)
 
     def classifier(self, model: Model) -> Classifier:
-        """Returns the classifier of a model, with the default loss for the labels."""
+        """Return the classifier of a model, with the default loss for the labels."""
         labels = self.signature.labels
         loss = example_loss(sigmoid_cross_entropy if labels.several else softmax_cross_entropy, labels)
         return Classifier(model, loss, {}, self.preprocess, self.config.eval.views, self.topology)
@@ -226,7 +226,7 @@ def restore_run(
 
 
 def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path) -> TrainState:
-    """Returns a checkpoint's state for evaluation, with the tree structure of the network for images [H, W, C].
+    """Return a checkpoint's state for evaluation, with the tree structure of the network for images [H, W, C].
 
     Raises: InputError if the arrays do not fit the network.
     """
@@ -247,7 +247,7 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
 
 
 def _signature_of_data(place: Path, config: Config) -> Signature:
-    """Returns the signature from the data, for a run of an old release, which wrote no signature."""
+    """Return the signature from the data, for a run of an old release, which wrote no signature."""
     try:
         return Signature.of(open_splits(config.data)["train"], config.data)
     except InputError as error:

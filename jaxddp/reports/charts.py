@@ -78,12 +78,12 @@ Positions = dict[str, dict[str, list[float | None]]]
 
 
 def parts_of(run: RunFiles) -> dict[str, Columns]:
-    """Returns the columns of a run by the style in which they are drawn."""
+    """Return the columns of a run by the style in which they are drawn."""
     return dict(zip(_PARTS, run.series, strict=True))
 
 
 def run_positions(runs: Sequence[RunFiles]) -> Positions:
-    """Returns the x values of all rows of the runs."""
+    """Return the x values of all rows of the runs."""
     return {
         f"{number} {part}": {axis: numbers(values) for axis, values in run.positions(columns).items()}
         for number, run in enumerate(runs)
@@ -93,7 +93,7 @@ def run_positions(runs: Sequence[RunFiles]) -> Positions:
 
 
 def curves(runs: Sequence[RunFiles], colours: Sequence[str]) -> list[Chart]:
-    """Returns a chart for each metric of any run, with all runs on common axes."""
+    """Return a chart for each metric of any run, with all runs on common axes."""
     logged = dict.fromkeys(name for run in runs for columns in run.series for name in columns)
     names = [name for name in logged if name not in ("step", "epoch", "count", "seconds")]
     others = [name for name in names if name not in (*_FIRST, *_SPEED)]
@@ -103,7 +103,7 @@ def curves(runs: Sequence[RunFiles], colours: Sequence[str]) -> list[Chart]:
 
 
 def is_wide(runs: Sequence[RunFiles]) -> bool:
-    """Whether the losses of epochs and validations span more than a factor of 100, too much for a linear axis."""
+    """Return whether the losses of epochs and validations span more than a factor of 100, too much for a linear axis."""
     columns_of_loss = [columns["loss"] for run in runs for columns in run.series[1:] if "loss" in columns]
     losses = np.concatenate([*columns_of_loss, np.ones(0)])
     losses = losses[losses > 0]
@@ -111,7 +111,7 @@ def is_wide(runs: Sequence[RunFiles]) -> bool:
 
 
 def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[list[Chart], Positions]:
-    """Returns charts of each validation metric's mean over seeds, with a band from the minimum to the maximum.
+    """Return charts of each validation metric's mean over seeds, with a band from the minimum to the maximum.
 
     Returns:
         The charts, and the x values of their points.
@@ -135,12 +135,12 @@ def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[
 
 
 def numbers(values: np.ndarray) -> list[float | None]:
-    """Returns values with seven digits, enough for any screen; None for a value that is not finite."""
+    """Return values with seven digits, enough for any screen; None for a value that is not finite."""
     return [float(f"{value:.7g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
 def plain(text: str) -> str:
-    """Returns a text with its markup escaped, for plotly."""
+    """Return a text with its markup escaped, for plotly."""
     return html.escape(text)
 
 
@@ -190,7 +190,7 @@ def _band(least: np.ndarray, most: np.ndarray, colour: str, key: str) -> list[di
 
 
 def _drawn_rows(values: np.ndarray) -> np.ndarray:
-    """Returns the rows to draw: all, or the minimum and the maximum of each stretch.
+    """Return the rows to draw: all, or the minimum and the maximum of each stretch.
 
     If no value of a stretch is finite, its first row is drawn.
     """

@@ -52,7 +52,7 @@ class RunClasses(NamedTuple):
 
 
 def run_classes(number: int, name: str, colour: str, images: ValidationImages) -> RunClasses:
-    """Returns the confusion matrix, the most frequent confusions and the most confident mistakes of a run."""
+    """Return the confusion matrix, the most frequent confusions and the most confident mistakes of a run."""
     outcome = images.outcome
     names = outcome.class_names
     unusable = len(outcome.labels) - len(outcome.known)
@@ -64,7 +64,7 @@ def run_classes(number: int, name: str, colour: str, images: ValidationImages) -
 
 
 def accuracy_tables(runs: Sequence[RunClasses]) -> list[TextTable]:
-    """Returns tables with the accuracy of each class in each run, the worst class first.
+    """Return tables with the accuracy of each class in each run, the worst class first.
 
     Runs that have the same classes, with the same number of images of each class, are in one table.
     """
@@ -118,7 +118,7 @@ def _matrix(chart: str, outcome: Outcome) -> Chart:
 
 
 def _hover(outcome: Outcome, label: int, guess: int) -> str:
-    """Returns the text of a cell of the matrix, with markup of plotly."""
+    """Return the text of a cell of the matrix, with markup of plotly."""
     count, names = int(outcome.confusion[label, guess]), outcome.class_names
     if not count:
         return ""

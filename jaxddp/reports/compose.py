@@ -50,7 +50,7 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None, data
 
 
 def page_of(runs: Sequence[RunFiles]) -> Page:
-    """Returns the page of some runs, from their files alone."""
+    """Return the page of some runs, from their files alone."""
     groups, colours = _groups(runs)
     several = [group for group in groups if len(group.members) > 1]
     return Page(
@@ -66,7 +66,7 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
 
 
 def with_classes(page: Page, runs: Sequence[RunFiles], which: str, data_path: str | None = None) -> Page:
-    """Returns the page with the predictions of each run's checkpoint for the validation data."""
+    """Return the page with the predictions of each run's checkpoint for the validation data."""
     from jaxddp.reports.classes import accuracy_tables, run_classes
     from jaxddp.reports.validation_images import predict_validation_images
 
@@ -85,7 +85,7 @@ def with_classes(page: Page, runs: Sequence[RunFiles], which: str, data_path: st
 
 
 def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
-    """Returns the groups of runs that differ in their seed alone, and the colour of each run.
+    """Return the groups of runs that differ in their seed alone, and the colour of each run.
 
     The runs of a group share a colour, unless there is only one group or every group has one run.
     """

@@ -28,7 +28,7 @@ class Difference(NamedTuple):
 
 
 def differences(runs: Sequence[RunFiles]) -> list[Difference]:
-    """Returns the settings that are not the same in all runs, in the order of a config."""
+    """Return the settings that are not the same in all runs, in the order of a config."""
     configs, defaults = [flatten(dict(run.config)) for run in runs], flatten(Config().to_dict())
     keys = dict.fromkeys([*defaults, *(key for config in configs for key in config if key != RUN_ID)])
     rows = [Difference(key, tuple(_text(key, config, defaults) for config in configs)) for key in keys]
@@ -36,7 +36,7 @@ def differences(runs: Sequence[RunFiles]) -> list[Difference]:
 
 
 def changes(run: RunFiles) -> list[Difference]:
-    """Returns the settings of a run that are not the default: the default value and the run's."""
+    """Return the settings of a run that are not the default: the default value and the run's."""
     config, defaults = flatten(dict(run.config)), flatten(Config().to_dict())
     settings = {key: value for key, value in config.items() if not key.startswith(_BESIDE)}
     rows = [Difference(key, (_text(key, defaults, {}), _text(key, settings, defaults))) for key in settings]
@@ -44,7 +44,7 @@ def changes(run: RunFiles) -> list[Difference]:
 
 
 def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
-    """Returns groups of run numbers, in the order of the runs; the runs of a group differ in their seed alone.
+    """Return groups of run numbers, in the order of the runs; the runs of a group differ in their seed alone.
 
     A run whose config cannot be read is a group of its own.
     """
@@ -58,7 +58,7 @@ def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
 
 
 def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> list[str]:
-    """Returns a name for each group: the settings in which it differs from the other groups."""
+    """Return a name for each group: the settings in which it differs from the other groups."""
     if len(groups) == 1:
         return ["all runs"]
     between_groups = differences([runs[members[0]] for members in groups])

@@ -16,7 +16,7 @@ _MEDIANS = ("images_per_second", "data_wait_fraction", "flops_utilization")
 
 
 def runs_below(directory: Path) -> list[Path]:
-    """Returns the work directories among a directory and its folders, up to five deep.
+    """Return the work directories among a directory and its folders, up to five deep.
 
     Hidden folders and symbolic links are left out.
     """
@@ -37,7 +37,7 @@ def _runs_below(directory: Path, depth: int) -> Iterator[Path]:
 
 
 def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) -> TextTable:
-    """Returns a table of the runs' progress, best and last validations, and time of training and validation."""
+    """Return a table of the runs' progress, best and last validations, and time of training and validation."""
     titles = ("step", "best val", "at step", "last val", "epoch", "train + val time")
     columns = (Column("run", number=False), Column("status", number=False), *map(Column, titles))
     rows = []
@@ -51,7 +51,7 @@ def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) ->
 
 
 def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
-    """Returns a table of speed, waiting and utilization (medians over the logged steps), peak memory and time."""
+    """Return a table of speed, waiting and utilization (medians over the logged steps), peak memory and time."""
     titles = ("images/s", "waiting for data", "FLOP utilization", "peak memory", "devices", "processes")
     columns = (
         Column("run", number=False),

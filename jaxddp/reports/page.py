@@ -97,7 +97,7 @@ def check_libraries() -> None:
 
 
 def render(page: Page) -> str:
-    """Returns the page as HTML; the same runs give the same text. Raises: InputError if a library is not installed."""
+    """Return the page as HTML; the same runs give the same text. Raises: InputError if a library is not installed."""
     check_libraries()
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs

@@ -22,7 +22,7 @@ from jaxddp.workdir.lock import is_locked
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory is the work directory of a run. A config.json alone may belong to another program."""
+    """Return whether a directory is the work directory of a run. A config.json alone may belong to another program."""
     # `isfile` is also false for a directory that is not readable.
     if os.path.isfile(directory / METRICS):
         return True
@@ -45,7 +45,7 @@ def read_runs(directories: Sequence[Path]) -> list[RunFiles]:
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """Returns the paths without the first folders, which all paths have in common."""
+    """Return the paths without the first folders, which all paths have in common."""
     parts = [place.parts for place in places]
     shortest = min(map(len, parts)) - 1
     common = next((i for i in range(shortest) if len({path[i] for path in parts}) > 1), shortest)
@@ -72,7 +72,7 @@ def _read(directory: Path, name: str) -> RunFiles:
 
 
 def _object(path: Path) -> tuple[dict[str, Any], str | None]:
-    """Returns the JSON object in a file and None. If it cannot be read, returns an empty dict and the fault."""
+    """Return the JSON object in a file and None. If it cannot be read, returns an empty dict and the fault."""
     try:
         content = json.loads(files.read(path))
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def _object(path: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _other_losses(directory: Path, val: Columns) -> str | None:
-    """Returns a fault if metrics.jsonl and the validations of checkpoints disagree about a loss; else None."""
+    """Return a fault if metrics.jsonl and the validations of checkpoints disagree about a loss; else None."""
     try:
         validations = ValidationFile(directory / CHECKPOINTS, None)
     except InputError:
@@ -102,7 +102,7 @@ def _other_losses(directory: Path, val: Columns) -> str | None:
 
 
 def _goal(directory: Path) -> Goal:
-    """Returns the goal in the run's validation file, or the default one."""
+    """Return the goal in the run's validation file, or the default one."""
     try:
         return ValidationFile(directory / CHECKPOINTS, None).goal
     except InputError:
@@ -110,7 +110,7 @@ def _goal(directory: Path) -> Goal:
 
 
 def _series(directory: Path) -> tuple[Series, str | None]:
-    """Returns the rows of metrics.jsonl and None; without it, the validations of the checkpoints and the fault."""
+    """Return the rows of metrics.jsonl and None; without it, the validations of the checkpoints and the fault."""
     path = directory / METRICS
     try:
         columns = series(row for _, row in parse(path))

@@ -103,7 +103,7 @@ class RunFiles:
         return np.cumsum(np.divide(images, speed, out=np.zeros(len(images)), where=speed > 0))
 
     def positions(self, columns: Columns) -> dict[str, np.ndarray]:
-        """Returns the x values of rows on the known axes of "step", "epoch" and "time" (seconds), float64[n] each."""
+        """Return the x values of rows on the known axes of "step", "epoch" and "time" (seconds), float64[n] each."""
         values = {name: np.asarray(columns[name], np.float64) for name in ("step", "epoch") if name in columns}
         if self.seconds is not None and values:
             steps = np.concatenate([[0], self.series.train["step"]])

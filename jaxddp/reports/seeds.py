@@ -29,7 +29,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Returns the spread of at least one value; all must be finite."""
+        """Return the spread of at least one value; all must be finite."""
         array = np.array(values, np.float64)
         std = float(array.std(ddof=1)) if len(array) > 1 else float("nan")
         return cls(len(array), float(array.mean()), std, float(array.min()), float(array.max()))
@@ -49,7 +49,7 @@ class MeanCurve(NamedTuple):
 
 
 def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
-    """Returns the mean of a validation metric over runs; None without common steps, or if a run lacks the metric."""
+    """Return the mean of a validation metric over runs; None without common steps, or if a run lacks the metric."""
     if not all(metric in run.validations for run in runs):
         return None
     # If a step has two validations, the last one is used.
@@ -66,13 +66,13 @@ def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
 
 
 def spread_of(runs: Sequence[RunFiles], metric: str, moment: str) -> Spread | None:
-    """Returns the spread of a metric at each run's "best" or "last" validation; None if no run has the metric."""
+    """Return the spread of a metric at each run's "best" or "last" validation; None if no run has the metric."""
     values = [value for run in runs if (value := _value(run, metric, moment)) is not None]
     return Spread.of(values) if values else None
 
 
 def seed_table(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> TextTable:
-    """Returns a table of the spreads of groups of runs."""
+    """Return a table of the spreads of groups of runs."""
     titles = ("metric", "validation", "n", "mean", "standard deviation", "minimum", "maximum")
     columns = (Column("runs", number=False), *(Column(title, number=place > 1) for place, title in enumerate(titles)))
     rows = []

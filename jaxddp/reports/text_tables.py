@@ -40,7 +40,7 @@ class TextTable(NamedTuple):
 
 
 def without_empty_columns(table: TextTable) -> TextTable:
-    """Returns the table without the columns that are empty in all rows."""
+    """Return the table without the columns that are empty in all rows."""
     filled = [any(row[index].text != NOTHING for row in table.rows) for index in range(len(table.columns))]
     columns = tuple(itertools.compress(table.columns, filled))
     rows = [tuple(itertools.compress(row, filled)) for row in table.rows]
@@ -48,12 +48,12 @@ def without_empty_columns(table: TextTable) -> TextTable:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric or another logged value is a share from 0 to 1, which is written in percent."""
+    """Return whether a metric or another logged value is a share from 0 to 1, which is written in percent."""
     return metric in _OF_TIME or wording.is_share(metric)
 
 
 def number(metric: str, value: float | None) -> str:
-    """Returns a value of a metric as text."""
+    """Return a value of a metric as text."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if wording.is_share(metric):

@@ -31,7 +31,7 @@ class ValidationImages(NamedTuple):
 
 
 def predict_validation_images(directory: Path, which: str, data_path: str | None = None) -> ValidationImages:
-    """Returns the predictions of a checkpoint for the run's validation data, on all devices of this machine.
+    """Return the predictions of a checkpoint for the run's validation data, on all devices of this machine.
 
     The probabilities of an image that cannot be used are NaN.
 
@@ -52,7 +52,7 @@ def predict_validation_images(directory: Path, which: str, data_path: str | None
 
 
 def thumbnails(source: Source, data: DataConfig, rows: np.ndarray) -> list[str]:
-    """Returns images as `data:` URLs of PNG files with at most 128 pixels a side. Raises: see `eval_batches`."""
+    """Return images as `data:` URLs of PNG files with at most 128 pixels a side. Raises: see `eval_batches`."""
     if not len(rows):
         return []
     return [_url(drawable(image)) for image in chosen_images(source, data, rows)]
