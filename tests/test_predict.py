@@ -167,7 +167,7 @@ def test_predictions_of_other_settings_are_made_anew(run, pictures, whole, tmp_p
 
 def test_one_prediction_at_a_time_writes_a_file(run, pictures, tmp_path):
     out, first = tmp_path / "out.csv", Partial(tmp_path / "out.csv", {}, [])
-    with first.held(), pytest.raises(InputError, match=r"out\.csv\.partial: another prediction is writing there; wait"):
+    with first.lock(), pytest.raises(InputError, match=r"out\.csv\.partial: another prediction is writing there; wait"):
         written(run, [pictures / "val"], out)
     assert not out.exists()
 

@@ -152,14 +152,14 @@ def test_the_list_has_exactly_the_private_names_in_use():
 @pytest.fixture
 def lines(caplog):
     """Return the losses logged so far."""
-    private_names.say_lost.cache_clear()
+    private_names.warn_missing.cache_clear()
     return lambda: [record.getMessage() for record in caplog.records if record.name == "jaxddp.libraries"]
 
 
 def test_a_missing_private_name_is_logged_once_with_the_version(lines):
     for _ in range(2):
-        private_names.say_lost("jax", "jax._src.one", "starts are slow")
-        private_names.say_lost("no-such-package", "another", "nothing")
+        private_names.warn_missing("jax", "jax._src.one", "starts are slow")
+        private_names.warn_missing("no-such-package", "another", "nothing")
     assert lines() == [
         f"jax {jax.__version__} has no jax._src.one of the kind that is used here: starts are slow",
         "no-such-package has no another of the kind that is used here: nothing",
@@ -254,10 +254,10 @@ def test_onnx_is_written_without_the_private_rule(monkeypatch, lines):
 
     from jaxddp.inference import onnx_file
 
-    with onnx_file._open_sizes_padded():
+    with onnx_file._accept_named_sizes_in_pad():
         assert type(pad.ir).__name__ == "Named"
     monkeypatch.delattr(pad, "ir")
-    with onnx_file._open_sizes_padded():
+    with onnx_file._accept_named_sizes_in_pad():
         assert not hasattr(pad, "ir")
     (line,) = lines()
     assert line.startswith("jax2onnx ") and "jax2onnx.plugins.jax.lax.pad.ir" in line

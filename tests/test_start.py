@@ -151,7 +151,7 @@ def not_first(unset, monkeypatch):
     """A process that is not the first of a job keeps its programs through JAX's private functions."""
     # JAX has no setting for it (`jaxddp.engine.program_cache`). The replaced function is restored.
     monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)
-    private_names.say_lost.cache_clear()
+    private_names.warn_missing.cache_clear()
     # JAX opens its folder at the first compilation, which may have happened long ago.
     jax_cache.reset_cache()
     return monkeypatch

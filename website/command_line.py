@@ -1,4 +1,4 @@
-"""Pages about the commands, made from the output of `--help`."""
+"""Makes the pages about the commands from the output of `--help`."""
 
 import contextlib
 import html
@@ -21,7 +21,7 @@ COLUMNS = "110"
 
 
 class Option(NamedTuple):
-    """An option in a help text: its name with its values, its description, and its default."""
+    """An option in a help text. `usage` is its name with the names of its values."""
 
     usage: str
     description: str
@@ -63,12 +63,12 @@ def page_of(name: str) -> str:
 
 
 def help_of(name: str) -> Help:
-    """Return the help of a command. Raises: ValueError; its output cannot be parsed."""
+    """Return the help of a command. Raises: ValueError if its output cannot be parsed."""
     return read(printed(lambda: cli.main([*name.split(), "--help"])))
 
 
 def printed(show: Callable[[], object]) -> str:
-    """Return what a function prints before it returns or exits, on a terminal without colors and box characters."""
+    """Return the output of a function that returns or exits, as on a terminal without colors and box characters."""
     output = io.StringIO()
     plain = {"COLUMNS": COLUMNS, "TERM": "dumb", "NO_COLOR": "1"}
     with mock.patch.dict(os.environ, plain), contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
@@ -77,14 +77,14 @@ def printed(show: Callable[[], object]) -> str:
 
 
 def read(text: str) -> Help:
-    """Parse a help text. Raises: ValueError; it contains no options."""
+    """Parse a help text. Raises: ValueError if it contains no options."""
     usage, _, rest = text.strip().partition("\n")
     description: list[str] = []
     boxes: dict[str, list[list[str]]] = {}
     title = ""
     for line, following in itertools.pairwise([*map(str.rstrip, rest.splitlines()), ""]):
         if is_rule(line):
-            # The first rule is under the title. A second one ends the description of the box.
+            # The first rule follows the title. A second rule follows the description of the box.
             boxes[title] = []
         elif is_rule(following) and line[:2].strip():
             title = line.strip()
@@ -93,7 +93,7 @@ def read(text: str) -> Help:
         elif line.startswith("   "):
             boxes[title][-1].append(line.strip())
         elif line:
-            # The description is beside a short option and below a long one.
+            # The description is beside a short option, and below a long option.
             boxes[title].append(re.split(r"\s{2,}", line.strip(), maxsplit=1))
     if not boxes:
         raise ValueError(f"no options in {text[:500]!r}")

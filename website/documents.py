@@ -1,4 +1,4 @@
-"""Pages that are Markdown files of the repository, with links to other pages."""
+"""Makes pages from the Markdown files of the repository, with links to other pages."""
 
 import os
 import re
@@ -65,15 +65,15 @@ def linked(file: str, text: str) -> str:
 
 
 def with_entries(text: str) -> str:
-    """Return the troubleshooting page with a heading for each message, in place of the rows of its tables.
+    """Return the troubleshooting page with a heading for each message instead of the rows of its tables.
 
-    Each message then has an address of its own, and the search finds it.
+    So each message has its own address, and the search finds it.
     """
     lines, rows = [], 0
     for line in text.splitlines():
         if line.startswith("|"):
             rows += 1
-            # The first two rows are the header and its rule.
+            # The first two rows are the header and the rule below it.
             if rows > 2:
                 message, answer = re.split(r"(?<!\\)\|", line.strip().strip("|"), maxsplit=1)
                 lines += [f"### {sentence(message)}", "", sentence(answer).replace("\\|", "|"), ""]

@@ -1,4 +1,4 @@
-"""Pages about the Python API; mkdocstrings fills in signatures and docstrings."""
+"""Makes the pages about the Python API. mkdocstrings inserts the signatures and docstrings."""
 
 import ast
 import importlib
@@ -26,15 +26,15 @@ GROUPS = {
     ),
     "Settings and errors": ("Config", "DataConfig", "AugmentConfig", "InputError"),
 }
-"""The names of `jaxddp`, by purpose."""
-NAMING = ("docs/extending.md", "docs/troubleshooting.md", "jaxddp/registry.py")
-"""Files whose dotted names belong to the API."""
+"""The public names of `jaxddp`, by purpose."""
+FILES_WITH_NAMES = ("docs/extending.md", "docs/troubleshooting.md", "jaxddp/registry.py")
+"""Files in which every dotted name is part of the API."""
 NAME = re.compile(r"(?<![\w.\"])jaxddp(?:\.\w+)+")
 IMPORT = re.compile(r"^from (jaxddp[\w.]*) import ([\w, ]+)", re.MULTILINE)
 
 
 def python_pages() -> dict[str, str]:
-    """Return the Markdown texts by path. Raises: ValueError; a name of the package has no group."""
+    """Return the Markdown texts by path. Raises: ValueError if a name of the package has no group."""
     registries = directive("jaxddp.registry", show_root_heading=False, heading_level=2)
     return {
         "python/index.md": package_page(),
@@ -78,7 +78,7 @@ def directive(name: str, **options: object) -> str:
 def extending_page() -> str:
     """Return the page of the names in the guide about extending and in the registries, by module."""
     lines = ["# Protocols", "", "Names of [Extending](../extending.md) and of the [registries](registry.md).", ""]
-    for module, names in named().items():
+    for module, names in names_in_files().items():
         lines += [f"## {module}", ""]
         lines += [directive(f"{module}.{name}") for name in names]
         if not names:
@@ -87,10 +87,10 @@ def extending_page() -> str:
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """Yield the module and the name of everything that these pages document."""
+    """Yield the module and the name of every object on these pages."""
     yield from (("jaxddp.api", name) for name in dir(jaxddp))
     yield from (("jaxddp.config", name) for name in config.__all__)
-    for module, names in (*named().items(), ("jaxddp.registry", [])):
+    for module, names in (*names_in_files().items(), ("jaxddp.registry", [])):
         yield from ((module, name) for name in names or public_names(module))
 
 
@@ -114,28 +114,28 @@ def defined(node: ast.stmt) -> list[str]:
     return []
 
 
-def named() -> dict[str, list[str]]:
-    """Return the names on the page by module; an empty list stands for all public names of the module."""
-    shown = {"jaxddp", "jaxddp.api", "jaxddp.config", "jaxddp.registry"}
-    found: dict[str, list[str]] = {}
+def names_in_files() -> dict[str, list[str]]:
+    """Return the names in `FILES_WITH_NAMES` by module. An empty list means all public names of the module."""
+    on_other_pages = {"jaxddp", "jaxddp.api", "jaxddp.config", "jaxddp.registry"}
+    names_by_module: dict[str, list[str]] = {}
     for name in sorted({*dotted_names()}):
         module, attribute = split(name)
-        if module not in shown:
-            found.setdefault(module, [])
-            if attribute and attribute not in found[module]:
-                found[module].append(attribute)
-    return found
+        if module not in on_other_pages:
+            names_by_module.setdefault(module, [])
+            if attribute and attribute not in names_by_module[module]:
+                names_by_module[module].append(attribute)
+    return names_by_module
 
 
 def dotted_names() -> Iterator[str]:
-    for file in NAMING:
+    for file in FILES_WITH_NAMES:
         text = (ROOT / file).read_text("utf-8")
         yield from NAME.findall(IMPORT.sub("", text))
         yield from (f"{module}.{name.strip()}" for module, names in IMPORT.findall(text) for name in names.split(","))
 
 
 def split(name: str) -> tuple[str, str]:
-    """Split a dotted name into a module and an attribute, "" for a module. Raises: ModuleNotFoundError."""
+    """Split a dotted name into a module and an attribute; "" for no attribute. Raises: ModuleNotFoundError."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         module = ".".join(parts[:length])

@@ -1,4 +1,4 @@
-"""A page for each config of configs/: its docstring, its curves and its source."""
+"""Makes a page for each config of configs/ from its docstring, its curves and its source."""
 
 import ast
 import inspect
@@ -15,8 +15,9 @@ from website.documents import ROOT
 from website.plots import line_plot
 
 EXAMPLES = {"imagenet": 1_281_167, "cifar": 50_000, "fashion": 60_000, "digits": 1_497}
-"""The number of training images, by the first word of a config's name."""
+"""The number of training images, by the first word of a config's name without digits."""
 OTHER_EXAMPLES = 10_000
+"""The number of training images for the curves of other configs."""
 POINTS = 300
 """The number of points of a curve."""
 MEASURED = {"digits": "![Loss, top-1 accuracy, learning rate and images per second](../curves.png)"}
@@ -48,7 +49,7 @@ def with_links(text: str) -> str:
 
 
 def curves(name: str) -> list[str]:
-    """Return plots of the learning rate and of the side of growing images over the run."""
+    """Return plots of the learning rate and, if the images grow, of their side during the run."""
     config, examples = load(name), examples_of(name)
     batch = config.train.batch_size
     total = config.train.duration.steps(num_examples=examples, batch_size=batch)

@@ -1,4 +1,4 @@
-"""Formats an error for the command line: it names the option that was typed, or the line of the recipe file."""
+"""Formats an error for the command line, with the option on the command line or the line of the recipe file."""
 
 import ast
 import shlex
@@ -16,17 +16,17 @@ _LONGEST = 80
 def format_error(error: JaxddpError, arguments: Sequence[str]) -> str:
     """Return the line that a command prints for an error.
 
-    It begins with `--train.batch-size 30 cannot be divided …` if that option was typed, and with
-    `my.py:7: train.batch_size=30 cannot be divided …` if line 7 of the recipe file sets the key.
+    If the command line sets the key, the line begins with the option: `--train.batch-size 30 cannot be divided …`. If
+    line 7 of the recipe file sets the key, it begins with `my.py:7: train.batch_size=30 cannot be divided …`.
     """
     options = dict(_options(arguments))
     location = None if error.key is None or error.key in options else _location(error, arguments)
-    error.tell(lambda key: _as_option(key, options))
+    error.rename_keys(lambda key: _as_option(key, options))
     return str(error) if location is None else f"{location}: {error}"
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each key of a command line and the option as it was typed: `--lr`, `--train.batch-size`."""
+    """Yield each key of a command line with its option: `--lr`, `--train.batch-size`."""
     for word in words:
         if key := untyped(word):
             section, dot, last = key.rpartition(".")
@@ -35,7 +35,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _as_option(key: Key, options: dict[str, str]) -> str:
-    # Some errors name an option of a command as it is typed.
+    # In some errors the key is already an option, such as --workdir.
     option = options.get(untyped(key.name) or key.name)
     if option is None:
         return str(key)
@@ -43,7 +43,7 @@ def _as_option(key: Key, options: dict[str, str]) -> str:
 
 
 def _as_word(key: Key) -> str:
-    """Return the value of a key as it is typed."""
+    """Return the value of a key as words of a command line."""
     values = key.value if isinstance(key.value, list | tuple) else [key.value]
     words = shlex.join(map(str, values))
     return words if len(words) <= _LONGEST and words.isprintable() else key.shown_value
@@ -75,7 +75,7 @@ def _lines(tree: ast.AST, names: Sequence[str]) -> Iterator[int]:
 
 
 def _entries(node: ast.AST) -> Iterator[tuple[Any, ast.expr]]:
-    """Yield the names and values of a call's keywords or of a dict."""
+    """Yield the names and values of the keyword arguments of a call, or of the items of a dict."""
     if isinstance(node, ast.Call):
         yield from ((keyword.arg, keyword.value) for keyword in node.keywords)
     elif isinstance(node, ast.Dict):

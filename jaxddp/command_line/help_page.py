@@ -1,4 +1,4 @@
-"""Contents of `--help` for commands that take a config, before and after a config is named."""
+"""Contents of `--help` for commands that take a config, with and without a config on the command line."""
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping
@@ -21,7 +21,7 @@ _VALUES = {"data": "DIR", "model": "NAME", "epochs": "N", "batch_size": "B", "lr
 _COMPLETION = (
     "Completion: --tyro-write-completion bash FILE, directly after CONFIG, writes a script; zsh and fish work, too."
 )
-_OWN_PAGE = "Every key of CONFIG is an option, too: --help after CONFIG lists them with its values."
+_NOTE_ON_KEYS = "Every key of CONFIG is an option, too: --help after CONFIG lists them with its values."
 
 
 def described(command: type) -> str:
@@ -34,9 +34,9 @@ def described(command: type) -> str:
 
 
 def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
-    """Return a command's dataclass and defaults for `--help` before a config is named.
+    """Return a command's dataclass and defaults for `--help` without a config.
 
-    The page has the word CONFIG in place of the keys.
+    The page contains the word CONFIG instead of the keys.
 
     Args:
         optional: whether the command also runs without a config.
@@ -47,7 +47,7 @@ def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
         command.__name__,
         [("config", _word(optional)), *short],
         bases=(command,),
-        namespace={"__doc__": f"{inspect.getdoc(command)}\n\n{_OWN_PAGE}"},
+        namespace={"__doc__": f"{inspect.getdoc(command)}\n\n{_NOTE_ON_KEYS}"},
         frozen=True,
     )
     return page, page(**paths | {"config": "" if optional else tyro.MISSING})
@@ -56,7 +56,8 @@ def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
 def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
     """Return a command's dataclass and defaults for `--help` after a config.
 
-    The page leaves out the keys that nothing reads. A key that is None in the config has the default of its choice.
+    The page omits unused keys. If a key is None in the config, the page shows the default of the choice that reads
+    it, such as an optimizer.
 
     Args:
         hooks: the hooks of the recipe file, each of which replaces a choice.
@@ -70,7 +71,7 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
 
 
 def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], prefix: str = "") -> Any:
-    """Return a section, or a whole config, as an instance of a type without the hidden keys, with the given values."""
+    """Return a copy of a section or a config, without the hidden keys and with other values for some keys."""
     changed = []
     for name, hint in get_type_hints(type(section), include_extras=True).items():
         key, value = prefix + name, getattr(section, name)
@@ -82,8 +83,8 @@ def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], pre
         elif is_tree(hint):
             part = _shown(value, values, hidden, f"{key}.")
             changed.append((name, type(part), part))
-    kept = {entry.name: getattr(section, entry.name) for entry in fields(section)}
-    return _derived(type(section), changed)(**kept | {name: value for name, _, value in changed})
+    original = {entry.name: getattr(section, entry.name) for entry in fields(section)}
+    return _derived(type(section), changed)(**original | {name: value for name, _, value in changed})
 
 
 def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]]) -> Any:

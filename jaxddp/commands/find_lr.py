@@ -35,7 +35,7 @@ class FindLr:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command; the first argument is the config. Returns the exit code. Raises: see `jaxddp.core.errors`."""
+    """Run the command, and return the exit code. The first argument is the config. Raises: see `jaxddp.core.errors`."""
     options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
     with doing(IMPORTING):
         import jaxddp.core.files as files
@@ -62,8 +62,8 @@ def run(arguments: list[str]) -> int:
         arguments, [*options_of_test, _KEY, *(typed(short) for short, key in SHORT.items() if typed(key) == _KEY)]
     )
     if file.stored is not None:
-        # The run rejects another learning rate in its own work directory.
+        # A run cannot continue in its work directory with another learning rate.
         words += ["--workdir", f"{workdir_of(file.path)}-lr{rate:.2g}"]
-    # With a reference batch size, the key holds the rate for that size.
+    # If the config has a reference batch size, the key is the learning rate for this size.
     print(f"jaxddp train {shlex.join(words)} {_KEY} {rate / batch_factor(file.config):.2g}")
     return 0

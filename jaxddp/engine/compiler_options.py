@@ -96,7 +96,7 @@ def _accepted(options: Mapping[str, str], lost: str) -> dict[str, str]:
     """Return the options that this jaxlib accepts. Log what is lost without each rejected option."""
     for name, value in options.items():
         if _refusal(name, value) is not None:
-            private_names.say_lost("jaxlib", f"option {name}={value}", lost)
+            private_names.warn_missing("jaxlib", f"option {name}={value}", lost)
     return {name: value for name, value in options.items() if _refusal(name, value) is None}
 
 

@@ -81,7 +81,7 @@ def _keep_those_of_every_cpu(peers: Peers) -> None:
     put = private_names.function(compilation_cache, "put_executable_and_time", _PUT)
     if compiler is None or replaced is None or put is None:
         lost = "on CPUs, this process compiles its programs again at each start"
-        private_names.say_lost("jax", "jax._src.compiler._cache_write", lost)
+        private_names.warn_missing("jax", "jax._src.compiler._cache_write", lost)
         return
     order = inspect.signature(replaced)
 

@@ -62,7 +62,7 @@ def _traced(take: Callable[..., T], *like: Any) -> Callable[..., T]:
     traced, shapes = jax.make_jaxpr(take, return_shape=True)(*like)
     if not _sees_collectives():
         lost = "parallel.reproducible cannot detect, and so accepts, a network that communicates between devices"
-        private_names.say_lost("jax", "jaxpr (axes of a collective)", lost)
+        private_names.warn_missing("jax", "jaxpr (axes of a collective)", lost)
     for operation in operations_in(traced):
         if _is_collective(operation):
             raise InputError(

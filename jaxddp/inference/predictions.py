@@ -1,4 +1,4 @@
-"""The predictions of a trained network: a probability for each class, or why an image cannot be used."""
+"""The predictions of a trained network: for each image, the probability of each class, or an error."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Predictions:
         probabilities: float32[N, K], in the order of the classes; NaN for an image that cannot be used.
         class_ids: the ids of the K classes, by which data sets are compared, such as folder names.
         class_names: the names of the K classes, for display.
-        errors: why an image cannot be used, by its row.
+        errors: the faults of unusable images, by row.
     """
 
     ids: Sequence[str]
@@ -65,7 +65,7 @@ class Predictions:
     def top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the k most probable classes, int64[N, k], and their probabilities, float32[N, k].
 
-        Equally probable classes keep their order. Raises: InputError if there are fewer than k classes.
+        Equally probable classes are in their original order. Raises: InputError if there are fewer than k classes.
         """
         if not 1 <= checked(k, int, "k") <= len(self.class_ids):
             raise InputError(f"k={k}: expected 1 to {len(self.class_ids)}, the number of classes")

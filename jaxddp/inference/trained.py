@@ -1,4 +1,4 @@
-"""A trained run, loaded for inference: the network of a checkpoint, with what it needs to classify images."""
+"""A trained run, loaded for inference: the network of a checkpoint, its parameters and its preprocessing."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class TrainedRun:
     Attributes:
         directory: the work directory of the run.
         step: the step of the checkpoint.
-        config: the config of the run; for a run from Python, the part that it saved.
+        config: the config of the run. The config of a run from Python has only the saved settings.
         model: `apply(state.params, state.model_state, images, train=False, key=None)` returns (logits float[B, K], …).
         state: the parameters for evaluation, on every device, without an optimizer state.
         preprocess: converts pixels to the network's input.
@@ -87,7 +87,7 @@ class TrainedRun:
                 `jaxddp.data.inputs.open_inputs`); or a source.
 
         Returns:
-            The predictions of all images, in order; a file that cannot be used has an error instead.
+            The predictions of all images, in order. An unusable file has an error instead of a prediction.
 
         Raises:
             InputError: the images have another format, or do not exist.
@@ -135,7 +135,7 @@ class TrainedRun:
         return prediction_grid(PredictedImages.of(images, labels, predictions.probabilities, self.class_names))
 
     def source(self, images: Images) -> Source:
-        """Return as a source the images that `predict` accepts. Raises: InputError."""
+        """Convert images that `predict` accepts to a source. Raises: InputError."""
         if isinstance(images, str | os.PathLike):
             return open_inputs([images])
         paths: list[Any] = [*images] if isinstance(images, list | tuple) else [None]
@@ -202,7 +202,7 @@ def restore_run(
     """Restore the network of a run's checkpoint: "best", "latest" or its step.
 
     Args:
-        model: the network of a run from Python, which its work directory does not name.
+        model: the network of a run from Python. The work directory of such a run does not name its network.
         precision: the precision of the computation; the default is the run's precision.
 
     Raises:
@@ -233,7 +233,7 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
     trees = trees_of(network, image_shape)
     arrays = by_path(saved.eval_params, saved.model_state)
     of_checkpoint, of_network = (
-        {path: list(each.shape) for path, each in held.items()} for held in (arrays, by_path(*trees))
+        {path: list(array.shape) for path, array in tree.items()} for tree in (arrays, by_path(*trees))
     )
     for path in sorted(of_checkpoint.keys() | of_network.keys()):
         if of_checkpoint.get(path) != of_network.get(path):
@@ -247,7 +247,7 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
 
 
 def _signature_of_data(place: Path, config: Config) -> Signature:
-    """Return the signature from the data, for a run of an old release, which wrote no signature."""
+    """Return the signature of the data of a run. Runs of old releases have no file with a signature."""
     try:
         return Signature.of(open_splits(config.data)["train"], config.data)
     except InputError as error:

@@ -28,7 +28,7 @@ def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
         # This function is in an experimental module, and a later JAX may not have it.
         reached = getattr(multihost_utils, "reached_preemption_sync_point", None)
         if reached is None:
-            private_names.say_lost("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
+            private_names.warn_missing("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
             yield lambda step: False
             return
         yield lambda step: reached(next(_calls))

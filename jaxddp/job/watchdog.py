@@ -154,7 +154,7 @@ class Watchdog:
             await asyncio.sleep(interval)
             # A process that was stopped, or did not get to run, could neither hear the others nor make progress.
             delay = time.monotonic() - begin - interval
-            phases.excuse(delay)
+            phases.subtract_idle(delay)
             self._find_silent(delay)
             if self._own == 0:
                 self._find_stuck()
@@ -231,7 +231,7 @@ class _WatchdogThread(threading.Thread):
         while True:
             begin, interval = time.monotonic(), min(_BEAT_SECONDS, self.stall / 4)
             time.sleep(interval)
-            phases.excuse(time.monotonic() - begin - interval)
+            phases.subtract_idle(time.monotonic() - begin - interval)
             own = phases.progress()
             if phases.stuck({0: own}, self.stall) is not None:
                 show_stacks()

@@ -84,5 +84,5 @@ def _memory_of(compiled: Any) -> Any:
     if stats is None or all(hasattr(stats, name) for name in _BYTES):
         return stats
     lost = "the memory that a step needs is unknown, and not compared with the available memory"
-    private_names.say_lost("jax", "Compiled.memory_analysis()", lost)
+    private_names.warn_missing("jax", "Compiled.memory_analysis()", lost)
     return None

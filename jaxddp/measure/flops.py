@@ -62,7 +62,7 @@ def reads_jaxprs() -> bool:
         if count_flops(jax.make_jaxpr(known)(*shapes).jaxpr) == expected:
             return True
     lost = "the operations of a step are not counted, and MFU is unknown"
-    private_names.say_lost("jax", "jaxpr (names of operations and their parameters)", lost)
+    private_names.warn_missing("jax", "jaxpr (names of operations and their parameters)", lost)
     return False
 
 

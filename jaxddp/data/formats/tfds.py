@@ -124,7 +124,7 @@ def _opener(tfds: Any) -> Callable[..., Any]:
     )
     if opener is None:
         lost = "a set of TensorFlow Datasets is opened through the code that made it, which may need more packages"
-        private_names.say_lost(
+        private_names.warn_missing(
             "tensorflow-datasets", "tensorflow_datasets.core.read_only_builder.builder_from_files", lost
         )
         return tfds.builder

@@ -30,7 +30,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "keras":
         raise
-    private_names.say_lost("TensorFlow", "import without Keras", "every start takes a second longer")
+    private_names.warn_missing("TensorFlow", "import without Keras", "every start takes a second longer")
     sys.modules.pop("keras", None)
     with errors_only():
         import tensorflow as tf
