@@ -161,8 +161,8 @@ def test_a_missing_private_name_is_logged_once_with_the_version(lines):
         private_names.warn_missing("jax", "jax._src.one", "starts are slow")
         private_names.warn_missing("no-such-package", "another", "nothing")
     assert lines() == [
-        f"jax {jax.__version__} has no jax._src.one of the kind that is used here: starts are slow",
-        "no-such-package has no another of the kind that is used here: nothing",
+        f"jax {jax.__version__} has no usable jax._src.one: starts are slow",
+        "no-such-package has no usable another: nothing",
     ]
 
 
@@ -235,8 +235,8 @@ def test_a_removed_option_is_left_out_and_logged(monkeypatch, lines):
     assert compiler_options.options_in_haste("cpu") == {"xla_backend_optimization_level": "0"}
     assert compiler_options._accepted(compiler_options._DETERMINISTIC, "bits") == {}
     assert [line.partition(" option ")[2] for line in lines()] == [
-        "xla_llvm_disable_expensive_passes=True of the kind that is used here: the self-test takes longer to compile",
-        "xla_gpu_deterministic_ops=True of the kind that is used here: bits",
+        "xla_llvm_disable_expensive_passes=True: the self-test takes longer to compile",
+        "xla_gpu_deterministic_ops=True: bits",
     ]
 
 

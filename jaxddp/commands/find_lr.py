@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> int:
     ended = "does not diverge" if diverged is None else f"diverges at {diverged:.2g}"
     print(f"{counted(len(test.losses), 'step')} at rates from {rates.lowest:g} to {test.tried[-1]:.2g}: {options.out}")
     if rate is None:
-        print(f"the loss never falls, and {ended}; nothing is suggested: check the data, or try other rates")
+        print(f"the loss never falls, and {ended}; no rate is suggested: check the data, or try other rates")
         return 0
     print(f"the loss falls fastest at {steepest:.2g}, and {ended}; suggested: {rate:.2g}")
     options_of_test = [f"--{field.name}" for field in fields(FindLr) if field.name != "config"]

@@ -33,4 +33,4 @@ def warn_missing(package: str, name: str, effect: str) -> None:
     """Warn once that the installed version of a package lacks a private name, and describe the effect."""
     # TensorFlow is published as several packages. If the installed package is unknown, the message has no version.
     which = f"{package} {installed_version(package) or ''}".rstrip()
-    _log.warning(f"{which} has no {name} of the kind that is used here: {effect}")
+    _log.warning(f"{which} has no usable {name}: {effect}")

@@ -64,7 +64,7 @@ def write_predictions(
             stack.enter_context(partial.lock())
             return str(partial.resume(at_once, count))
 
-        done = int(peers.from_first("answers so far", begin))
+        done = int(peers.from_first("completed rows", begin))
         errors = sum(row["error"] is not None for row in partial.rows()) if peers.is_first and done else 0
         rest = table.rows(np.arange(done, count)) if done else table
         for batch in run.stream(rest, at_once) if done < count else ():

@@ -240,7 +240,7 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
             found, expected = of_checkpoint.get(path, "absent"), of_network.get(path, "absent")
             raise InputError(
                 f"{place}: the checkpoint is of another architecture: {path} is {found} in the checkpoint and "
-                f"{expected} in the model; give its own model"
+                f"{expected} in the model; give the model that was trained"
             )
     params, model_state = with_weights(*trees, arrays)
     return TrainState(saved.step, params, model_state, ())

@@ -64,7 +64,7 @@ def _read(directory: Path, name: str) -> RunFiles:
     if (rows_fault := rows_fault or _other_losses(directory, columns.val)) is not None:
         faults.append(rows_fault)
     if result_fault is not None and (directory / RESULT).exists():
-        faults.append(f"{result_fault}; how it ended is left out")
+        faults.append(f"{result_fault}; its status is left out")
     saved = result.get("status")
     status = {True: "running", False: "ended", None: "unknown"}[is_locked(directory)]
     if status != "running" and isinstance(saved, str):
