@@ -47,7 +47,7 @@ def test_the_options_of_a_command_are_its_own_and_the_keys_of_its_config():
         ("--train.duration '5 epochs' --resume never", "--train.duration '5 epochs' --resume never"),
     ],
 )
-def test_words_are_spelled_out(typed, meant):
+def test_words_are_expanded_to_full_options(typed, meant):
     assert expand_short_forms(shlex.split(typed), OPTIONS) == shlex.split(meant)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.message import Key, typed, untyped
+from jaxddp.core.message import Key, format_option, key_of_option
 from jaxddp.keys import SHORT
 from jaxddp.recipe_file import is_built_in, recipe_path
 
@@ -28,15 +28,15 @@ def format_error(error: JaxddpError, arguments: Sequence[str]) -> str:
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield each key of a command line with its option: `--lr`, `--train.batch-size`."""
     for word in words:
-        if key := untyped(word):
+        if key := key_of_option(word):
             section, dot, last = key.rpartition(".")
             full_key = SHORT.get(key, f"{section}{dot}{last.removeprefix('no_')}")
-            yield full_key, word.partition("=")[0] if key in SHORT else typed(full_key)
+            yield full_key, word.partition("=")[0] if key in SHORT else format_option(full_key)
 
 
 def _as_option(key: Key, options: dict[str, str]) -> str:
     # In some errors the key is already an option, such as --workdir.
-    option = options.get(untyped(key.name) or key.name)
+    option = options.get(key_of_option(key.name) or key.name)
     if option is None:
         return str(key)
     return f"{option} {_as_word(key)}" if key.has_value else option

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import tyro
 
 from jaxddp.choices import keys_of_choices, resolved, unread
-from jaxddp.command_line.short_forms import options_of, typed
+from jaxddp.command_line.short_forms import format_option, options_of
 from jaxddp.keys import SHORT
 from jaxddp.overrides import flatten, is_tree
 from jaxddp.recipe_file import config_names
@@ -29,7 +29,7 @@ def described(command: type) -> str:
     text = inspect.getdoc(command) or ""
     if not SHORT.values() & options_of(command).keys():
         return text
-    short = (f"{typed(key)} {value} for {typed(SHORT[key])}" for key, value in _VALUES.items())
+    short = (f"{format_option(key)} {value} for {format_option(SHORT[key])}" for key, value in _VALUES.items())
     return f"{text}\n\nShort forms: {', '.join(short)}.\n\n{_COMPLETION}"
 
 
@@ -94,7 +94,7 @@ def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]]) -> Any:
 
 
 def _short(key: str, value: str) -> Any:
-    shown = tyro.conf.arg(help=f"Short for {typed(SHORT[key])}.", metavar=value, help_behavior_hint="")
+    shown = tyro.conf.arg(help=f"Short for {format_option(SHORT[key])}.", metavar=value, help_behavior_hint="")
     return Annotated[str, shown]
 
 

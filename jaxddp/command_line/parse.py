@@ -16,7 +16,7 @@ import tyro
 
 from jaxddp.choices import NAMES, check_read, reset_unread
 from jaxddp.command_line.help_page import STYLE, described, page_of, page_of_config
-from jaxddp.command_line.short_forms import by_key, expand_short_forms, is_flag, options_of, typed
+from jaxddp.command_line.short_forms import by_key, expand_short_forms, format_option, is_flag, options_of
 from jaxddp.command_line.value_types import rules
 from jaxddp.config import Config
 from jaxddp.core.errors import HelpPrinted, InputError
@@ -87,7 +87,7 @@ def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> 
         if word == unknown[0] and is_flag(options.get(flag.removeprefix("--").replace("-", "_"))):
             return f"{flag} {word}: expected True or False"
     names = [word.partition("=")[0].removeprefix("--") for word in unknown if word.startswith("--")]
-    similar = dict.fromkeys(typed(key) for name in names for key in near(name, options))
+    similar = dict.fromkeys(format_option(key) for name in names for key in near(name, options))
     return f"{first}; perhaps you mean {' or '.join(similar)}" if similar else first
 
 
@@ -97,7 +97,7 @@ def parse_recipe(
     """Parse the arguments of a command whose first argument is a config, a recipe file or a run.
 
     Args:
-        measures: whether the command evaluates a run. Then the settings in the run's work directory are used.
+        measures: whether the command evaluates a run. If True, the settings in the run's work directory are used.
 
     Returns:
         The command, and the recipe file with the overridden config.

@@ -7,7 +7,7 @@ from typing import Any
 import tyro
 
 from jaxddp.core.errors import InputError
-from jaxddp.core.message import typed, untyped
+from jaxddp.core.message import format_option, key_of_option
 from jaxddp.keys import SHORT
 from jaxddp.overrides import keys_of
 
@@ -42,7 +42,7 @@ def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, 
     entries: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--") or not entries:
-            key = untyped(word)
+            key = key_of_option(word)
             entries.append((_flag(word, options)[0] or (key if key in options else SHORT.get(key, key)), [word]))
         else:
             entries[-1][1].append(word)
@@ -64,16 +64,18 @@ def words_without(words: Sequence[str], options: Sequence[str]) -> list[str]:
 
 
 def _full_names(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[str]:
-    keys, previous = {untyped(word) for word in words}, ""
+    keys, previous = {key_of_option(word) for word in words}, ""
     for word in words:
         name, equals, value = word.partition("=")
-        key, full_key = untyped(word), SHORT.get(untyped(word), "")
+        key, full_key = key_of_option(word), SHORT.get(key_of_option(word), "")
         if previous == "epochs" and not word.startswith("--"):
             yield _epochs(word)
         elif full_key in options and key not in options:
             if full_key in keys:
-                raise InputError(f"{name} is short for {typed(full_key)}, which is given too; leave one of them out")
-            yield typed(full_key) + equals + (_epochs(value) if key == "epochs" and equals else value)
+                raise InputError(
+                    f"{name} is short for {format_option(full_key)}, which is given too; leave one of them out"
+                )
+            yield format_option(full_key) + equals + (_epochs(value) if key == "epochs" and equals else value)
         else:
             yield word
         previous = "" if equals or full_key not in options else key
@@ -94,14 +96,14 @@ def _flags(words: Iterable[str], options: Mapping[str, Any]) -> Iterator[str]:
         is_value, on = truth is not None and not equals, on if truth is None else on == truth
         if options[key] is bool:
             section, dot, last = key.rpartition(".")
-            yield typed(key if on else f"{section}{dot}no_{last}")
+            yield format_option(key if on else f"{section}{dot}no_{last}")
         else:
-            yield from (typed(key), str(on))
+            yield from (format_option(key), str(on))
 
 
 def _flag(word: str, options: Mapping[str, Any]) -> tuple[str | None, bool]:
     """Return the key of the flag in a word, or None, and whether the word without a value sets the flag to True."""
-    key = untyped(word)
+    key = key_of_option(word)
     if is_flag(options.get(key)):
         return key, True
     section, dot, last = key.rpartition(".")
@@ -110,5 +112,5 @@ def _flag(word: str, options: Mapping[str, Any]) -> tuple[str | None, bool]:
 
 
 def _epochs(text: str) -> str:
-    """Return the text of a duration. The unit of a number without a unit is epochs."""
+    """Return the text of a duration with its unit. The default unit is epochs."""
     return text if " " in text.strip() or "%" in text else f"{text} epochs"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, workdir_of
-from jaxddp.command_line.short_forms import typed, words_without
+from jaxddp.command_line.short_forms import format_option, words_without
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Positive, Range
@@ -59,7 +59,8 @@ def run(arguments: list[str]) -> int:
     print(f"the loss falls fastest at {steepest:.2g}, and {ended}; suggested: {rate:.2g}")
     options_of_test = [f"--{field.name}" for field in fields(FindLr) if field.name != "config"]
     words = words_without(
-        arguments, [*options_of_test, _KEY, *(typed(short) for short, key in SHORT.items() if typed(key) == _KEY)]
+        arguments,
+        [*options_of_test, _KEY, *(format_option(short) for short, key in SHORT.items() if format_option(key) == _KEY)],
     )
     if file.stored is not None:
         # A run cannot continue in its work directory with another learning rate.

@@ -153,7 +153,7 @@ def about(*where: Words | object) -> Iterator[None]:
 
 @contextmanager
 def with_keys_of_file() -> Iterator[None]:
-    """Keep the keys of an error in the block, so that they are not renamed to options or arguments later."""
+    """Mark the keys in an error of the block as keys of a file. They are not renamed to options or arguments later."""
     try:
         yield
     except JaxddpError as error:

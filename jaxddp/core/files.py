@@ -56,7 +56,7 @@ def reading(where: Path | str, advice: Words, *, missing: Words | None = None) -
 
 
 def check_server(where: Path, error: OSError) -> None:
-    """Raise `Unreachable` if an error of reading comes from the file server, and not from the file."""
+    """Raise `Unreachable` if a read error comes from the file server, and not from the file."""
     if error.errno in _AWAY:
         raise Unreachable(f"{where}: cannot be read ({error.strerror}); {_SERVER_ADVICE}") from error
 

@@ -14,7 +14,7 @@ class Key:
     """A key of a config, such as "train.batch_size", or another name in a message.
 
     Attributes:
-        value: the value in the message; `_ABSENT` if the message has no value.
+        value: the value in the message, if the message has a value.
         shown: the text of the value; None for its `repr`.
         rendered: the text that replaces the name and the value, such as an option; None until the key is renamed.
     """
@@ -64,7 +64,7 @@ class Option(Key):
     def __str__(self) -> str:
         if self.rendered is not None:
             return self.rendered
-        return f"{typed(self.name)} {self.value}" if self.has_value else typed(self.name)
+        return f"{format_option(self.name)} {self.value}" if self.has_value else format_option(self.name)
 
 
 Words = str | Key | tuple["Words", ...]
@@ -76,12 +76,12 @@ def joined(between: str, words: Iterable[Words]) -> tuple[Words, ...]:
     return tuple(part for each in words for part in (between, each))[1:]
 
 
-def typed(key: str) -> str:
+def format_option(key: str) -> str:
     """Return the option of a key: "--train.batch-size"."""
     return "--" + key.replace("_", "-")
 
 
-def untyped(word: str) -> str:
+def key_of_option(word: str) -> str:
     """Return the key of an option such as "--train.batch-size=8"; an empty string for a word that is no option."""
     return word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
 

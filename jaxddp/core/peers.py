@@ -42,7 +42,7 @@ class Peers:
 
     @property
     def longest_wait(self) -> float:
-        """Seconds to wait for another process at most. If that process is stuck, the watchdog ends the job earlier."""
+        """The longest wait for a process in seconds. If the process is stuck, the watchdog ends the job earlier."""
         return _AN_HOUR
 
     def agree(self, values: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """The progress of this process: its current phase, the steps it has done, and the seconds it has spent in each phase.
 
 The training code reports its progress to this module, and the job's watchdog reads it (`jaxddp.job.watchdog`). No
-result depends on the progress. Progress is the begin or the end of a phase, the end of a step, or a call of `moved`
+result depends on the progress. Progress is the start or the end of a phase, the end of a step, or a call of `moved`
 within a phase. A phase can have a description for users, which is passed to a listener during the phase
 (`jaxddp.job.activity`).
 """
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 OUTSIDE = "outside"
-"""The phase of the code of the user's program, which may make no progress."""
+"""The phase of the user's own code. In this phase, a process is stuck only if other processes wait for it."""
 Phase = Literal[
     "outside", "start", "agreement", "restore", "compile", "training", "input", "dispatch", "device", "listeners",
     "validation", "save",
@@ -168,7 +168,7 @@ def committing() -> Iterator[None]:
 
 
 def subtract_idle(seconds: float) -> None:
-    """Subtract seconds from the idle time, in which the process did not run, for example because it was stopped."""
+    """Subtract from the idle time the seconds in which the process did not run, for example because it was stopped."""
     _tracker.changed += seconds
 
 
@@ -187,14 +187,15 @@ def stuck(processes: Mapping[int, Progress], timeout: float) -> int | None:
     """Return the process that makes no progress and that all others wait for; None if there is none.
 
     A process that waits for others is not stuck while another process is busy. If all processes wait for each other,
-    the process with the fewest steps is returned. Among several with the fewest steps, it is the longest idle process.
+    the process with the fewest steps is returned. Among several with the fewest steps, it is the process with the
+    longest idle time.
 
     Args:
         processes: the progress of all processes that have not ended.
         timeout: `parallel.stall_timeout`, seconds.
     """
     is_any_waiting = any(progress.waits for progress in processes.values())
-    # The code of the user's program may make no progress while no other process waits for it.
+    # A process in the user's own code is watched only while other processes wait.
     watched = {process: state for process, state in processes.items() if state.phase != OUTSIDE or is_any_waiting}
     busy = {process: state for process, state in watched.items() if not state.waits}
     over = {process: state for process, state in (busy or watched).items() if state.idle > state.limit(timeout)}

@@ -49,7 +49,7 @@ class Partial:
                 return
 
     def resume(self, multiple: int, total: int) -> int:
-        """Remove incomplete last rows, and return the number of remaining rows: `total`, or a multiple of `multiple`.
+        """Remove unusable last rows, and return the number of remaining rows: `total`, or a multiple of `multiple`.
 
         Raises: InputError if the file cannot be read or written.
         """
