@@ -29,8 +29,8 @@ def function(
 
 
 @functools.cache
-def warn_missing(package: str, name: str, effect: str) -> None:
-    """Warn once that the installed version of a package lacks a private name, and describe the effect."""
+def warn_missing(package: str, name: str, consequence: str) -> None:
+    """Warn once that the installed version of a package lacks a private name, and describe the consequence."""
     # TensorFlow is published as several packages. If the installed package is unknown, the message has no version.
     which = f"{package} {installed_version(package) or ''}".rstrip()
-    _log.warning(f"{which} has no usable {name}: {effect}")
+    _log.warning(f"{which} has no usable {name}: {consequence}")
