@@ -3,9 +3,9 @@
     jaxddp train cifar10_fast --data.path DIR
 
 Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), in its later variant with Muon
-(github.com/KellerJordan/cifar10-airbench). The settings are those of the source; `cifar10_fast_sgd` is the paper's own
-recipe. The source runs on one GPU and normalizes the whole batch together, as `local` does on one device and `sync` on
-any number. Here the first convolution's bias starts at 0, and Muon is that of Optax, with bias-corrected momentum and
+(github.com/KellerJordan/cifar10-airbench). The settings are those of the source. `cifar10_fast_sgd` is the recipe in
+the paper. The source runs on one GPU and normalizes the whole batch together, as `local` does on one device and `sync`
+on any number. Here the first convolution's bias starts at 0, and Muon is Optax's, with bias-corrected momentum and
 iterations in float32. The recipe has not been run to its end; benchmarks/RESULTS.md has its first epochs.
 """
 
@@ -29,7 +29,8 @@ IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
 IMAGES_TO_WHITEN = 5_000
 """Number of images that initialize the first convolution."""
 MUON_RATE, BIAS_RATE, HEAD_RATE = 0.24, 0.053, 0.67
-"""Peak learning rates. SGD trains biases and the head; its rates are for the sum of a batch's losses."""
+"""Peak learning rates of Muon, of the biases and of the head. SGD trains the biases and the head. Its rates are for the
+sum of the losses of a batch, so `sgd` multiplies them by the batch size."""
 SGD_MOMENTUM = 0.85
 
 
@@ -59,7 +60,7 @@ def get_initialize(config: Config, images: Callable[[int], np.ndarray]) -> Any:
 
 
 def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    def until_left_alone(step: Any) -> jax.Array:
+    def whitening_bias_rate(step: Any) -> jax.Array:
         steps = EPOCHS_OF_WHITENING_BIAS * IMAGES / config.train.batch_size
         return jnp.clip(1 - step / steps, 0) * config.optimizer.learning_rate
 
@@ -67,7 +68,7 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
         {
             "convolution": muon(config, learning_rate),
             "norm": sgd(config, BIAS_RATE, learning_rate),
-            "whitening bias": sgd(config, BIAS_RATE, until_left_alone),
+            "whitening bias": sgd(config, BIAS_RATE, whitening_bias_rate),
             "head": sgd(config, HEAD_RATE, learning_rate),
             "whitening": optax.set_to_zero(),
         },
@@ -76,9 +77,10 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
 
 
 def sgd(config: Config, rate: float, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """SGD with Nesterov momentum. Its learning rate is a multiple of Muon's `learning_rate`.
+    """Return SGD with Nesterov momentum. Its learning rate is a multiple of Muon's `learning_rate`.
 
-    In a step at the peak, the weights decay by the config's weight decay times the batch size, for any `rate`.
+    At the peak of the learning rate, the decay of the weights in a step does not depend on `rate`. It is the config's
+    weight decay times the batch size.
     """
     batch_size = config.train.batch_size
     return optax.chain(
@@ -88,18 +90,18 @@ def sgd(config: Config, rate: float, learning_rate: optax.Schedule) -> optax.Gra
 
 
 def muon(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """Muon with three Newton-Schulz iterations, for kernels whose norm stays constant."""
+    """Return Muon with three Newton-Schulz iterations. The norm of each kernel is reset before each update."""
 
-    def matrices(params: Any) -> Any:
+    def dimension_numbers(params: Any) -> Any:
         return jax.tree.map(lambda kernel: contrib.MuonDimensionNumbers((0, 1, 2), 3), params)
 
-    def renormalized(update: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Scale the kernel to a root mean square norm of 1 per feature before the update."""
+    def renormalize(update: jax.Array, kernel: jax.Array) -> jax.Array:
+        """Add to the update the change that scales the kernel to a root mean square norm of 1 per feature."""
         return update + kernel * (kernel.shape[-1] ** 0.5 / jnp.linalg.norm(kernel) - 1)
 
     momentum = settings_of(config.optimizer, MomentumSettings).momentum
     return optax.chain(
-        contrib.scale_by_muon(ns_steps=3, beta=momentum, weight_dimension_numbers=matrices),
+        contrib.scale_by_muon(ns_steps=3, beta=momentum, weight_dimension_numbers=dimension_numbers),
         optax.scale_by_learning_rate(learning_rate),
-        optax.stateless(lambda updates, params: jax.tree.map(renormalized, updates, params)),
+        optax.stateless(lambda updates, params: jax.tree.map(renormalize, updates, params)),
     )

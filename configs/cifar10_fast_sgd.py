@@ -3,9 +3,9 @@
     jaxddp train cifar10_fast_sgd --data.path DIR
 
 This is the recipe of Jordan 2024 (arXiv:2404.00498), section 3; `cifar10_fast` trains the same network with Muon. Here
-the learning rate starts near 0, in the paper at a fifth of the peak. An epoch is 48.8 steps, because no image is left
-out; in the paper it is 48. Batch norm is `local`, as in `cifar10_fast`. The recipe has not been run to its end; see
-benchmarks/RESULTS.md.
+the learning rate starts near 0; in the paper it starts at a fifth of the peak. Here an epoch is 48.8 steps, because it
+contains all images; in the paper it is 48 steps. Batch norm is `local`, as in `cifar10_fast`. The recipe has not been
+run to its end; see benchmarks/RESULTS.md.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
 BIAS_FACTOR = 64
 """Ratio of the learning rate of batch norm's biases to that of all other parameters."""
 PAPERS_DIVISOR = 9
-"""The paper divides the logits by this."""
+"""The divisor of the logits in the paper."""
 LOOKAHEAD_STEPS, LOOKAHEAD_DECAY = 5, 0.95
 """Number of steps between updates of the slow weights, and their decay per step at the end of the run."""
 
@@ -44,20 +44,20 @@ def get_config() -> Config:
 
 
 def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    def until_left_alone(step: Any) -> jax.Array:
+    def whitening_bias_rate(step: Any) -> jax.Array:
         steps = EPOCHS_OF_WHITENING_BIAS * IMAGES / config.train.batch_size
         return jnp.where(step < steps, learning_rate(step), 0)
 
-    # The network's head has weights of variance 1 and divides by its number of inputs; the paper's has smaller weights
-    # and divides by 9. The logits are the same; for the same change of logits, the learning rate here is higher by the
-    # square of the ratio of the divisors.
+    # The head of this network has weights of variance 1 and divides by its number of inputs. The head in the paper has
+    # smaller weights and divides by 9. The logits are equal. For equal updates of the logits, the learning rate here is
+    # larger by the square of the ratio of the divisors.
     width = settings_of(config.model, AirbenchSettings).width
     head_factor = (4 * width / PAPERS_DIVISOR) ** 2
     return optax.partition(
         {
             "convolution": sgd(config, learning_rate),
             "norm": sgd(config, learning_rate, BIAS_FACTOR),
-            "whitening bias": sgd(config, until_left_alone),
+            "whitening bias": sgd(config, whitening_bias_rate),
             "head": sgd(config, learning_rate, head_factor),
             "whitening": optax.set_to_zero(),
         },
@@ -66,11 +66,12 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
 
 
 def sgd(config: Config, learning_rate: optax.Schedule, factor: float = 1) -> optax.GradientTransformation:
-    """SGD with a learning rate that is higher by `factor`, and with weight decay that does not depend on it."""
-    settings, own = config.optimizer, settings_of(config.optimizer, MomentumSettings)
+    """Return SGD with `factor` times the learning rate. The weight decay does not depend on `factor`."""
+    sgd_settings = settings_of(config.optimizer, MomentumSettings)
+    momentum, nesterov = sgd_settings.momentum, sgd_settings.nesterov
     return optax.chain(
-        optax.add_decayed_weights(settings.weight_decay / factor),
-        optax.sgd(lambda step: factor * learning_rate(step), own.momentum, nesterov=own.nesterov),
+        optax.add_decayed_weights(config.optimizer.weight_decay / factor),
+        optax.sgd(lambda step: factor * learning_rate(step), momentum, nesterov=nesterov),
     )
 
 

@@ -5,11 +5,11 @@
 Top-1 on the 300 held-out images, for three draws of the 40 labels (`--data.labels-seed 0`, 1, 2):
 
     FixMatch                                             92.0%, 96.0%, 91.7%: mean 93.2%
-    the labelled images alone, in as many steps          87.3%, 78.3%, 83.7%: mean 83.1%
+    the labelled images alone, for the same steps        87.3%, 78.3%, 83.7%: mean 83.1%
 
-The second line is `--objective.name supervised`. A run took 67 to 81 s of CPU time, and 14 to 27 s without the
-unlabelled images (benchmarks/RESULTS.md). The strength of augmentation and the learning rate were chosen on two other
-draws. The accuracies are those of the averaged parameters (`val_ema`). Images are not flipped.
+The second line was measured with `--objective.name supervised`. A run took 67 to 81 s of CPU time, and 14 to 27 s
+without the unlabelled images (benchmarks/RESULTS.md). The strength of augmentation and the learning rate were chosen on
+two other draws. The accuracies are those of the averaged parameters (`val_ema`). Images are not flipped.
 """
 
 from jaxddp.config import Config, load

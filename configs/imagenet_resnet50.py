@@ -2,10 +2,10 @@
 
     jaxddp train imagenet_resnet50 --data.path /data/imagenet
 
-The source normalizes the 32 images of each GPU together. `local` does so on 8 devices, and `--model.batch-norm
-ghost:32` on any number; compiled for a GPU, the latter moves 2.6% more bytes, and its speed was not measured.
+The source normalizes the 32 images of each GPU together. `local` does this on 8 devices, and `--model.batch-norm
+ghost:32` on any number of devices. Compiled for a GPU, `ghost:32` moves 2.6% more bytes. Its speed was not measured.
 
-The published accuracy of this recipe is about 76.5% top-1. It has not been run at full scale, only for single steps.
+The published accuracy of this recipe is about 76.5% top-1. It has been run for single steps only.
 """
 
 from jaxddp.config import Config

@@ -1,4 +1,4 @@
-"""ResNet-50 on ImageNet with a batch of 8,192, 90 epochs: Goyal et al. 2017 (arXiv:1706.02677) in all settings.
+"""ResNet-50 on ImageNet with a batch of 8,192, 90 epochs: all settings of Goyal et al. 2017 (arXiv:1706.02677).
 
     jaxddp train imagenet_resnet50_goyal --data.path /data/imagenet
 

@@ -60,29 +60,29 @@ def get_config() -> Config:
 
 
 def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """SGD whose weight decay follows the schedule, but not the peak of the learning rate."""
-    settings, own = config.optimizer, settings_of(config.optimizer, MomentumSettings)
+    """Return SGD with weight decay that follows the schedule but does not depend on the peak of the learning rate."""
+    settings = config.optimizer
     return optax.chain(
-        optax.trace(own.momentum),
+        optax.trace(settings_of(settings, MomentumSettings).momentum),
         optax.add_decayed_weights(settings.weight_decay / settings.learning_rate),
         optax.scale_by_learning_rate(learning_rate),
     )
 
 
 def get_initialize(config: Config, images: Callable[[int], np.ndarray]) -> Any:
-    def initialized(params: Any, model_state: Any) -> tuple[Any, Any]:
-        """Draw the scales of batch norm from 0 to 1, and set the head's bias to equal probabilities of all classes."""
+    def initialize(params: Any, model_state: Any) -> tuple[Any, Any]:
+        """Draw the scales of batch norm from 0 to 1, and set the head's bias for equal probabilities of all classes."""
         key = jax.random.key(config.seed)
 
-        def drawn(path: Any, leaf: jax.Array) -> jax.Array:
+        def draw_scale(path: Any, leaf: jax.Array) -> jax.Array:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             if not name.endswith("/scale"):
                 return leaf
-            own = jax.random.fold_in(key, zlib.crc32(name.encode()))
-            return jax.random.uniform(own, leaf.shape, leaf.dtype)
+            leaf_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
+            return jax.random.uniform(leaf_key, leaf.shape, leaf.dtype)
 
-        params = jax.tree_util.tree_map_with_path(drawn, params)
+        params = jax.tree_util.tree_map_with_path(draw_scale, params)
         bias = jnp.full_like(params["fc"]["bias"], -jnp.log(params["fc"]["bias"].size))
         return {**params, "fc": {**params["fc"], "bias": bias}}, model_state
 
-    return initialized
+    return initialize

@@ -3,10 +3,10 @@
     jaxddp train imagenet_vit_s16 --data.path /data/imagenet
 
 Crops, augmentation, batch and schedule are those of the source, whose warmup takes 10,000 of 112,600 steps. The
-source's weight decay of 0.0001 is not multiplied by the learning rate; here it is, so it is 0.1. The network differs:
-the source averages all tokens and has fixed position embeddings; this one has a class token and learned position
-embeddings, like published weights. The source clips gradients at norm 1 and keeps Adam's first moments in bfloat16;
-this recipe does not.
+source's weight decay of 0.0001 is not multiplied by the learning rate. Here the weight decay is multiplied by the
+learning rate of 0.001, so it is 0.1. The source averages all tokens and has fixed position embeddings. This network has
+a class token and learned position embeddings, like published weights. The source clips gradients at norm 1 and keeps
+Adam's first moments in bfloat16; this recipe does not.
 
 The source published 76.5% top-1. This recipe has not been run at full scale.
 """

@@ -23,7 +23,7 @@ import jaxddp.registry as registry
 from jaxddp.choices import CHOICES
 from jaxddp.config import Config
 from jaxddp.core.duration import Duration
-from jaxddp.core.message import typed
+from jaxddp.core.message import format_option
 from jaxddp.core.ranges import Range
 from jaxddp.keys import SHORT
 from jaxddp.overrides import flatten, plain
@@ -185,7 +185,7 @@ def _floors() -> Iterator[tuple[int, str]]:
 
 def short_forms() -> str:
     """The short forms of options."""
-    rows = [f"| `{typed(short)}` | `{key}` |" for short, key in sorted(SHORT.items())]
+    rows = [f"| `{format_option(short)}` | `{key}` |" for short, key in sorted(SHORT.items())]
     return "\n".join(["| short form | key |", "|---|---|", *rows, ""])
 
 

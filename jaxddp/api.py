@@ -42,7 +42,7 @@ from jaxddp.notebook.argument_checks import check_data, check_evaluators, check_
 from jaxddp.notebook.arguments import (
     Epochs,
     changes_of_cadences,
-    check_written,
+    check_workdir_for,
     config_of_options,
     errors_name_arguments,
     log_settings,
@@ -258,7 +258,7 @@ def train(
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.
     """
     check_setup(setup)
-    check_written(workdir, profile, log_to)
+    check_workdir_for(workdir, profile, log_to)
     cadences = {"log_every": log_every, "eval_every": eval_every, "save_every": save_every, "check_every": check_every}
     changes = changes_of_cadences(**cadences, self_test=self_test, profile=profile)
     changes["eval"]["batch_size"] = setup.order.batch_size

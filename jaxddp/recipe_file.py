@@ -22,7 +22,7 @@ from typing import Any
 
 import jaxddp.core.files as files
 from jaxddp.choices import without_unread
-from jaxddp.core.errors import InputError, about, as_written
+from jaxddp.core.errors import InputError, about, with_keys_of_file
 from jaxddp.core.wording import choices, show
 from jaxddp.hooks import Hook, errors_name_line, hooks_of
 from jaxddp.recipe_sources import RecipeSources, modules_in, run_as_module
@@ -209,7 +209,7 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
 
     Raises: InputError if the file cannot be read or is no config.
     """
-    with about(path), as_written():
+    with about(path), with_keys_of_file():
         try:
             content = json.loads(files.read(path))
             config = {key: value for key, value in content.items() if key not in BESIDE_CONFIG}
@@ -245,7 +245,7 @@ def _read_file(path: Path) -> RecipeFile:
         raise InputError(f"{reading.path}: loads itself; load the recipe that it is based on")
     token = _readings.set((*readings, reading))
     try:
-        with errors_name_line(path, ""), as_written():
+        with errors_name_line(path, ""), with_keys_of_file():
             module = run_as_module(path, add_folder=not is_built_in(path))
             if not callable(getattr(module, "get_config", None)):
                 raise InputError("defines no get_config(); define one that returns a jaxddp.config.Config")

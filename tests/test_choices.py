@@ -20,7 +20,7 @@ import jaxddp
 from jaxddp.choices import CHOICES, check_read, keys_of_choices, resolved
 from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
-from jaxddp.command_line.short_forms import typed
+from jaxddp.command_line.short_forms import format_option
 from jaxddp.commands.train import Train
 from jaxddp.config import Config, load
 from jaxddp.core.duration import Duration
@@ -329,7 +329,7 @@ def page(words: str, capfd) -> str:
 
 def test_help_for_a_config_lists_the_keys_of_its_choices_with_their_values(capfd):
     said = page("digits", capfd)
-    shown = {key for key in keys_of_choices() if re.search(rf"{typed(key)}\b(?!-)", said)}
+    shown = {key for key in keys_of_choices() if re.search(rf"{format_option(key)}\b(?!-)", said)}
     flat = flatten(load("digits").to_dict())
     assert shown == {key for kind in CHOICES for key, names in kind.readers().items() if flat[kind.key] in names}
     assert "beta 1 of Adam and similar optimizers. (default: 0.9)" in said

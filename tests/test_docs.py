@@ -25,7 +25,7 @@ import pytest
 from support.pages import PAGES, ROOT, blocks, page_block, prose, spans
 
 from jaxddp import cli
-from jaxddp.command_line.short_forms import typed
+from jaxddp.command_line.short_forms import format_option
 from jaxddp.config import Config, load
 from jaxddp.models.adapt import adapt
 from jaxddp.overrides import flatten
@@ -126,7 +126,7 @@ def lone_options(path: str, text: str) -> list[str]:
     known = frozenset(re.findall(r'"(--[a-z][\w-]*)"', "".join(scripts))).union(
         *(options(*name, "digits") for name in CONFIG_COMMANDS),
         *(options(*name) for name in COMMANDS),
-        map(typed, KEYS),
+        map(format_option, KEYS),
     )
     named = [word for span in spans(text) if span.startswith("--") for word in span.split() if word.startswith("--")]
     return [f"{path}: there is no option {word}" for word in named if word.partition("=")[0] not in known]

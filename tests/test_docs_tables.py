@@ -12,7 +12,7 @@ import pytest
 from support.pages import PAGES, ROOT, spans
 
 from jaxddp import registry
-from jaxddp.command_line.short_forms import typed
+from jaxddp.command_line.short_forms import format_option
 from jaxddp.config import Config, load
 from jaxddp.core import phases
 from jaxddp.hooks import HOOKS
@@ -47,7 +47,7 @@ USER_PAGES = "\n".join((ROOT / page).read_text() for page in PAGES if page not i
 
 def test_a_page_explains_every_key_of_a_config():
     words = {word.strip(".") for word in re.findall(r"[\w.-]+", USER_PAGES)}
-    assert not [key for key in KEYS if key not in words and typed(key) not in words]
+    assert not [key for key in KEYS if key not in words and format_option(key) not in words]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.key for kind in KINDS])

@@ -16,7 +16,7 @@ from jaxddp.choices import check_read
 from jaxddp.cli import main
 from jaxddp.command_line.error_line import format_error
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError, JaxddpError, Preempted, Unreachable, about, as_written, error_from
+from jaxddp.core.errors import InputError, JaxddpError, Preempted, Unreachable, about, error_from, with_keys_of_file
 from jaxddp.core.message import Key, Option, joined
 from jaxddp.engine.gradients import Gradients
 from jaxddp.mesh import Topology
@@ -225,7 +225,7 @@ def test_the_innermost_of_several_entry_points_names_the_keys():
     typed = ["train", "digits", "--train.batch-size", "30", "--data.path", "d"]
     error = raised(errors_name_arguments()(fail))
     assert format_error(error, typed) == "a global batch of 30: no; see data.path"
-    assert format_error(raised(as_written()(fail)), typed) == "train.batch_size=30: no; see data.path"
+    assert format_error(raised(with_keys_of_file()(fail)), typed) == "train.batch_size=30: no; see data.path"
     assert (error.key, error.value) == ("train.batch_size", 30)
 
 
@@ -274,7 +274,7 @@ def test_an_error_is_sent_to_other_processes_with_its_keys():
 def test_a_message_is_one_line_whatever_its_values_contain():
     error = InputError("a\nb \x1b[2J", Key.plain("c", "d\ne"), advice="f\n")
     assert str(error) == r"a b \x1b[2Jc=d e; f"
-    error.tell(lambda key: "g\n\x1b")
+    error.rename_keys(lambda key: "g\n\x1b")
     assert str(error) == r"a b \x1b[2Jg \x1b; f"
 
 

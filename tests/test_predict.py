@@ -167,7 +167,7 @@ def test_predictions_of_other_settings_are_made_anew(run, pictures, whole, tmp_p
 
 def test_one_prediction_at_a_time_writes_a_file(run, pictures, tmp_path):
     out, first = tmp_path / "out.csv", Partial(tmp_path / "out.csv", {}, [])
-    with first.held(), pytest.raises(InputError, match=r"out\.csv\.partial: another prediction is writing there; wait"):
+    with first.lock(), pytest.raises(InputError, match=r"out\.csv\.partial: another prediction is writing there; wait"):
         written(run, [pictures / "val"], out)
     assert not out.exists()
 
@@ -477,7 +477,7 @@ def test_a_run_from_python_needs_its_model_for_predictions(tmp_path):
         found.labels == val.labels
     )
     with pytest.raises(
-        InputError, match=r"params/weight is \[192, 5\] in the checkpoint and \[192, 3\] in the model; give its"
+        InputError, match=r"params/weight is \[192, 5\] in the checkpoint and \[192, 3\] in the model; give the model"
     ):
         jaxddp.load_run(tmp_path, model=linear_model(3))
     for step, message in {"5": "no checkpoint '5'", "lates": "no checkpoint 'lates'"}.items():

@@ -161,8 +161,8 @@ def test_a_missing_private_name_is_logged_once_with_the_version(lines):
         private_names.warn_missing("jax", "jax._src.one", "starts are slow")
         private_names.warn_missing("no-such-package", "another", "nothing")
     assert lines() == [
-        f"jax {jax.__version__} has no jax._src.one of the kind that is used here: starts are slow",
-        "no-such-package has no another of the kind that is used here: nothing",
+        f"jax {jax.__version__} has no usable jax._src.one: starts are slow",
+        "no-such-package has no usable another: nothing",
     ]
 
 
@@ -237,8 +237,8 @@ def test_a_removed_option_is_left_out_and_logged(monkeypatch, lines):
     assert compiler_options.unoptimized_options("cpu") == {"xla_backend_optimization_level": "0"}
     assert compiler_options._accepted(compiler_options._DETERMINISTIC, "bits") == {}
     assert [line.partition(" option ")[2] for line in lines()] == [
-        "xla_llvm_disable_expensive_passes=True of the kind that is used here: the self-test takes longer to compile",
-        "xla_gpu_deterministic_ops=True of the kind that is used here: bits",
+        "xla_llvm_disable_expensive_passes=True: the self-test takes longer to compile",
+        "xla_gpu_deterministic_ops=True: bits",
     ]
 
 
@@ -256,10 +256,10 @@ def test_onnx_is_written_without_the_private_rule(monkeypatch, lines):
 
     from jaxddp.inference import onnx_file
 
-    with onnx_file._open_sizes_padded():
+    with onnx_file._accept_named_sizes_in_pad():
         assert type(pad.ir).__name__ == "Named"
     monkeypatch.delattr(pad, "ir")
-    with onnx_file._open_sizes_padded():
+    with onnx_file._accept_named_sizes_in_pad():
         assert not hasattr(pad, "ir")
     (line,) = lines()
     assert line.startswith("jax2onnx ") and "jax2onnx.plugins.jax.lax.pad.ir" in line

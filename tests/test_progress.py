@@ -46,7 +46,7 @@ def test_a_phase_ends_with_an_exception():
 
 
 def test_progress_is_a_phase_a_step_or_a_move():
-    for goes_on in (lambda: phases.at_step(7), phases.moved, lambda: phases.excuse(100.0)):
+    for goes_on in (lambda: phases.at_step(7), phases.moved, lambda: phases.subtract_idle(100.0)):
         phases._tracker.changed = time.monotonic() - 50
         assert phases.progress().idle >= 50
         goes_on()

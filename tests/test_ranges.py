@@ -21,7 +21,7 @@ from jaxddp.cluster.options import Launch
 from jaxddp.config import Config
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
-from jaxddp.core.message import typed
+from jaxddp.core.message import format_option
 from jaxddp.core.ranges import Range
 from jaxddp.sections.dependent_keys import NEEDS
 
@@ -210,8 +210,8 @@ NEEDED = {
 
 def odd_run(key: str, word: str, workdir: str, data: Path, capfd) -> tuple[int, str]:
     place = [] if key == "data.path" else ["--data.path", str(data)]
-    needed = [typed(NEEDS[key].key), *NEEDED[NEEDS[key].key].split()] if key in NEEDS else []
-    code = main(["train", "recipe.py", "--workdir", workdir, *place, *needed, typed(key), word])
+    needed = [format_option(NEEDS[key].key), *NEEDED[NEEDS[key].key].split()] if key in NEEDS else []
+    code = main(["train", "recipe.py", "--workdir", workdir, *place, *needed, format_option(key), word])
     return code, capfd.readouterr().err
 
 

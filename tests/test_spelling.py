@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from jaxddp.command_line.short_forms import options_of, spelled_out
+from jaxddp.command_line.short_forms import expand_short_forms, options_of
 from jaxddp.commands.predict import PredictImages
 from jaxddp.commands.train import Train
 from jaxddp.config import Config
@@ -47,8 +47,8 @@ def test_the_options_of_a_command_are_its_own_and_the_keys_of_its_config():
         ("--train.duration '5 epochs' --resume never", "--train.duration '5 epochs' --resume never"),
     ],
 )
-def test_words_are_spelled_out(typed, meant):
-    assert spelled_out(shlex.split(typed), OPTIONS) == shlex.split(meant)
+def test_words_are_expanded_to_full_options(typed, meant):
+    assert expand_short_forms(shlex.split(typed), OPTIONS) == shlex.split(meant)
 
 
 @pytest.mark.parametrize("short", SHORT)
@@ -56,12 +56,12 @@ def test_a_short_form_beside_its_key_is_refused(short):
     whole = "--" + SHORT[short].replace("_", "-")
     for words in ([f"--{short}", "1", whole, "2"], [f"{whole}=2", f"--{short}=1"]):
         with pytest.raises(InputError, match=f"^--{short} is short for {whole}, which is given too; leave one of them"):
-            spelled_out(words, OPTIONS)
+            expand_short_forms(words, OPTIONS)
 
 
 def test_without_a_config_there_are_no_short_forms():
     words = ["run", "--lr", "1", "--data", "d"]
-    assert spelled_out(words, options_of(PredictImages)) == words
+    assert expand_short_forms(words, options_of(PredictImages)) == words
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -1,1 +1,1 @@
-"""The documentation site: its pages are made from the repository, and MkDocs builds the site from them."""
+"""The documentation site. Its pages are made from files of the repository, and MkDocs builds the site."""

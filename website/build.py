@@ -1,7 +1,7 @@
 """Build the documentation site: `make docs`.
 
-Writes the pages into build/pages, runs MkDocs on them, and leaves the site in build/site. A dead link, a page without a
-place in the navigation or a name without a docstring ends it with exit code 1.
+The script writes the pages into build/pages, and MkDocs builds the site in build/site. The exit code is 1 if there is a
+dead link, a page that the navigation lacks, or a name without a docstring.
 """
 
 import logging
@@ -10,9 +10,9 @@ import shutil
 import sys
 from pathlib import Path
 
-# Set before JAX is imported. JAX only evaluates schedules.
+# This must be set before JAX is imported. JAX computes only schedules here, which needs no accelerator.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Silences a notice that the theme prints at each build.
+# This variable hides a notice that the theme prints at each build.
 os.environ["NO_MKDOCS_2_WARNING"] = "1"
 
 from mkdocs.commands.build import build
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def write_pages(folder: Path) -> dict[str, str]:
-    """Write every page of the site. Returns the Markdown texts by path."""
+    """Write every page of the site, and return the Markdown texts by path."""
     shutil.rmtree(folder, ignore_errors=True)
     pages = copied_documents() | recipe_pages() | command_pages() | python_pages()
     for path, text in pages.items():
@@ -44,7 +44,7 @@ def write_pages(folder: Path) -> dict[str, str]:
 
 
 def main(folder: Path = ROOT / "build") -> int:
-    """Build the site in a folder: its pages in pages/, itself in site/. Returns the exit code."""
+    """Write the pages into pages/ and the site into site/ in a folder, and return the exit code."""
     os.chdir(ROOT)
     logging.basicConfig(level=logging.WARNING, format="docs: %(message)s")
     pages = write_pages(folder / "pages")

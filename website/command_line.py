@@ -1,4 +1,4 @@
-"""Pages about the commands, made from the output of `--help`."""
+"""Makes the pages about the commands from the output of `--help`."""
 
 import contextlib
 import html
@@ -21,7 +21,7 @@ COLUMNS = "110"
 
 
 class Option(NamedTuple):
-    """An option in a help text: its name with its values, its description, and its default."""
+    """An option in a help text. `usage` is its name with the names of its values."""
 
     usage: str
     description: str
@@ -37,13 +37,13 @@ class Help(NamedTuple):
 
 
 def command_pages() -> dict[str, str]:
-    """Returns the Markdown texts of the commands' pages and of their overview, by path."""
+    """Return the Markdown texts of the commands' pages and of their overview, by path."""
     pages = {f"commands/{name.replace(' ', '-')}.md": page_of(name) for name in COMMANDS}
     return {"commands/index.md": index()} | pages
 
 
 def index() -> str:
-    """Returns the overview: a link to each command's page, and the output of `jaxddp --help`."""
+    """Return the overview: a link to each command's page, and the output of `jaxddp --help`."""
     links = [f"- [`jaxddp {name}`]({name.replace(' ', '-')}.md): {first_sentence(name)}" for name in COMMANDS]
     usage = printed(lambda: cli.main(["--help"]))
     return "\n".join(["# Command line", "", *links, "", "```text", usage.rstrip(), "```", ""])
@@ -54,7 +54,7 @@ def first_sentence(name: str) -> str:
 
 
 def page_of(name: str) -> str:
-    """Returns the page of a command."""
+    """Return the page of a command."""
     shown = help_of(name)
     lines = [f"# jaxddp {name}", "", "```text", shown.usage, "```", "", example_as_code(shown.text), ""]
     for title, options in shown.boxes.items():
@@ -63,12 +63,12 @@ def page_of(name: str) -> str:
 
 
 def help_of(name: str) -> Help:
-    """Returns the help of a command. Raises: ValueError; its output cannot be parsed."""
+    """Return the help of a command. Raises: ValueError if its output cannot be parsed."""
     return read(printed(lambda: cli.main([*name.split(), "--help"])))
 
 
 def printed(show: Callable[[], object]) -> str:
-    """Returns what a function prints before it returns or exits, on a terminal without colors and box characters."""
+    """Return the output of a function that returns or exits, as on a terminal without colors and box characters."""
     output = io.StringIO()
     plain = {"COLUMNS": COLUMNS, "TERM": "dumb", "NO_COLOR": "1"}
     with mock.patch.dict(os.environ, plain), contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
@@ -77,14 +77,14 @@ def printed(show: Callable[[], object]) -> str:
 
 
 def read(text: str) -> Help:
-    """Parse a help text. Raises: ValueError; it contains no options."""
+    """Parse a help text. Raises: ValueError if it contains no options."""
     usage, _, rest = text.strip().partition("\n")
     description: list[str] = []
     boxes: dict[str, list[list[str]]] = {}
     title = ""
     for line, following in itertools.pairwise([*map(str.rstrip, rest.splitlines()), ""]):
         if is_rule(line):
-            # The first rule is under the title. A second one ends the description of the box.
+            # The first rule follows the title. A second rule follows the description of the box.
             boxes[title] = []
         elif is_rule(following) and line[:2].strip():
             title = line.strip()
@@ -93,7 +93,7 @@ def read(text: str) -> Help:
         elif line.startswith("   "):
             boxes[title][-1].append(line.strip())
         elif line:
-            # The description is beside a short option and below a long one.
+            # The description is beside a short option, and below a long option.
             boxes[title].append(re.split(r"\s{2,}", line.strip(), maxsplit=1))
     if not boxes:
         raise ValueError(f"no options in {text[:500]!r}")
@@ -114,7 +114,7 @@ def option(lines: list[str]) -> Option:
 
 
 def table(options: list[Option]) -> Iterator[str]:
-    """Yields the lines of a Markdown table of options."""
+    """Yield the lines of a Markdown table of options."""
     yield from ("| option | meaning |", "|---|---|")
     for usage, description, default in options:
         ending = "Required." if default == "required" else f"Default: `{default}`." if default else ""
@@ -126,14 +126,14 @@ def code_cell(text: str) -> str:
 
 
 def text_cell(text: str) -> str:
-    """Returns prose for a cell of a table, with its markup escaped outside backticks."""
+    """Return prose for a cell of a table, with its markup escaped outside backticks."""
     parts = text.split("`")
     parts[::2] = [re.sub(r"([*_<\[|])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
 
 
 def example_as_code(text: str) -> str:
-    """Returns the description in a help text, with its examples as blocks of code."""
+    """Return the description in a help text, with its examples as blocks of code."""
 
     def block(match: re.Match[str]) -> str:
         return "\n".join(["```text", *match[1].split(", or "), "```"])

@@ -1,4 +1,4 @@
-"""Pages that are Markdown files of the repository, with links to other pages."""
+"""Makes pages from the Markdown files of the repository, with links to other pages."""
 
 import os
 import re
@@ -21,13 +21,13 @@ TROUBLESHOOTING, RECIPES = "troubleshooting.md", PAGE_OF["configs/README.md"]
 
 
 def documents() -> dict[str, str]:
-    """Returns the path of each page that is a Markdown file, by the path of the file."""
+    """Return the path of each page that is a Markdown file, by the path of the file."""
     outside = {file: page for file, page in PAGE_OF.items() if (ROOT / file).is_file()}
     return outside | {f"docs/{file.name}": file.name for file in sorted(ROOT.glob("docs/*.md"))}
 
 
 def copied_documents() -> dict[str, str]:
-    """Returns the Markdown text of each page that is a file of the repository, by the path of the page."""
+    """Return the Markdown text of each page that is a file of the repository, by the path of the page."""
     pages = {page: linked(file, (ROOT / file).read_text("utf-8")) for file, page in documents().items()}
     return pages | {
         TROUBLESHOOTING: with_entries(pages[TROUBLESHOOTING]),
@@ -36,7 +36,7 @@ def copied_documents() -> dict[str, str]:
 
 
 def linked(file: str, text: str) -> str:
-    """Returns the text of a file with its relative links changed to links between pages.
+    """Return the text of a file with its relative links changed to links between pages.
 
     A link to a file without a page is replaced by its text.
     """
@@ -65,15 +65,15 @@ def linked(file: str, text: str) -> str:
 
 
 def with_entries(text: str) -> str:
-    """Returns the troubleshooting page with a heading for each message, in place of the rows of its tables.
+    """Return the troubleshooting page with a heading for each message instead of the rows of its tables.
 
-    Each message then has an address of its own, and the search finds it.
+    So each message has its own address, and the search finds it.
     """
     lines, rows = [], 0
     for line in text.splitlines():
         if line.startswith("|"):
             rows += 1
-            # The first two rows are the header and its rule.
+            # The first two rows are the header and the rule below it.
             if rows > 2:
                 message, answer = re.split(r"(?<!\\)\|", line.strip().strip("|"), maxsplit=1)
                 lines += [f"### {sentence(message)}", "", sentence(answer).replace("\\|", "|"), ""]
@@ -84,6 +84,6 @@ def with_entries(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Returns a text with a capital first letter."""
+    """Return a text with a capital first letter."""
     text = text.strip()
     return text[:1].upper() + text[1:]

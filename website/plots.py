@@ -10,7 +10,7 @@ LEFT, RIGHT, TOP, BOTTOM = 76, 12, 12, 40
 
 
 def line_plot(title: str, x: np.ndarray, y: np.ndarray, x_title: str) -> str:
-    """Returns a plot of y over x, float[N] each, with the smallest and the largest value at each axis."""
+    """Return a plot of y over x, float[N] each. Each axis is labelled with its smallest and its largest value."""
     low, high = min(0.0, float(y.min())), float(y.max())
     first, last = float(x[0]), max(float(x[-1]), float(x[0]) + 1e-9)
     right = LEFT + (x - first) / (last - first) * (WIDTH - LEFT - RIGHT)

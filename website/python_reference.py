@@ -1,4 +1,4 @@
-"""Pages about the Python API; mkdocstrings fills in signatures and docstrings."""
+"""Makes the pages about the Python API. mkdocstrings inserts the signatures and docstrings."""
 
 import ast
 import importlib
@@ -26,15 +26,15 @@ GROUPS = {
     ),
     "Settings and errors": ("Config", "DataConfig", "AugmentConfig", "InputError"),
 }
-"""The names of `jaxddp`, by purpose."""
-NAMING = ("docs/extending.md", "docs/troubleshooting.md", "jaxddp/registry.py")
-"""Files whose dotted names belong to the API."""
+"""The public names of `jaxddp`, by purpose."""
+FILES_WITH_NAMES = ("docs/extending.md", "docs/troubleshooting.md", "jaxddp/registry.py")
+"""Files in which every dotted name is part of the API."""
 NAME = re.compile(r"(?<![\w.\"])jaxddp(?:\.\w+)+")
 IMPORT = re.compile(r"^from (jaxddp[\w.]*) import ([\w, ]+)", re.MULTILINE)
 
 
 def python_pages() -> dict[str, str]:
-    """Returns the Markdown texts by path. Raises: ValueError; a name of the package has no group."""
+    """Return the Markdown texts by path. Raises: ValueError if a name of the package has no group."""
     registries = directive("jaxddp.registry", show_root_heading=False, heading_level=2)
     return {
         "python/index.md": package_page(),
@@ -45,7 +45,7 @@ def python_pages() -> dict[str, str]:
 
 
 def package_page() -> str:
-    """Returns the page of the names of `jaxddp` itself."""
+    """Return the page of the names of `jaxddp` itself."""
     grouped = {name for names in GROUPS.values() for name in names}
     if differing := grouped ^ {*dir(jaxddp)}:
         raise ValueError(f"GROUPS of website/python_reference.py and the names of jaxddp differ: {sorted(differing)}")
@@ -56,7 +56,7 @@ def package_page() -> str:
 
 
 def config_page() -> str:
-    """Returns the page of the names of `jaxddp.config` that are not names of `jaxddp`."""
+    """Return the page of the names of `jaxddp.config` that are not names of `jaxddp`."""
     names = [name for name in config.__all__ if name not in dir(jaxddp)]
     return "\n".join(
         [
@@ -70,15 +70,15 @@ def config_page() -> str:
 
 
 def directive(name: str, **options: object) -> str:
-    """Returns the directive that mkdocstrings replaces with the documentation of a name."""
+    """Return the directive that mkdocstrings replaces with the documentation of a name."""
     lines = [f"    options: {json.dumps(options)}"] if options else []
     return "\n".join([f"::: {name}", *lines, ""])
 
 
 def extending_page() -> str:
-    """Returns the page of the names in the guide about extending and in the registries, by module."""
+    """Return the page of the names in the guide about extending and in the registries, by module."""
     lines = ["# Protocols", "", "Names of [Extending](../extending.md) and of the [registries](registry.md).", ""]
-    for module, names in named().items():
+    for module, names in names_in_files().items():
         lines += [f"## {module}", ""]
         lines += [directive(f"{module}.{name}") for name in names]
         if not names:
@@ -87,22 +87,22 @@ def extending_page() -> str:
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """Yields the module and the name of everything that these pages document."""
+    """Yield the module and the name of every object on these pages."""
     yield from (("jaxddp.api", name) for name in dir(jaxddp))
     yield from (("jaxddp.config", name) for name in config.__all__)
-    for module, names in (*named().items(), ("jaxddp.registry", [])):
+    for module, names in (*names_in_files().items(), ("jaxddp.registry", [])):
         yield from ((module, name) for name in names or public_names(module))
 
 
 def public_names(module: str) -> list[str]:
-    """Returns the public names that a module defines, without its type variables."""
+    """Return the public names that a module defines, without its type variables."""
     loaded = importlib.import_module(module)
     names = [name for node in ast.parse(inspect.getsource(loaded)).body for name in defined(node)]
     return [name for name in names if name[0] != "_" and not isinstance(getattr(loaded, name), TypeVar)]
 
 
 def defined(node: ast.stmt) -> list[str]:
-    """Returns the names that a statement of a module defines."""
+    """Return the names that a statement of a module defines."""
     match node:
         case ast.FunctionDef(name) | ast.ClassDef(name) | ast.AnnAssign(ast.Name(name)):
             return [name]
@@ -114,28 +114,28 @@ def defined(node: ast.stmt) -> list[str]:
     return []
 
 
-def named() -> dict[str, list[str]]:
-    """Returns the names on the page by module; an empty list stands for all public names of the module."""
-    shown = {"jaxddp", "jaxddp.api", "jaxddp.config", "jaxddp.registry"}
-    found: dict[str, list[str]] = {}
+def names_in_files() -> dict[str, list[str]]:
+    """Return the names in `FILES_WITH_NAMES` by module. An empty list means all public names of the module."""
+    on_other_pages = {"jaxddp", "jaxddp.api", "jaxddp.config", "jaxddp.registry"}
+    names_by_module: dict[str, list[str]] = {}
     for name in sorted({*dotted_names()}):
         module, attribute = split(name)
-        if module not in shown:
-            found.setdefault(module, [])
-            if attribute and attribute not in found[module]:
-                found[module].append(attribute)
-    return found
+        if module not in on_other_pages:
+            names_by_module.setdefault(module, [])
+            if attribute and attribute not in names_by_module[module]:
+                names_by_module[module].append(attribute)
+    return names_by_module
 
 
 def dotted_names() -> Iterator[str]:
-    for file in NAMING:
+    for file in FILES_WITH_NAMES:
         text = (ROOT / file).read_text("utf-8")
         yield from NAME.findall(IMPORT.sub("", text))
         yield from (f"{module}.{name.strip()}" for module, names in IMPORT.findall(text) for name in names.split(","))
 
 
 def split(name: str) -> tuple[str, str]:
-    """Split a dotted name into a module and an attribute, "" for a module. Raises: ModuleNotFoundError."""
+    """Split a dotted name into a module and an attribute; "" for no attribute. Raises: ModuleNotFoundError."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         module = ".".join(parts[:length])

@@ -1,4 +1,4 @@
-"""A page for each config of configs/: its docstring, its curves and its source."""
+"""Makes a page for each config of configs/ from its docstring, its curves and its source."""
 
 import ast
 import inspect
@@ -15,8 +15,9 @@ from website.documents import ROOT
 from website.plots import line_plot
 
 EXAMPLES = {"imagenet": 1_281_167, "cifar": 50_000, "fashion": 60_000, "digits": 1_497}
-"""The number of training images, by the first word of a config's name."""
+"""The number of training images, by the first word of a config's name without digits."""
 OTHER_EXAMPLES = 10_000
+"""The number of training images for the curves of other configs."""
 POINTS = 300
 """The number of points of a curve."""
 MEASURED = {"digits": "![Loss, top-1 accuracy, learning rate and images per second](../curves.png)"}
@@ -24,12 +25,12 @@ MEASURED = {"digits": "![Loss, top-1 accuracy, learning rate and images per seco
 
 
 def recipe_pages() -> dict[str, str]:
-    """Returns the Markdown texts by path."""
+    """Return the Markdown texts by path."""
     return {f"recipes/{name}.md": page_of(name) for name in config_names()}
 
 
 def page_of(name: str) -> str:
-    """Returns the page of a config."""
+    """Return the page of a config."""
     source = (ROOT / f"configs/{name}.py").read_text("utf-8")
     tree = ast.parse(source)
     text = inspect.cleandoc(ast.get_docstring(tree) or "")
@@ -42,13 +43,13 @@ def page_of(name: str) -> str:
 
 
 def with_links(text: str) -> str:
-    """Returns a docstring with links to its papers and repositories."""
+    """Return a docstring with links to its papers and repositories."""
     text = re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[\g<0>](https://arxiv.org/abs/\1)", text)
     return re.sub(r"github\.com/[\w-]+/[\w.-]*\w", r"[\g<0>](https://\g<0>)", text)
 
 
 def curves(name: str) -> list[str]:
-    """Returns plots of the learning rate and of the side of growing images over the run."""
+    """Return plots of the learning rate and, if the images grow, of their side during the run."""
     config, examples = load(name), examples_of(name)
     batch = config.train.batch_size
     total = config.train.duration.steps(num_examples=examples, batch_size=batch)

@@ -1,4 +1,4 @@
-"""Formats an error for the command line: it names the option that was typed, or the line of the recipe file."""
+"""Formats an error for the command line, with the option on the command line or the line of the recipe file."""
 
 import ast
 import shlex
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.message import Key, typed, untyped
+from jaxddp.core.message import Key, format_option, key_of_option
 from jaxddp.keys import SHORT
 from jaxddp.recipe_file import is_built_in, recipe_path
 
@@ -14,43 +14,43 @@ _LONGEST = 80
 
 
 def format_error(error: JaxddpError, arguments: Sequence[str]) -> str:
-    """Returns the line that a command prints for an error.
+    """Return the line that a command prints for an error.
 
-    It begins with `--train.batch-size 30 cannot be divided …` if that option was typed, and with
-    `my.py:7: train.batch_size=30 cannot be divided …` if line 7 of the recipe file sets the key.
+    If the command line sets the key, the line begins with the option: `--train.batch-size 30 cannot be divided …`. If
+    line 7 of the recipe file sets the key, it begins with `my.py:7: train.batch_size=30 cannot be divided …`.
     """
     options = dict(_options(arguments))
     location = None if error.key is None or error.key in options else _location(error, arguments)
-    error.tell(lambda key: _as_option(key, options))
+    error.rename_keys(lambda key: _as_option(key, options))
     return str(error) if location is None else f"{location}: {error}"
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields each key of a command line and the option as it was typed: `--lr`, `--train.batch-size`."""
+    """Yield each key of a command line with its option: `--lr`, `--train.batch-size`."""
     for word in words:
-        if key := untyped(word):
+        if key := key_of_option(word):
             section, dot, last = key.rpartition(".")
             full_key = SHORT.get(key, f"{section}{dot}{last.removeprefix('no_')}")
-            yield full_key, word.partition("=")[0] if key in SHORT else typed(full_key)
+            yield full_key, word.partition("=")[0] if key in SHORT else format_option(full_key)
 
 
 def _as_option(key: Key, options: dict[str, str]) -> str:
-    # Some errors name an option of a command as it is typed.
-    option = options.get(untyped(key.name) or key.name)
+    # In some errors the key is already an option, such as --workdir.
+    option = options.get(key_of_option(key.name) or key.name)
     if option is None:
         return str(key)
     return f"{option} {_as_word(key)}" if key.has_value else option
 
 
 def _as_word(key: Key) -> str:
-    """Returns the value of a key as it is typed."""
+    """Return the value of a key as words of a command line."""
     values = key.value if isinstance(key.value, list | tuple) else [key.value]
     words = shlex.join(map(str, values))
     return words if len(words) <= _LONGEST and words.isprintable() else key.shown_value
 
 
 def _location(error: JaxddpError, arguments: Sequence[str]) -> str | None:
-    """Returns the file and line of the user's recipe that set the first key of an error; None if there is none."""
+    """Return the file and line of the user's recipe that set the first key of an error; None if there is none."""
     (first, *_) = error.about[0] if error.about else error.problem
     if not isinstance(first, Key) or first.rendered is not None:
         return None
@@ -65,7 +65,7 @@ def _location(error: JaxddpError, arguments: Sequence[str]) -> str | None:
 
 
 def _lines(tree: ast.AST, names: Sequence[str]) -> Iterator[int]:
-    """Yields the lines that set a key: in a dict, `train={"batch_size": 30}`, or in the dataclass of a section."""
+    """Yield the lines that set a key: in a dict, `train={"batch_size": 30}`, or in the dataclass of a section."""
     for node in ast.walk(tree):
         for name, value in _entries(node):
             if name == names[0] and len(names) == 1:
@@ -75,7 +75,7 @@ def _lines(tree: ast.AST, names: Sequence[str]) -> Iterator[int]:
 
 
 def _entries(node: ast.AST) -> Iterator[tuple[Any, ast.expr]]:
-    """Yields the names and values of a call's keywords or of a dict."""
+    """Yield the names and values of the keyword arguments of a call, or of the items of a dict."""
     if isinstance(node, ast.Call):
         yield from ((keyword.arg, keyword.value) for keyword in node.keywords)
     elif isinstance(node, ast.Dict):

@@ -1,4 +1,4 @@
-"""Contents of `--help` for commands that take a config, before and after a config is named."""
+"""Contents of `--help` for commands that take a config, with and without a config on the command line."""
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping
@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import tyro
 
 from jaxddp.choices import keys_of_choices, resolved, unread_keys
-from jaxddp.command_line.short_forms import options_of, typed
+from jaxddp.command_line.short_forms import format_option, options_of
 from jaxddp.keys import SHORT
 from jaxddp.overrides import flatten, is_tree
 from jaxddp.recipe_file import config_names
@@ -21,22 +21,22 @@ _VALUES = {"data": "DIR", "model": "NAME", "epochs": "N", "batch_size": "B", "lr
 _COMPLETION = (
     "Completion: --tyro-write-completion bash FILE, directly after CONFIG, writes a script; zsh and fish work, too."
 )
-_OWN_PAGE = "Every key of CONFIG is an option, too: --help after CONFIG lists them with its values."
+_NOTE_ON_KEYS = "Every key of CONFIG is an option, too: --help after CONFIG lists them with its values."
 
 
 def described(command: type) -> str:
-    """Returns a command's description, with the short forms of its keys."""
+    """Return a command's description, with the short forms of its keys."""
     text = inspect.getdoc(command) or ""
     if not SHORT.values() & options_of(command).keys():
         return text
-    short = (f"{typed(key)} {value} for {typed(SHORT[key])}" for key, value in _VALUES.items())
+    short = (f"{format_option(key)} {value} for {format_option(SHORT[key])}" for key, value in _VALUES.items())
     return f"{text}\n\nShort forms: {', '.join(short)}.\n\n{_COMPLETION}"
 
 
 def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
-    """Returns a command's dataclass and defaults for `--help` before a config is named.
+    """Return a command's dataclass and defaults for `--help` without a config.
 
-    The page has the word CONFIG in place of the keys.
+    The page contains the word CONFIG instead of the keys.
 
     Args:
         optional: whether the command also runs without a config.
@@ -47,16 +47,17 @@ def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
         command.__name__,
         [("config", _word(optional)), *short],
         bases=(command,),
-        namespace={"__doc__": f"{inspect.getdoc(command)}\n\n{_OWN_PAGE}"},
+        namespace={"__doc__": f"{inspect.getdoc(command)}\n\n{_NOTE_ON_KEYS}"},
         frozen=True,
     )
     return page, page(**paths | {"config": "" if optional else tyro.MISSING})
 
 
 def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
-    """Returns a command's dataclass and defaults for `--help` after a config.
+    """Return a command's dataclass and defaults for `--help` after a config.
 
-    The page leaves out the keys that nothing reads. A key that is None in the config has the default of its choice.
+    The page omits unused keys. If a key is None in the config, the page shows the default of the choice that reads
+    it, such as an optimizer.
 
     Args:
         hooks: the hooks of the recipe file, each of which replaces a choice.
@@ -70,7 +71,7 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
 
 
 def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], prefix: str = "") -> Any:
-    """Returns a section, or a whole config, as an instance of a type without the hidden keys, with the given values."""
+    """Return a copy of a section or a config, without the hidden keys and with other values for some keys."""
     changed = []
     for name, hint in get_type_hints(type(section), include_extras=True).items():
         key, value = prefix + name, getattr(section, name)
@@ -82,18 +83,18 @@ def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], pre
         elif is_tree(hint):
             part = _shown(value, values, hidden, f"{key}.")
             changed.append((name, type(part), part))
-    kept = {entry.name: getattr(section, entry.name) for entry in fields(section)}
-    return _derived(type(section), changed)(**kept | {name: value for name, _, value in changed})
+    original = {entry.name: getattr(section, entry.name) for entry in fields(section)}
+    return _derived(type(section), changed)(**original | {name: value for name, _, value in changed})
 
 
 def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]]) -> Any:
-    """Returns a subclass of a dataclass with other types and defaults for some fields."""
+    """Return a subclass of a dataclass with other types and defaults for some fields."""
     redefined = [(name, hint, field(default=value)) for name, hint, value in changed]
     return make_dataclass(kind.__name__, redefined, bases=(kind,), namespace={"__doc__": kind.__doc__}, frozen=True)
 
 
 def _short(key: str, value: str) -> Any:
-    shown = tyro.conf.arg(help=f"Short for {typed(SHORT[key])}.", metavar=value, help_behavior_hint="")
+    shown = tyro.conf.arg(help=f"Short for {format_option(SHORT[key])}.", metavar=value, help_behavior_hint="")
     return Annotated[str, shown]
 
 

@@ -1,4 +1,4 @@
-"""Parses a command line into a dataclass with tyro, with the readers of `value_types`."""
+"""Parses a command line into a dataclass with tyro and the constructors of `value_types`."""
 
 import argparse
 import itertools
@@ -16,10 +16,10 @@ import tyro
 
 from jaxddp.choices import NAMES, check_read, reset_unread
 from jaxddp.command_line.help_page import STYLE, described, page_of, page_of_config
-from jaxddp.command_line.short_forms import by_key, is_flag, options_of, spelled_out, typed
+from jaxddp.command_line.short_forms import by_key, expand_short_forms, format_option, is_flag, options_of
 from jaxddp.command_line.value_types import rules
 from jaxddp.config import Config
-from jaxddp.core.errors import Answered, InputError
+from jaxddp.core.errors import HelpPrinted, InputError
 from jaxddp.core.phases import phase
 from jaxddp.job.watchdog import watch_alone
 from jaxddp.keys import HELP, similar_keys
@@ -29,33 +29,33 @@ from jaxddp.registry import check_names
 
 Command = TypeVar("Command")
 _SIDES, _RULES = "│| ", "─-"
-"""The characters of the frame around tyro's messages: its sides and its horizontal lines. Some terminals have no box
-characters, so tyro uses | and -."""
+"""The characters of the frame around tyro's messages: its vertical and horizontal lines. On a terminal without box
+characters tyro uses | and -."""
 _UNKNOWN, _OF_OPTION = "Unrecognized options: ", "Error parsing --"
 _CHOICE = re.compile(r"invalid choice '(.*)' for argument '--([\w.-]+)'")
 ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
-"""The type of a command's field for the config; the config's keys are options without a prefix."""
+"""The type of a command's field for the config. The options of the config's keys have no prefix."""
 
 
 def parse(command: type[Command], default: Command, prog: str, arguments: list[str]) -> Command:
     """Parse a command's arguments on top of its defaults; tyro prints `--help` and exits.
 
     Raises:
-        Answered: `--help` was printed.
+        HelpPrinted: `--help` was printed.
         InputError: an option is unknown, or a value is missing, malformed or out of range.
     """
     options = options_of(command)
     with redirect_stderr(StringIO()) as errors:
         try:
-            words = spelled_out(arguments, options)
+            words = expand_short_forms(arguments, options)
             style = {"config": STYLE, "description": described(command)}
             parsed = tyro.cli(command, default=default, prog=prog, args=words, registry=rules(), **style)
         except SystemExit as end:
             if not end.code:
-                raise Answered(end.code) from None
+                raise HelpPrinted(end.code) from None
             message = _message(errors.getvalue(), arguments, options)
-            # A check of a config section names the key in its error. A function that parses one value does not, so the
-            # option is taken from tyro's message. The reason is taken from the error, because tyro folds long lines.
+            # The error of a config section contains the key. The error of a function that parses one value does not, so
+            # the option is taken from tyro's message. The reason is taken from the error, because tyro folds lines.
             if (cause := _input_error(end)) is not None:
                 if not message.startswith(_OF_OPTION):
                     raise cause from None
@@ -66,16 +66,16 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
 
 
 def _input_error(error: BaseException | None) -> InputError | None:
-    """Returns the `InputError` among an error's causes, or None."""
+    """Return the `InputError` among an error's causes, or None."""
     while error is not None and not isinstance(error, InputError):
         error = error.__cause__ or error.__context__
     return error
 
 
 def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> str:
-    """Returns the first part of tyro's boxed error message as one line, with similar options for an unknown one."""
+    """Return the first paragraph of tyro's boxed error message as a line. For unknown options, add similar options."""
     inside = [line.strip(_SIDES).strip() for line in box.splitlines()[1:-1]]
-    # Without box characters there is also a horizontal line under the title.
+    # If there are no box characters, the title is followed by a horizontal line.
     lines = itertools.dropwhile(operator.not_, ("" if {*line} <= {*_RULES} else line for line in inside))
     first = " ".join(itertools.takewhile(bool, lines))
     if (choice := _CHOICE.match(first)) and (key := choice[2].replace("-", "_")) in options:
@@ -87,23 +87,23 @@ def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> 
         if word == unknown[0] and is_flag(options.get(flag.removeprefix("--").replace("-", "_"))):
             return f"{flag} {word}: expected True or False"
     names = [word.partition("=")[0].removeprefix("--") for word in unknown if word.startswith("--")]
-    similar = dict.fromkeys(typed(key) for name in names for key in similar_keys(name, options))
+    similar = dict.fromkeys(format_option(key) for name in names for key in similar_keys(name, options))
     return f"{first}; perhaps you mean {' or '.join(similar)}" if similar else first
 
 
 def parse_recipe(
     command: type[Command], prog: str, arguments: list[str], *, measures: bool = False
 ) -> tuple[Command, RecipeFile]:
-    """Parse the arguments of a command whose first argument names a config, a recipe file or a run.
+    """Parse the arguments of a command whose first argument is a config, a recipe file or a run.
 
     Args:
-        measures: whether the command measures a run: then the settings are those in the run's work directory.
+        measures: whether the command evaluates a run. If True, the settings in the run's work directory are used.
 
     Returns:
         The command, and the recipe file with the overridden config.
 
     Raises:
-        InputError: the recipe cannot be read, or a key is set that nothing reads; see also `parse`.
+        InputError: the recipe cannot be read, or an unused key is set; see also `parse`.
     """
     name, *rest = arguments
     if name in HELP:
@@ -113,7 +113,7 @@ def parse_recipe(
     keys = {field.name for field in fields(make)}
     workdir = workdir_of(recipe_path(name))
     run_workdir = Path(option(rest, "--workdir") or workdir) if "workdir" in keys else None
-    # Reading the recipe has a time limit: the default one, since the recipe's own is not known yet.
+    # The default time limit applies to reading the recipe, because the recipe's own limit is not known yet.
     watch_alone(Config().parallel.stall_timeout)
     with phase("start", f"reading {name}"):
         file = _measured(name, run_workdir) if measures and run_workdir else read_recipe(name)
@@ -141,7 +141,7 @@ def parse_recipe(
 
 
 def _chosen(config: Config, entries: Sequence[tuple[str, list[str]]]) -> Config:
-    """Returns the config with the choices that the command line names, for `--help`."""
+    """Return the config with the choices on the command line, such as the optimizer, for `--help`."""
     for key, (first, *more) in entries:
         if key in NAMES and (name := first.partition("=")[2] or "".join(more[:1])):
             section, _, last = key.partition(".")
@@ -150,7 +150,7 @@ def _chosen(config: Config, entries: Sequence[tuple[str, list[str]]]) -> Config:
 
 
 def _advice(keys: Sequence[str], entries: Sequence[tuple[str, list[str]]], begin: str, path: Path) -> str:
-    """Returns what to do about keys that nothing reads: the command without them, or what to remove from the recipe."""
+    """Return advice about unused keys: a command without them, or the keys to remove from the recipe."""
     on_command_line = [key for key, _ in entries if key in keys]
     in_recipe = [key for key in keys if key not in on_command_line]
     words = [word for key, words in entries if key not in keys for word in words]
@@ -159,7 +159,7 @@ def _advice(keys: Sequence[str], entries: Sequence[tuple[str, list[str]]], begin
 
 
 def overridden(file: RecipeFile, config: Config) -> RecipeFile:
-    """Returns a recipe file with another config. Keys that differ are no longer marked as taken from a run."""
+    """Return a recipe file with another config. Changed keys lose their mark as settings that come from a run."""
     before, data = file.config.data, config.data
     # A path replaces a name, and a name replaces a path.
     if data.path != before.path and data.name == before.name:
@@ -172,14 +172,14 @@ def overridden(file: RecipeFile, config: Config) -> RecipeFile:
 
 
 def option(words: Sequence[str], name: str) -> str | None:
-    """Returns the value of one option, before the other options are parsed; None if the option is absent."""
+    """Return the value of a single option without parsing the other options; None if the option is absent."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument(name, nargs="?", dest="value")
     return parser.parse_known_args(words)[0].value
 
 
 def _measured(name: str, workdir: Path) -> RecipeFile:
-    """Returns the saved settings of the run in a work directory if they are complete, else the recipe file."""
+    """Return the saved settings of the run in a work directory if they are complete, else the recipe file."""
     saved = workdir / CONFIG_FILE
     if not saved.is_file():
         return read_recipe(name)
@@ -198,5 +198,5 @@ def check_run(directory: Path) -> None:
 
 
 def workdir_of(path: str | Path) -> Path:
-    """Returns the default work directory for a config's file: the folder of a `config.json`, else `runs/NAME`."""
+    """Return the default work directory for a config's file: the folder of a `config.json`, else `runs/NAME`."""
     return Path(path).parent if Path(path).name == CONFIG_FILE else Path("runs") / Path(path).stem

@@ -1,4 +1,4 @@
-"""Rewrites a command line before tyro reads it: short forms of keys, and values after flags."""
+"""Rewrites the short forms of keys and the values of flags in a command line before tyro parses it."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import tyro
 
 from jaxddp.core.errors import InputError
-from jaxddp.core.message import typed, untyped
+from jaxddp.core.message import format_option, key_of_option
 from jaxddp.keys import SHORT
 from jaxddp.overrides import keys_of
 
@@ -15,34 +15,34 @@ _TRUTHS = {"true": True, "false": False}
 
 
 def options_of(command: type) -> dict[str, Any]:
-    """Returns the type of each option of a command, by its key: "train.batch_size" for `--train.batch-size`."""
+    """Return the type of each option of a command, by its key: "train.batch_size" for `--train.batch-size`."""
     keys = ((key.removeprefix("config."), hint) for key, hint in keys_of(command))
     return {key: hint for key, hint in keys if tyro.conf.Positional not in getattr(hint, "__metadata__", ())}
 
 
 def is_flag(hint: Any) -> bool:
-    """Whether an option of this type is a flag, which needs no value."""
+    """Return whether an option of this type is a flag, which needs no value."""
     return hint in (bool, bool | None)
 
 
-def spelled_out(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """Returns the words without short forms and without values of flags.
+def expand_short_forms(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """Replace the short forms and the values of flags in the words of a command line.
 
     `--epochs 5` becomes `--train.duration "5 epochs"`, and `--data.augment.flip false` becomes
     `--data.augment.no-flip`.
 
     Raises:
-        InputError: a short form and its key are both given.
+        InputError: the words contain a short form and its key.
     """
     return list(_flags(_full_names(words, options), options))
 
 
 def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Returns the key of each option of a command line, with the words of the option and of its value."""
+    """Return a pair for each option of a command line: its key, and the words of the option and its value."""
     entries: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--") or not entries:
-            key = untyped(word)
+            key = key_of_option(word)
             entries.append((_flag(word, options)[0] or (key if key in options else SHORT.get(key, key)), [word]))
         else:
             entries[-1][1].append(word)
@@ -50,40 +50,42 @@ def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, 
 
 
 def words_without(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Returns a command's words without some options, such as "--out", and without their values."""
-    remaining, skipped = list[str](), False
+    """Return a command's words without some options, such as "--out", and without their values."""
+    remaining, is_value = list[str](), False
     for word in words:
         name, equals, _ = word.replace("_", "-").partition("=")
-        if skipped:
-            skipped = False
+        if is_value:
+            is_value = False
         elif name in options:
-            skipped = not equals
+            is_value = not equals
         else:
             remaining.append(word)
     return remaining
 
 
 def _full_names(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[str]:
-    keys, before = {untyped(word) for word in words}, ""
+    keys, previous = {key_of_option(word) for word in words}, ""
     for word in words:
         name, equals, value = word.partition("=")
-        key, full_key = untyped(word), SHORT.get(untyped(word), "")
-        if before == "epochs" and not word.startswith("--"):
+        key, full_key = key_of_option(word), SHORT.get(key_of_option(word), "")
+        if previous == "epochs" and not word.startswith("--"):
             yield _epochs(word)
         elif full_key in options and key not in options:
             if full_key in keys:
-                raise InputError(f"{name} is short for {typed(full_key)}, which is given too; leave one of them out")
-            yield typed(full_key) + equals + (_epochs(value) if key == "epochs" and equals else value)
+                raise InputError(
+                    f"{name} is short for {format_option(full_key)}, which is given too; leave one of them out"
+                )
+            yield format_option(full_key) + equals + (_epochs(value) if key == "epochs" and equals else value)
         else:
             yield word
-        before = "" if equals or full_key not in options else key
+        previous = "" if equals or full_key not in options else key
 
 
 def _flags(words: Iterable[str], options: Mapping[str, Any]) -> Iterator[str]:
-    taken = False
+    is_value = False
     for word, following in itertools.pairwise([*words, ""]):
-        if taken:
-            taken = False
+        if is_value:
+            is_value = False
             continue
         key, on = _flag(word, options)
         _, equals, value = word.partition("=")
@@ -91,17 +93,17 @@ def _flags(words: Iterable[str], options: Mapping[str, Any]) -> Iterator[str]:
         if key is None or (equals and truth is None):
             yield word
             continue
-        taken, on = truth is not None and not equals, on if truth is None else on == truth
+        is_value, on = truth is not None and not equals, on if truth is None else on == truth
         if options[key] is bool:
             section, dot, last = key.rpartition(".")
-            yield typed(key if on else f"{section}{dot}no_{last}")
+            yield format_option(key if on else f"{section}{dot}no_{last}")
         else:
-            yield from (typed(key), str(on))
+            yield from (format_option(key), str(on))
 
 
 def _flag(word: str, options: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """Returns the key of the flag that a word names, or None, and whether the word alone turns the flag on."""
-    key = untyped(word)
+    """Return the key of the flag in a word, or None, and whether the word without a value sets the flag to True."""
+    key = key_of_option(word)
     if is_flag(options.get(key)):
         return key, True
     section, dot, last = key.rpartition(".")
@@ -110,5 +112,5 @@ def _flag(word: str, options: Mapping[str, Any]) -> tuple[str | None, bool]:
 
 
 def _epochs(text: str) -> str:
-    """Returns a duration; a number without a unit is in epochs."""
+    """Return the text of a duration with its unit. The default unit is epochs."""
     return text if " " in text.strip() or "%" in text else f"{text} epochs"

@@ -1,4 +1,4 @@
-"""Terminal output other than plain lines: tables, and the status of long operations."""
+"""Prints tables and the status of long operations to a terminal."""
 
 import contextlib
 import os
@@ -14,26 +14,27 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Row = Sequence[str | tuple[str, str]]
-"""A row of cells: each is a text, or a text with its rich style."""
+"""A row of cells. A cell is a text, or a text with a style of rich."""
 IMPORTING = "importing JAX"
-"""The status that commands show first; importing takes seconds."""
-_WHOLE = 10_000
+"""The first status of a command. The import takes seconds."""
+_WIDTH_OF_FILE = 10_000
 """The console's width in characters for output to a file or a pipe. It is larger than any row."""
 _FRAME = 3
-"""Characters between cells."""
+"""Number of characters between cells."""
 _LONG = 20
-"""The length from which a word, such as a path, may be folded."""
+"""The minimum length of a word, such as a path, that may be folded."""
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """Print a table on standard output, as wide as the terminal or COLUMNS; in a file or a pipe each row is one line.
+    """Print a table on standard output, with the width of the terminal or COLUMNS.
 
-    If the table is too wide, cells are folded between words. If it is still too wide, each cell gets a line of its own.
+    In a file or a pipe, each row is one line. If the table is too wide, cells are folded between words. If it is still
+    too wide, each cell gets its own line.
     """
     from rich.console import Console
 
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    console = Console(width=None if has_width else _WHOLE)
+    console = Console(width=None if has_width else _WIDTH_OF_FILE)
     cells = [[_as_text(cell) for cell in row] for row in rows]
     by_column = [[title, *(text.plain for text in column)] for title, *column in zip(columns, *cells, strict=True)]
     widths = _widths(by_column, console.width - _FRAME * len(columns) - 1)
@@ -51,7 +52,7 @@ def _as_text(cell: str | tuple[str, str]) -> "Text":
 
 
 def _widths(by_column: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """Returns the width of each column for a total of `width` characters; None if words would be cut."""
+    """Return the width of each column for a total of `width` characters; None if words do not fit."""
     least = [max(min(len(word), _LONG) for cell in column for word in cell.split() or [""]) for column in by_column]
     more = [max(map(len, column)) - minimum for column, minimum in zip(by_column, least, strict=True)]
     spare = width - sum(least)
@@ -59,8 +60,8 @@ def _widths(by_column: Sequence[Sequence[str]], width: int) -> list[int] | None:
         return None
     widths = list(least)
     # Columns that need the least additional width get it first, so that the fewest cells are folded.
-    for done, column in enumerate(sorted(range(len(more)), key=more.__getitem__)):
-        share = min(more[column], spare // (len(more) - done))
+    for index, column in enumerate(sorted(range(len(more)), key=more.__getitem__)):
+        share = min(more[column], spare // (len(more) - index))
         widths[column] += share
         spare -= share
     return widths
@@ -91,15 +92,15 @@ def _as_lines(columns: Sequence[str], cells: "Sequence[Sequence[Text]]") -> "Tex
 
 
 class StatusLine:
-    """The operation in progress, on standard error; on a terminal, the line is erased when the operation ends."""
+    """A line on standard error with the operation in progress. On a terminal, it is erased after the operation."""
 
     def __init__(self) -> None:
         self._drawn: Console | None = None
         self._last = ""
 
     def show(self, words: str, seconds: float) -> None:
-        """Show an operation and for how many seconds it has lasted."""
-        with contextlib.suppress(OSError, ValueError):  # Standard error is closed.
+        """Show an operation and its duration in seconds."""
+        with contextlib.suppress(OSError, ValueError):  # Standard error may be closed.
             if not (sys.stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb")):
                 self._print_once(words)
                 return
@@ -113,7 +114,7 @@ class StatusLine:
             self._drawn.print(line, end="\r", no_wrap=True, overflow="ellipsis")
 
     def clear(self) -> None:
-        """Erase the line, if there is one."""
+        """Erase the line if it is visible."""
         if self._drawn is None:
             return
         from rich.control import Control

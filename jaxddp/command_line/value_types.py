@@ -14,9 +14,9 @@ from jaxddp.core.ranges import real_number, whole_number
 
 
 def _number(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Returns a reader that leaves a word that is not a number unchanged.
+    """Return a reader of numbers that returns other words unchanged.
 
-    The check of all values rejects it afterwards, with the same message as in Python.
+    `check_values` rejects these words later, with the same message as in Python.
     """
 
     def number(word: str) -> Any:
@@ -36,21 +36,21 @@ _READERS: dict[Any, Callable[[str], Any]] = {
     Duration: Duration.parse,
     Path: lambda word: Path(check_path(word, "path")),
 }
-"""Functions from a word to a value of a type. They raise ValueError, of which InputError is a subclass."""
+"""Functions that convert a word to a value, by type. They raise ValueError or its subclass InputError."""
 
 
 def rules() -> ConstructorRegistry:
-    """Returns the constructors for these types, for a type or None, and for tuples of a type."""
+    """Return the constructors for the types of `_READERS`, for their unions with None, and for their tuples."""
     registry = ConstructorRegistry()
     registry.primitive_rule(lambda info: _spec(info.type))
     return registry
 
 
 def _spec(kind: Any) -> PrimitiveConstructorSpec | None:
-    """Returns tyro's specification of a type; None for a type without a reader.
+    """Return tyro's specification of a type; None for a type without a reader.
 
-    Tyro's own constructors lose the error of a reader within a union or a tuple, and take a union of a dataclass and
-    None for a choice of subcommands.
+    Tyro's own constructors drop the error of a reader within a union or a tuple. They turn a union of a dataclass and
+    None into subcommands.
     """
     optional = typing.get_origin(kind) in (types.UnionType, typing.Union) and typing.get_args(kind)[1:] == (type(None),)
     inner = _bare(typing.get_args(kind)[0] if optional else kind)

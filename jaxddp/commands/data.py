@@ -63,7 +63,7 @@ class ShowData:
     step: Count = 1
     """The step whose batch is drawn; 1 is the first."""
     count: Annotated[int, Range(1, 100_000)] = 32
-    """The number of images, from the first of the batch."""
+    """The number of images, beginning with the first image of the batch."""
     out: Path = Path("show.png")
     """The picture to write."""
 
@@ -90,7 +90,7 @@ class SampleData:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one of the four commands. Returns the exit code. Raises: InputError."""
+    """Run a subcommand, and return the exit code. Raises: InputError."""
     commands = {"check": _check, "show": _show, "pack": _pack, "sample": _sample}
     command = arguments[0] if arguments else ""
     if command in HELP:
@@ -107,7 +107,7 @@ def _check(arguments: list[str]) -> int:
     from jaxddp.curate.manifest_writer import manifest_place, write_manifest
     from jaxddp.curate.progress_bar import ProgressBar
 
-    # Files that both splits use are read twice, and each fault is printed once.
+    # A file that both splits use is read twice. The dict keeps its faults from being printed twice.
     faults: dict[str, None] = {}
 
     def report_fault(fault: str) -> None:
@@ -159,7 +159,7 @@ def _sample(arguments: list[str]) -> int:
 
 
 def _open(options: DataOptions, report_fault: "Refuse | None" = None) -> "dict[str, SourceTable]":
-    """Open the splits of the data set. Faults are passed to `report_fault`; if it is None, the first one is raised."""
+    """Open the splits of the data set. Faults are passed to `report_fault`. Without it, the first fault is raised."""
     from jaxddp.data.faults import raise_fault
     from jaxddp.data.opening import open_splits
     from jaxddp.data.storage.catalog import place_of

@@ -22,7 +22,7 @@ class Doctor:
 
 @dataclass(frozen=True)
 class DoctorOfConfig:
-    """Check this machine, and what a run of the config needs: data, a compiled step, space for checkpoints.
+    """Check this machine and the needs of a run of the config: data, a compiled step, space for checkpoints.
 
     Example: jaxddp doctor digits --data data/digits --workdir runs/first
     """

@@ -24,7 +24,7 @@ class Eval:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command; the first argument is a run or its config. Returns the exit code. Raises: InputError."""
+    """Run the command, and return the exit code. The first argument is a run or its config. Raises: InputError."""
     options, file = parse_recipe(Eval, "jaxddp eval", arguments, measures=True)
     if not options.workdir.is_dir():
         raise InputError(f"{options.workdir}: no such work directory; check --workdir")
@@ -39,5 +39,5 @@ def run(arguments: list[str]) -> int:
 
 
 def _as_text(value: float) -> str:
-    """Returns a count in full, and a measured value with the seven digits of a float32."""
+    """Return a count with all digits, or a measured value with the seven digits of a float32."""
     return str(value) if isinstance(value, int) else f"{value:.7g}"

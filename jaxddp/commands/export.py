@@ -32,7 +32,7 @@ class Export:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command. Returns the exit code. Raises: InputError."""
+    """Run the command, and return the exit code. Raises: InputError."""
     options = parse(Export, Export(), "jaxddp export", arguments)
     formats = get_args(Format)
     form = options.format or options.out.suffix[1:].lower()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, workdir_of
-from jaxddp.command_line.short_forms import typed, words_without
+from jaxddp.command_line.short_forms import format_option, words_without
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Positive, Range
@@ -35,7 +35,7 @@ class FindLr:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command; the first argument is the config. Returns the exit code. Raises: see `jaxddp.core.errors`."""
+    """Run the command, and return the exit code. The first argument is the config. Raises: see `jaxddp.core.errors`."""
     options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
     with doing(IMPORTING):
         import jaxddp.core.files as files
@@ -55,16 +55,17 @@ def run(arguments: list[str]) -> int:
     steps, highest = counted(len(test.losses), "step"), test.step_rates[-1]
     print(f"{steps} at rates from {rates.lowest:g} to {highest:.2g}: {options.out}")
     if rate is None:
-        print(f"the loss never falls, and {ended}; nothing is suggested: check the data, or try other rates")
+        print(f"the loss never falls, and {ended}; no rate is suggested: check the data, or try other rates")
         return 0
     print(f"the loss falls fastest at {steepest:.2g}, and {ended}; suggested: {rate:.2g}")
     options_of_test = [f"--{field.name}" for field in fields(FindLr) if field.name != "config"]
     words = words_without(
-        arguments, [*options_of_test, _KEY, *(typed(short) for short, key in SHORT.items() if typed(key) == _KEY)]
+        arguments,
+        [*options_of_test, _KEY, *(format_option(short) for short, key in SHORT.items() if format_option(key) == _KEY)],
     )
     if file.stored is not None:
-        # The run rejects another learning rate in its own work directory.
+        # A run cannot continue in its work directory with another learning rate.
         words += ["--workdir", f"{workdir_of(file.path)}-lr{rate:.2g}"]
-    # With a reference batch size, the key holds the rate for that size.
+    # If the config has a reference batch size, the key is the learning rate for this size.
     print(f"jaxddp train {shlex.join(words)} {_KEY} {rate / batch_factor(file.config):.2g}")
     return 0

@@ -15,13 +15,13 @@ def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code of the first process that failed. Raises: see `launch`."""
     launcher_arguments, command = split(arguments)
     options = parse(Launch, Launch(), "jaxddp launch", launcher_arguments)
-    # Only machine 0 needs the config. It takes a second or more to read a recipe that imports Flax.
+    # Only machine 0 needs the config. Other machines do not read it, because importing Flax takes a second or more.
     needs_config = options.machines.elastic and not options.nr
     return launch(options, command, _config_of(command) if needs_config else None)
 
 
 def _config_of(command: Sequence[str]) -> Config | None:
-    """Return the config that a command of jaxddp trains or evaluates; None for other programs. Raises: InputError."""
+    """Return the config of a `train` or `eval` command; None for other programs. Raises: InputError."""
     kind, *words = command
     if kind not in ("train", "eval") or not words or {*HELP} & {*words}:
         return None

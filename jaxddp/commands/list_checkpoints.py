@@ -30,7 +30,7 @@ class ListCheckpoints:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command. Returns the exit code. Raises: InputError."""
+    """Run the command, and return the exit code. Raises: InputError."""
     options = parse(ListCheckpoints, ListCheckpoints(), "jaxddp checkpoints", arguments)
     check_run(options.run)
     directory = options.run / CHECKPOINTS
@@ -58,16 +58,16 @@ def run(arguments: list[str]) -> int:
 
 
 def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bool) -> list[tuple[bool, Row]]:
-    """Returns for each checkpoint whether it is damaged, and its row of the table."""
+    """Return a pair for each checkpoint: whether it is damaged, and its row of the table."""
     steps, rows = steps_in(manifests.directory), []
     best = None if validations is None else validations.best(steps)
     for step in steps:
         folder = manifests.directory / str(step)
         try:
             fault = manifests.check(step, quick=quick)
-            whole = "sizes match" if quick else "verified"
+            intact = "sizes match" if quick else "verified"
             unnamed = manifests.run is not None and manifests.run_id(step) is None
-            state = f"{whole}{', no run id' * unnamed}" if manifests.needs_manifest(step) else "no manifest"
+            state = f"{intact}{', no run id' * unnamed}" if manifests.needs_manifest(step) else "no manifest"
             metrics = {} if validations is None else validations.of(step)
             shown = "  ".join(f"{name} {figure(name, value)}" for name, value in metrics.items() if value is not None)
             marks = " ".join(mark for mark, which in (("latest", steps[-1]), ("best", best)) if which == step)
@@ -79,7 +79,7 @@ def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bo
 
 
 def _saved(folder: Path) -> str:
-    """Returns the local time at which Orbax completed a checkpoint; "?" if its metadata cannot be read."""
+    """Return the local time at which Orbax completed a checkpoint; "?" if its metadata cannot be read."""
     try:
         moment = json.loads(files.read(folder / METADATA))["commit_timestamp_nsecs"] / 1e9
         return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"

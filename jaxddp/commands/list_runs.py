@@ -25,7 +25,7 @@ class ListRuns:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command. Returns the exit code. Raises: InputError."""
+    """Run the command, and return the exit code. Raises: InputError."""
     options = parse(ListRuns, ListRuns(), "jaxddp runs", arguments)
     if not options.directory.is_dir():
         raise InputError(f"{options.directory}: no such directory; give one that contains work directories")

@@ -47,7 +47,7 @@ class PredictImages:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command. Returns the exit code. Raises: InputError."""
+    """Run the command, and return the exit code. Raises: InputError."""
     options = parse(PredictImages, PredictImages(), "jaxddp predict", arguments)
     form = options.format or format_of(options.out)
     if options.guard_formulas and form != "csv":

@@ -30,7 +30,7 @@ class ReportRuns:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command. Returns the exit code. Raises: InputError."""
+    """Run the command, and return the exit code. Raises: InputError."""
     options = parse(ReportRuns, ReportRuns(), "jaxddp report", arguments)
     from jaxddp.reports.compose import write_report
 

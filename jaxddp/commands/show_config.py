@@ -1,4 +1,4 @@
-"""`jaxddp config CONFIG`: print every setting that a run of a config would have, and where its value comes from."""
+"""`jaxddp config CONFIG`: print every setting of a config with the source of its value."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from jaxddp.recipe_file import RecipeFile, read_recipe
 
 @dataclass(frozen=True)
 class ShowConfig:
-    """Print every setting that is read, and where its value comes from: the default, the config, a run or an option.
+    """Print every setting in use with the source of its value: the default, the config, a run or an option.
 
     Example: jaxddp config digits --model.width 32
     """
@@ -23,7 +23,7 @@ class ShowConfig:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command; the first argument is a config or a run. Returns the exit code. Raises: InputError."""
+    """Run the command, and return the exit code. The first argument is a config or a run. Raises: InputError."""
     _, file = parse_recipe(ShowConfig, "jaxddp config", arguments)
     from jaxddp.workdir.paths import absolute_settings
 
@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
-    """Returns where the value of each key comes from, as one word."""
+    """Return the source of the value of each key: a word for the table."""
     default, recipe = (flatten(config.to_dict()) for config in (Config(), read_recipe(name).config))
     options = {key for key, _ in by_key(words, options_of(ShowConfig))}
     origins = {}
@@ -50,5 +50,5 @@ def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
 
 
 def _typed(value: Any) -> str:
-    """Returns a value as it is typed on a command line."""
+    """Return a value as words of a command line."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -24,7 +24,7 @@ class Train:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command; the first argument is the config. Returns the exit code. Raises: see `jaxddp.core.errors`."""
+    """Run the command, and return the exit code. The first argument is the config. Raises: see `jaxddp.core.errors`."""
     options, file = parse_recipe(Train, "jaxddp train", arguments)
     with doing(IMPORTING):
         from jaxddp.setup.prepare import open_experiment

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 CACHE_VARIABLE = "JAXDDP_CACHE"
-"""Environment variable with the cache folder; the default is `jaxddp` in XDG_CACHE_HOME or in ~/.cache."""
+"""Environment variable for the path of the cache folder. The default is `jaxddp` in XDG_CACHE_HOME or ~/.cache."""
 
 
 def cache_folder() -> Path:

@@ -11,7 +11,7 @@ from jaxddp.core.ranges import in_ascii
 from jaxddp.core.wording import show
 
 Unit = Literal["steps", "epochs", "examples", "%"]
-# Amounts are exact, so 1e999999999 would be expanded to all of its digits.
+# A Fraction is exact, so 1e999999999 would become an integer with a billion digits.
 _TOO_LONG = re.compile(r".{100}|e[+-]?\d{3}", re.IGNORECASE)
 _MOST = 10**18
 _FORMS = '"90 epochs", "5000 steps", "1_000_000 examples" or "5%" (of the run)'
@@ -21,8 +21,8 @@ _FORMS = '"90 epochs", "5000 steps", "1_000_000 examples" or "5%" (of the run)'
 class Duration:
     """A length of training, as an exact fraction of a unit: `Duration.parse("0.5 epochs")`.
 
-    A duration is converted to examples: an epoch is all N training examples, a step is B examples (the global batch
-    size), and one percent is a hundredth of the examples of the run.
+    A duration is converted to a number of examples. An epoch is all N training examples, a step is B examples (the
+    global batch size), and one percent is a hundredth of the examples of the run.
     """
 
     amount: Fraction
@@ -55,14 +55,14 @@ class Duration:
 
     def __str__(self) -> str:
         decimal = str(self.amount if self.amount.denominator == 1 else float(self.amount))
-        # Fractions such as a third have no exact decimals.
+        # A fraction such as 1/3 has no exact decimal form.
         amount = decimal if Fraction(decimal) == self.amount else str(self.amount)
         if self.unit == "%":
             return f"{amount}%"
         return f"{amount} {self.unit[:-1] if self.amount == 1 else self.unit}"
 
     def examples(self, *, num_examples: int, batch_size: int, total_steps: int | None = None) -> Fraction:
-        """Return the duration in examples. Only a percentage needs `total_steps`, the length of the run.
+        """Return the duration as a number of examples. Only a percentage needs `total_steps`, the length of the run.
 
         Raises:
             InputError: the duration is a percentage, and `total_steps` is None.
@@ -76,26 +76,26 @@ class Duration:
         return self.amount * {"steps": batch_size, "epochs": num_examples, "examples": 1}[self.unit]
 
     def steps(self, *, num_examples: int, batch_size: int, total_steps: int | None = None) -> int:
-        """Return the first step at which the duration has passed: E epochs end at step ceil(E * N / B)."""
+        """Return the duration as a number of steps, rounded up: E epochs are ceil(E * N / B) steps."""
         examples = self.examples(num_examples=num_examples, batch_size=batch_size, total_steps=total_steps)
         return math.ceil(examples / batch_size)
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """An event that happens every `examples` examples; never if `examples` is 0."""
+    """An event that happens every `examples` training examples. If `examples` is 0, it never happens."""
 
     examples: Fraction
     batch_size: int
 
     def count(self, step: int) -> int:
-        """Return how often the event has happened by the end of step number `step` (1 is the first)."""
+        """Return the number of times that the event happens until the end of step `step`; the first step is 1."""
         return math.floor(step * self.batch_size / self.examples) if self.examples else 0
 
     def following(self, step: int) -> int | None:
-        """Return the first step after `step` at whose end the event happens; None if there is none."""
+        """Return the first step after `step` at whose end the event happens; None if it never happens."""
         return math.ceil((self.count(step) + 1) * self.examples / self.batch_size) if self.examples else None
 
     def due(self, step: int) -> bool:
-        """Whether the event happens at the end of step number `step`."""
+        """Return whether the event happens at the end of step `step`."""
         return self.count(step) > self.count(step - 1)

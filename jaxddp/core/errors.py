@@ -1,4 +1,4 @@
-"""Errors that a user can act on: one line with the place, the value and what to do."""
+"""Errors that a user can act on: one line with the location, the value and the advice."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,19 +10,19 @@ from jaxddp.core.message import Key, Words, flat, parts_of, plain, text_of
 from jaxddp.core.wording import in_short, kind_of, on_screen
 
 THEN = "then"
-"""Prefix of notes on an error about further errors that it caused. The command line shows them."""
+"""Prefix of a note on an exception about a further error that it caused. The command line shows these notes."""
 
 
 class JaxddpError(Exception):
     """Base class of the errors that the command line shows as one line. The process ends with `exit_code`.
 
     The message can contain text from files, variables and other machines, so it is escaped by `on_screen`. Pickling
-    keeps the message, but not the fields.
+    keeps the message, but not the attributes.
 
     Attributes:
-        about: what the error is about, the outermost first: a file, an object, a key.
-        problem: what is wrong, as parts of a message.
-        advice: what to do, as parts of a message.
+        about: the locations of the error, the outermost first: a file, an object, a key.
+        problem: the description of the fault, as parts of a message.
+        advice: the advice to the user, as parts of a message.
     """
 
     exit_code = 1
@@ -34,37 +34,37 @@ class JaxddpError(Exception):
 
     @property
     def key(self) -> str | None:
-        """The first key in the message; None if there is none."""
-        return self._first.name if self._first else None
+        """The name of the first key in the message; None if there is no key."""
+        return self._first_key.name if self._first_key else None
 
     @property
     def value(self) -> Any:
-        """The value of that key; None if the message has none."""
-        return self._first.value if self._first and self._first.has_value else None
+        """The value of the first key in the message; None if there is no value."""
+        return self._first_key.value if self._first_key and self._first_key.has_value else None
 
     def within(self, where: Words | object) -> "JaxddpError":
-        """Return the same error with `where` before its message."""
+        """Return a copy of the error with `where` before its message."""
         error = type(self)(*self.problem, advice=self.advice)
         error.about = (flat(where), *self.about)
         error.args = (error._line(),)
         return error
 
-    def tell(self, words: Callable[[Key], str]) -> None:
-        """Rename the keys in the message, for example to options. Keys that were renamed before do not change."""
-        self.change_keys(lambda key: replace(key, rendered=words(key)))
+    def rename_keys(self, new_name: Callable[[Key], str]) -> None:
+        """Rename the keys in the message, for example to options. Keys that are already renamed do not change."""
+        self.change_keys(lambda key: replace(key, rendered=new_name(key)))
 
     def to_json(self) -> str:
         """Return the error as JSON for other processes; see `error_from`."""
         return json.dumps([[*map(plain, self.about)], plain(self.problem), plain(self.advice)])
 
     def change_keys(self, change: Callable[[Key], Key]) -> None:
-        """Replace the keys in the message, except those that are renamed already."""
+        """Replace the keys in the message, except keys that are already renamed."""
 
-        def changed(parts: tuple[str | Key, ...]) -> tuple[str | Key, ...]:
+        def change_parts(parts: tuple[str | Key, ...]) -> tuple[str | Key, ...]:
             return tuple(change(part) if isinstance(part, Key) and part.rendered is None else part for part in parts)
 
-        self.about = tuple(map(changed, self.about))
-        self.problem, self.advice = changed(self.problem), changed(self.advice)
+        self.about = tuple(map(change_parts, self.about))
+        self.problem, self.advice = change_parts(self.problem), change_parts(self.advice)
         self.args = (self._line(),)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -72,8 +72,8 @@ class JaxddpError(Exception):
         return type(self), self.args, {"__notes__": self.__notes__} if hasattr(self, "__notes__") else None
 
     @property
-    def _first(self) -> Key | None:
-        parts = (part for each in (*self.about, self.problem, self.advice) for part in each)
+    def _first_key(self) -> Key | None:
+        parts = (part for message in (*self.about, self.problem, self.advice) for part in message)
         return next((part for part in parts if isinstance(part, Key)), None)
 
     def _line(self) -> str:
@@ -93,11 +93,11 @@ class Unreachable(JaxddpError):
 
 
 class NonFiniteError(JaxddpError, ArithmeticError):
-    """The loss or the state is no longer finite. Such a state is never saved."""
+    """The loss or the state is not finite. A state that is not finite is never saved."""
 
 
 class ReplicaError(JaxddpError):
-    """The devices have different states. None of them is saved."""
+    """The devices have different states. No state is saved."""
 
 
 class GradientError(JaxddpError, ArithmeticError):
@@ -110,8 +110,8 @@ class Preempted(JaxddpError):
     exit_code = 75
 
 
-class Answered(SystemExit):
-    """The user requested help, which was printed."""
+class HelpPrinted(SystemExit):
+    """The user requested help, and the help was printed."""
 
 
 def refused(name: str, value: object, advice: str) -> InputError:
@@ -123,12 +123,12 @@ def refused(name: str, value: object, advice: str) -> InputError:
 
 
 def error_of(code: int, line: str) -> JaxddpError:
-    """Return the error that another process raised, by its exit code: `InputError` for 2, otherwise `Unreachable`."""
+    """Return the error of another process, by its exit code: `InputError` for 2, otherwise `Unreachable`."""
     return (InputError if code == InputError.exit_code else Unreachable)(line)
 
 
 def error_from(code: int, text: str) -> JaxddpError:
-    """Like `error_of`, from the JSON of `JaxddpError.to_json`, which keeps the keys."""
+    """Return the error of another process from the JSON of `JaxddpError.to_json`, with its keys; see `error_of`."""
     about, problem, advice = json.loads(text)
     error = error_of(code, "")
     error.about, error.problem, error.advice = tuple(map(parts_of, about)), parts_of(problem), parts_of(advice)
@@ -137,14 +137,14 @@ def error_from(code: int, text: str) -> JaxddpError:
 
 
 def with_notes(line: str, error: BaseException) -> str:
-    """Return an error's line together with its notes about further errors."""
-    # Only this package's notes: the notes of JAX have many lines.
+    """Return the line of an error, followed by its notes about further errors."""
+    # Only this package's notes are included, because JAX's notes have many lines.
     return "; ".join([line, *(note for note in getattr(error, "__notes__", ()) if note.startswith(THEN))])
 
 
 @contextmanager
 def about(*where: Words | object) -> Iterator[None]:
-    """Put `where` before the message of an InputError or Unreachable in the block."""
+    """Put `where` before the message of an InputError or Unreachable that the block raises."""
     try:
         yield
     except (InputError, Unreachable) as error:
@@ -152,23 +152,23 @@ def about(*where: Words | object) -> Iterator[None]:
 
 
 @contextmanager
-def as_written() -> Iterator[None]:
-    """Keep the keys of an error in the block as they are: they are keys of a file, not options or arguments."""
+def with_keys_of_file() -> Iterator[None]:
+    """Mark the keys in an error of the block as keys of a file. They are not renamed to options or arguments later."""
     try:
         yield
     except JaxddpError as error:
-        error.tell(str)
+        error.rename_keys(str)
         raise
 
 
 @contextmanager
-def noted_on(error: BaseException | None) -> Iterator[None]:
-    """Add an InputError or Unreachable of the block as a note to the earlier `error`. If `error` is None, raise it."""
+def added_as_note_to(error: BaseException | None) -> Iterator[None]:
+    """Add an InputError or Unreachable of the block as a note to `error`. If `error` is None, raise the new error."""
     try:
         yield
-    except (InputError, Unreachable) as another:
+    except (InputError, Unreachable) as new_error:
         if error is None:
             raise
-        # The block often closes something, such as a file, and this may raise the same error again.
-        if str(another) != str(error):
-            error.add_note(f"{THEN}: {another}")
+        # The block often closes a file or a connection, which may raise the same error again.
+        if str(new_error) != str(error):
+            error.add_note(f"{THEN}: {new_error}")

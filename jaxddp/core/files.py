@@ -1,4 +1,4 @@
-"""Reading and writing of files: without blocking, atomically, and with errors that a user can act on."""
+"""Reads and writes files without blocking, replaces files atomically, and raises errors that a user can act on."""
 
 import contextlib
 import errno
@@ -19,10 +19,10 @@ _AWAY = frozenset(
         *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN, errno.ESHUTDOWN),
     }
 )
-"""Errors of a file server that does not answer. They say nothing about the file."""
+"""Error numbers of a file server that does not answer. The file itself may be intact."""
 _LONGEST_NAME = 255
-"""Longest file name in bytes, in nearly every file system."""
-_WELL = "check the disk or its server, and start again"
+"""The maximum length of a file name in bytes, in nearly every file system."""
+_SERVER_ADVICE = "check the disk or its server, and start again"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket"}
 
 
@@ -36,9 +36,9 @@ def readable_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if isinstance(error, TimeoutError) and error.errno is None:
-            raise  # A time limit for another process, not an error of a file.
+            raise  # This is the time limit of a wait for another process, not an error of a file.
         if error.errno in _AWAY or error.errno == errno.EIO:
-            raise Unreachable(f"{path}: cannot be written ({error.strerror}); {_WELL}") from error
+            raise Unreachable(f"{path}: cannot be written ({error.strerror}); {_SERVER_ADVICE}") from error
         reason = error.strerror or type(error).__name__
         advice = "free some space there" if reason == os.strerror(errno.ENOSPC) else "choose another place"
         raise InputError(f"{path}: cannot be written ({reason}); {advice}") from error
@@ -56,9 +56,9 @@ def reading(where: Path | str, advice: Words, *, missing: Words | None = None) -
 
 
 def check_server(where: Path, error: OSError) -> None:
-    """Raise `Unreachable` if a reading error comes from the server and says nothing about the file."""
+    """Raise `Unreachable` if a read error comes from the file server, and not from the file."""
     if error.errno in _AWAY:
-        raise Unreachable(f"{where}: cannot be read ({error.strerror}); {_WELL}") from error
+        raise Unreachable(f"{where}: cannot be read ({error.strerror}); {_SERVER_ADVICE}") from error
 
 
 def check_path(path: Any, name: str) -> str | os.PathLike[str]:
@@ -74,7 +74,7 @@ def check_path(path: Any, name: str) -> str | os.PathLike[str]:
         os.stat(text)
         reason = None
     except FileNotFoundError:
-        # Parts of a URL may be longer.
+        # A part of a URL may be longer than a file name.
         long = "://" not in text and any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(text).parts)
         reason = os.strerror(errno.ENAMETOOLONG) if long else None
     except OSError as error:
@@ -86,12 +86,12 @@ def check_path(path: Any, name: str) -> str | os.PathLike[str]:
 
 
 def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab", "wb"] = "rb", buffering: int = -1) -> Any:
-    """Like `open`, for regular files only: reading a FIFO blocks, and some devices have no end.
+    """Open a regular file, like `open`. Other files are errors: reading a FIFO blocks, and some devices have no end.
 
     Raises:
-        OSError: `open` raised it, or the path is not a regular file; then `strerror` names the kind of file.
+        OSError: `open` raised it, or the file is not regular. In the second case `strerror` is the type of the file.
     """
-    return open(path, mode, buffering=buffering, opener=_regular)
+    return open(path, mode, buffering=buffering, opener=_regular_opener)
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
@@ -100,7 +100,7 @@ def read(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def _regular(path: str, flags: int) -> int:
+def _regular_opener(path: str, flags: int) -> int:
     handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
     kind = stat.S_IFMT(os.fstat(handle).st_mode)
     if kind != stat.S_IFREG:
@@ -110,14 +110,14 @@ def _regular(path: str, flags: int) -> int:
 
 
 def create(path: Path) -> Path:
-    """Create a directory and its parents, unless they exist, and return it. Raises: InputError."""
+    """Create a directory and its missing parents, and return the directory. Raises: InputError."""
     with readable_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def check_out(path: Path) -> Path:
-    """Return where an output file will be written, after following links. Call this before the work begins.
+    """Check the path of an output file, and return it with links resolved. Call this before the work begins.
 
     Raises: InputError if the path is a folder or not a regular file, or its parent folder does not exist.
     """
@@ -133,7 +133,7 @@ def check_out(path: Path) -> Path:
 
 def append(path: Path, data: bytes) -> None:
     """Append bytes to a file and flush them to the operating system. Raises: InputError."""
-    # The file is closed again at once: nothing waits in a buffer if the process is killed.
+    # The file is closed after each write, so that no bytes remain in a buffer if the process is killed.
     with readable_errors(path), open_regular(path, "ab") as file:
         file.write(data)
 
@@ -161,14 +161,14 @@ def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `path` if the block succeeds. Raises: InputError."""
-    making = create(path.parent) / f".{path.name}.{os.getpid()}.tmp"
+    temporary = create(path.parent) / f".{path.name}.{os.getpid()}.tmp"
     try:
         with readable_errors(path):
-            making.mkdir()
-            yield making
-            making.rename(path)
+            temporary.mkdir()
+            yield temporary
+            temporary.rename(path)
     finally:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove(path: Path) -> None:
@@ -178,7 +178,7 @@ def remove(path: Path) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    # A rename survives a power cut only once the directory is on disk; some network file systems cannot sync one.
+    # A rename survives a power cut after the directory is synced. Some network file systems cannot sync a directory.
     handle = os.open(path, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

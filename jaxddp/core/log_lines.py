@@ -1,10 +1,9 @@
 """The format of the package's log, in notebooks and in terminals.
 
-Information has no prefix. Warnings have a prefix like the command line's errors.
+A record of level INFO has no prefix. A warning has a prefix, like the errors of the command line.
 
-If a program sets a format for its root logger, that format applies. The default format of `logging.basicConfig()` does
-not apply, because absl, through which Orbax logs, calls that function. Lines would then begin with
-`WARNING:jaxddp.experiment:`.
+If a program sets a format for its root logger, the log uses this format. The log does not use the default format of
+`logging.basicConfig()`, such as `WARNING:jaxddp.experiment:`, because absl calls that function. Orbax logs with absl.
 """
 
 import logging
@@ -16,25 +15,25 @@ _NAME = "jaxddp"
 
 
 class _Lines(logging.Handler):
-    """Prints the package's records, unless a handler of the root logger has a format of its own."""
+    """A handler that prints the package's records, if no handler of the root logger has a format of its own."""
 
     def emit(self, record: logging.LogRecord) -> None:
         formatted = [_has_format(handler, record) for handler in logging.root.handlers]
         for handler, has_format in zip(logging.root.handlers, formatted, strict=True):
-            if not has_format and not any(isinstance(one, _ForOthers) for one in handler.filters):
-                handler.addFilter(_ForOthers(handler))
+            if not has_format and not any(isinstance(known, _RecordFilter) for known in handler.filters):
+                handler.addFilter(_RecordFilter(handler))
         if not any(formatted):
             # sys.stderr is looked up each time, because a progress display replaces it.
             print(self.format(record), file=sys.stderr, flush=True)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return `jaxddp: warning: …`, or information without a prefix."""
+        """Return the text with a prefix, `jaxddp: warning: …`. A record of level INFO has no prefix."""
         text = "\n".join(map(on_screen, super().format(record).split("\n")))
         return text if record.levelno < logging.WARNING else f"{_NAME}: {record.levelname.lower()}: {text}"
 
 
-class _ForOthers(logging.Filter):
-    """Passes other packages' records, and this package's if the handler has a format of its own."""
+class _RecordFilter(logging.Filter):
+    """A filter that passes the records of other packages. If the handler has its own format, it passes all records."""
 
     def __init__(self, handler: logging.Handler):
         super().__init__()
@@ -50,7 +49,7 @@ def _has_format(handler: logging.Handler, record: logging.LogRecord) -> bool:
 
 
 def show_lines() -> None:
-    """Print the package's log, from level INFO on. A level that the program has set stays."""
+    """Print the package's log from level INFO. A level that the program has set does not change."""
     package = logging.getLogger(_NAME)
     if package.level == logging.NOTSET:
         package.setLevel(logging.INFO)

@@ -14,8 +14,8 @@ class Key:
     """A key of a config, such as "train.batch_size", or another name in a message.
 
     Attributes:
-        value: the value that the message shows, if any.
-        shown: the text of the value, if it is not its `repr`.
+        value: the value in the message, if the message has a value.
+        shown: the text of the value; None for its `repr`.
         rendered: the text that replaces the name and the value, such as an option; None until the key is renamed.
     """
 
@@ -26,21 +26,21 @@ class Key:
 
     @classmethod
     def plain(cls, name: str, value: Any) -> "Key":
-        """Return a key whose value is shown without quotes."""
+        """Return a key whose value has no quotes in the message."""
         return cls(name, value, str(value))
 
     @classmethod
     def of(cls, kind: str, name: str, *value: Any) -> "Key":
-        """Make a key from the result of `to_plain`."""
+        """Return a key from the result of `to_plain`."""
         return (Option if kind == "option" else Key)(name, *value)
 
     def to_plain(self) -> list[Any]:
-        """Return the key as a list of JSON types. A value of another type becomes the shown text."""
+        """Return the key as a list of JSON types. A value of another type is replaced by its text in the message."""
         kind = "option" if isinstance(self, Option) else "key"
         if not self.has_value:
             return [kind, self.name]
-        held = self.value is None or isinstance(self.value, str | int | float)
-        return [kind, self.name, self.value if held else self.shown_value, self.shown_value]
+        is_json = self.value is None or isinstance(self.value, str | int | float)
+        return [kind, self.name, self.value if is_json else self.shown_value, self.shown_value]
 
     @property
     def has_value(self) -> bool:
@@ -59,12 +59,12 @@ class Key:
 
 
 class Option(Key):
-    """A key that is shown as an option of the command line, for advice: `--train.accumulate 4`."""
+    """A key in the form of a command-line option, for advice: `--train.accumulate 4`."""
 
     def __str__(self) -> str:
         if self.rendered is not None:
             return self.rendered
-        return f"{typed(self.name)} {self.value}" if self.has_value else typed(self.name)
+        return f"{format_option(self.name)} {self.value}" if self.has_value else format_option(self.name)
 
 
 Words = str | Key | tuple["Words", ...]
@@ -72,29 +72,29 @@ Words = str | Key | tuple["Words", ...]
 
 
 def joined(between: str, words: Iterable[Words]) -> tuple[Words, ...]:
-    """Join parts with a text between them."""
+    """Return the parts with the text `between` between every two of them."""
     return tuple(part for each in words for part in (between, each))[1:]
 
 
-def typed(key: str) -> str:
+def format_option(key: str) -> str:
     """Return the option of a key: "--train.batch-size"."""
     return "--" + key.replace("_", "-")
 
 
-def untyped(word: str) -> str:
-    """Return the key of an option such as "--train.batch-size=8"; empty for another word."""
+def key_of_option(word: str) -> str:
+    """Return the key of an option such as "--train.batch-size=8"; an empty string for a word that is no option."""
     return word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
 
 
 def flat(words: Any) -> tuple[str | Key, ...]:
-    """Flatten nested parts to a tuple. Other objects are converted to text."""
+    """Flatten nested parts to a tuple. Objects other than keys are converted to text."""
     if isinstance(words, tuple):
         return tuple(part for each in words for part in flat(each))
     return (words if isinstance(words, Key) else str(words),)
 
 
 def plain(parts: tuple[str | Key, ...]) -> list[Any]:
-    """Return parts as a list of JSON types. A key that is renamed becomes text."""
+    """Return parts as a list of JSON types. A renamed key becomes text."""
     return [part.to_plain() if isinstance(part, Key) and part.rendered is None else str(part) for part in parts]
 
 

@@ -1,4 +1,4 @@
-"""The processes that train together: they compare values, and process 0 decides for all."""
+"""The processes that train together. They compare values, and process 0 computes values for all of them."""
 
 import hashlib
 import json
@@ -9,15 +9,15 @@ from jaxddp.core.message import Key
 from jaxddp.core.wording import show
 
 Spent = tuple[int, Mapping[str, float]]
-"""The number of steps that a process has done, and its seconds in each phase; see `jaxddp.core.phases`."""
+"""The number of steps of a process, and its seconds in each phase; see `jaxddp.core.phases`."""
 _AN_HOUR = 3600.0
 
 
 class Peers:
-    """This process and the processes that it trains with. An instance of this class itself is a single process.
+    """This process and the other processes of its job. A direct instance of this class is a process without a job.
 
-    `jaxddp.job.membership.join` returns the peers of a job. All processes must call `agree`, `exchange`, `from_first`
-    and `decide` equally often, in the same order.
+    `jaxddp.job.membership.join` returns the peers of a job, an instance of a subclass. All processes must call `agree`,
+    `exchange`, `from_first` and `decide` equally often, in the same order.
     """
 
     @property
@@ -42,7 +42,7 @@ class Peers:
 
     @property
     def longest_wait(self) -> float:
-        """How many seconds to wait for another process. If that process is stuck, the watchdog ends the job sooner."""
+        """The longest wait for a process in seconds. If the process is stuck, the watchdog ends the job earlier."""
         return _AN_HOUR
 
     def agree(self, values: Mapping[str, str]) -> None:
@@ -52,17 +52,17 @@ class Peers:
         their values.
 
         Raises:
-            InputError: a value differs. The message names the first such value, and what each of the two processes has.
+            InputError: a value differs. The message contains the name of the first value that differs, and both values.
         """
         text = json.dumps(dict(values))
         digest = hashlib.sha256(text.encode()).hexdigest()
         if other := int(self.decide("digests", digest, _first_that_differs)):
-            own = text if self.process_index in (0, other) else ""
-            name, problem = json.loads(self.decide("values", own, lambda texts: _difference(texts, other)))
+            values = text if self.process_index in (0, other) else ""
+            name, problem = json.loads(self.decide("values", values, lambda texts: _difference(texts, other)))
             raise InputError(Key(name), problem, advice="start every process with the same value")
 
     def exchange(self, name: str, value: str) -> list[str]:
-        """Return the values of all processes, in their order. In a job that jaxddp has joined, this uses no device.
+        """Return the values of all processes, in their order. If jaxddp has joined the job, this uses no device.
 
         Raises:
             Unreachable: a process sends no value in time.
@@ -73,28 +73,28 @@ class Peers:
         """Call `make` on process 0, in its current phase, and return the result on every process.
 
         Raises:
-            InputError, Unreachable: `make` raised this error on process 0. It is raised on every process.
+            InputError, Unreachable: `make` raised the error on process 0. Every process raises it.
         """
         return self.decide(name, "", lambda _: make())
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
-        """Return, on every process, the result of `decide` on process 0.
+        """Call `decide` on process 0, and return the result on every process. Raises: see `from_first`.
 
-        Its argument is the list of the texts of all processes, in their order. Raises: see `from_first`.
+        The argument of `decide` is a list with the `text` of each process, in their order.
         """
         return decide([text])
 
     def spent(self) -> Mapping[int, Spent]:
-        """Return the steps and seconds of each process. Only process 0 knows them all. A single process returns {}."""
+        """Return the steps and seconds of each process; complete on process 0 only, and empty without a job."""
         return {}
 
 
 ALONE = Peers()
-"""The peers of a process that is in no job."""
+"""The peers of a process without a job."""
 
 
 def _first_that_differs(digests: list[str]) -> str:
-    """Return the first process whose digest is not that of process 0; "0" if there is none."""
+    """Return the first process whose digest differs from the digest of process 0; "0" if all are equal."""
     return str(next((p for p, d in enumerate(digests) if d != digests[0]), 0))
 
 

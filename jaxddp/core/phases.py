@@ -1,8 +1,8 @@
 """The progress of this process: its current phase, the steps it has done, and the seconds it has spent in each phase.
 
-The code that does the work reports its progress here, as it would to a log; no result depends on it. The job's watchdog
-reads it (`jaxddp.job.watchdog`). Progress is a phase that begins or ends, a step that is done, or a call of `moved`
-within a phase. A phase can also have a description for users, which is passed to a listener while it lasts
+The training code reports its progress to this module, and the job's watchdog reads it (`jaxddp.job.watchdog`). No
+result depends on the progress. Progress is the start or the end of a phase, the end of a step, or a call of `moved`
+within a phase. A phase can have a description for users, which is passed to a listener during the phase
 (`jaxddp.job.activity`).
 """
 
@@ -13,21 +13,21 @@ from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 OUTSIDE = "outside"
-"""The phase of a program's own code, which need not make progress."""
+"""The phase of the user's own code. In this phase, a process is stuck only if other processes wait for it."""
 Phase = Literal[
     "outside", "start", "agreement", "restore", "compile", "training", "input", "dispatch", "device", "listeners",
     "validation", "save",
 ]  # fmt: skip
 COMMIT = "commit"
-"""The phase "save", while one of its threads waits for the other processes to write their parts."""
+"""The phase "save" while a thread waits for the other processes to write their parts of a checkpoint."""
 _PATIENCE: dict[str, float] = {"start": 6, "compile": 6, "restore": 3, "save": 3, COMMIT: 3, "validation": 3}
-"""Factors of `parallel.stall_timeout`: the time that a phase may last without progress. Other phases have factor 1."""
+"""Factors of `parallel.stall_timeout`, the maximum time without progress. Other phases have factor 1."""
 _WAITING = frozenset({"agreement", "dispatch", "device", COMMIT})
-"""The phases in which a process may wait for others."""
+"""The phases in which a process may wait for other processes."""
 
 
 def longest(timeout: float) -> float:
-    """Return the longest time without progress that any phase allows, in seconds.
+    """Return the maximum time without progress in any phase, in seconds.
 
     Args:
         timeout: `parallel.stall_timeout`, seconds.
@@ -40,7 +40,7 @@ class Progress(NamedTuple):
 
     Attributes:
         phase: the current phase.
-        step: how many steps are done.
+        step: the number of completed steps.
         idle: seconds since the last progress.
     """
 
@@ -50,15 +50,15 @@ class Progress(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether the process may be waiting for others."""
+        """Whether the process may be waiting for other processes."""
         return self.phase in _WAITING
 
     def limit(self, timeout: float) -> float:
-        """Return the number of idle seconds after which the process is considered stuck."""
+        """Return the maximum idle time in seconds. A process that is idle for longer is stuck."""
         return _PATIENCE.get(self.phase, 1) * timeout
 
     def __str__(self) -> str:
-        """Return the description that an error message contains."""
+        """Return a description for an error message."""
         done = f" after step {self.step:,}" if self.step else ""
         return f"made no progress for {self.idle:.0f} s{done}, in phase {self.phase!r}"
 
@@ -94,13 +94,13 @@ _tracker = _Tracker()
 
 @contextmanager
 def phase(name: Phase, description: str | None = None) -> Iterator[None]:
-    """Enter a phase for the block, and return to the previous one after it.
+    """Enter a phase for the block, and return to the previous phase after the block.
 
-    If several threads of a process train, as in a notebook, only the first one sets the phase until it is done.
+    If several threads of a process train, as in a notebook, only the first thread sets the phase until it ends.
 
     Args:
-        description: what the process does, for users, such as "saving step 400". "" shows nothing, and None keeps the
-            previous description.
+        description: a description for users, such as "saving step 400". "" shows nothing, and None keeps the previous
+            description.
     """
     with _within(name, description):
         yield
@@ -108,7 +108,7 @@ def phase(name: Phase, description: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def doing(description: str) -> Iterator[None]:
-    """Describe, for users, what this process does in the block, without a change of the phase."""
+    """Set the description for users during the block. The phase does not change."""
     with _within(_tracker.phase, description):
         yield
 
@@ -128,7 +128,7 @@ def _within(name: str, description: str | None) -> Iterator[None]:
 
 @contextmanager
 def reported_to(report: Callable[[str], None]) -> Iterator[None]:
-    """During the block, pass each new description to `report`, which replaces the previous function.
+    """Pass each new description to `report` during the block, instead of the previous function.
 
     The argument of `report` is "" if there is nothing to show, and at the end of the block.
     """
@@ -145,20 +145,20 @@ def reported_to(report: Callable[[str], None]) -> Iterator[None]:
 
 
 def moved() -> None:
-    """Report progress within a phase: a batch is done, or a file was written."""
+    """Report progress within a phase, such as a computed batch or a written file."""
     if _tracker.is_of_this_thread():
         _tracker.changed = time.monotonic()
 
 
 def at_step(step: int) -> None:
-    """Report how many steps are done."""
+    """Report the number of completed steps."""
     if _tracker.is_of_this_thread():
         _tracker.step, _tracker.changed = step, time.monotonic()
 
 
 @contextmanager
 def committing() -> Iterator[None]:
-    """Mark this thread, which saves a checkpoint, as waiting for the other processes during the block."""
+    """Report that this thread, which saves a checkpoint, waits for the other processes during the block."""
     thread = threading.get_ident()
     _tracker.committing.add(thread)
     try:
@@ -167,8 +167,8 @@ def committing() -> Iterator[None]:
         _tracker.committing.discard(thread)
 
 
-def excuse(seconds: float) -> None:
-    """Do not count these seconds as idle, because the process was not running, for example while it was stopped."""
+def subtract_idle(seconds: float) -> None:
+    """Subtract from the idle time the seconds in which the process did not run, for example because it was stopped."""
     _tracker.changed += seconds
 
 
@@ -179,23 +179,24 @@ def progress() -> Progress:
 
 
 def spent() -> dict[str, float]:
-    """Return the seconds spent in each phase that has ended, without the seconds of phases within it."""
+    """Return the seconds of each phase until its last end, without the seconds of phases within it."""
     return _tracker.spent
 
 
 def stuck(processes: Mapping[int, Progress], timeout: float) -> int | None:
     """Return the process that makes no progress and that all others wait for; None if there is none.
 
-    A process that waits for others is not stuck while another one is busy. If all wait for each other, the one that has
-    done the fewest steps is returned. If several have done equally few, the one that has been idle longest is returned.
+    A process that waits for others is not stuck while another process is busy. If all processes wait for each other,
+    the process with the fewest steps is returned. Among several with the fewest steps, it is the process with the
+    longest idle time.
 
     Args:
         processes: the progress of all processes that have not ended.
         timeout: `parallel.stall_timeout`, seconds.
     """
-    waited_for = any(one.waits for one in processes.values())
-    # A program's own code need not make progress, unless others wait for it.
-    inside = {process: one for process, one in processes.items() if one.phase != OUTSIDE or waited_for}
-    busy = {process: one for process, one in inside.items() if not one.waits}
-    over = {process: one for process, one in (busy or inside).items() if one.idle > one.limit(timeout)}
+    is_any_waiting = any(progress.waits for progress in processes.values())
+    # A process in the user's own code is watched only while other processes wait.
+    watched = {process: state for process, state in processes.items() if state.phase != OUTSIDE or is_any_waiting}
+    busy = {process: state for process, state in watched.items() if not state.waits}
+    over = {process: state for process, state in (busy or watched).items() if state.idle > state.limit(timeout)}
     return min(over, key=lambda process: (over[process].step, -over[process].idle, process), default=None)

@@ -1,4 +1,4 @@
-"""Access to private names of libraries. Each is checked before use, and a warning says what is lost without it.
+"""Access to private names of libraries. Each name is checked before use. If it is missing, a warning is logged.
 
 docs/design.md lists all of them, and tests/test_private_names.py checks the list.
 """
@@ -17,9 +17,9 @@ _log = logging.getLogger("jaxddp.libraries")
 def function(
     module: Any, name: str, needed: Collection[str], optional: Collection[str] = ()
 ) -> Callable[..., Any] | None:
-    """Return a function of a module, if it has all `needed` parameters and no others but the `optional` ones.
+    """Return a function of a module, or None if it is missing or has other parameters.
 
-    Otherwise, or if there is no such function, return None.
+    Its parameters must be all of `needed` and any of `optional`.
     """
     found = getattr(module, name, None)
     if not callable(found):
@@ -30,7 +30,7 @@ def function(
 
 @functools.cache
 def warn_missing(package: str, name: str, consequence: str) -> None:
-    """Warn once that the installed version of a package does not have a name, and what is lost without it."""
-    # TensorFlow has several packages. The installed one may be unknown, and then the message has no version.
+    """Warn once that the installed version of a package lacks a private name, and describe the consequence."""
+    # TensorFlow is published as several packages. If the installed package is unknown, the message has no version.
     which = f"{package} {installed_version(package) or ''}".rstrip()
-    _log.warning(f"{which} has no {name} of the kind that is used here: {consequence}")
+    _log.warning(f"{which} has no usable {name}: {consequence}")

@@ -21,7 +21,7 @@ class Range:
     below: bool = False
 
     def __contains__(self, value: float) -> bool:
-        """Whether a number lies in the range."""
+        """Return whether a number lies in the range."""
         lowest = self.least < value if self.above else self.least <= value
         return bool(lowest and (value < self.most if self.below else value <= self.most))
 
@@ -53,7 +53,7 @@ Period = Annotated[int, Range(1, 1_000_000)]
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 """A seed. Int64 is the widest type that NumPy, TensorFlow and JAX have in common for seeds."""
 Count = Annotated[int, Range(1, 2**31 - 1)]
-"""A number of examples. Rows of a `Batch` are int32."""
+"""A number of examples. It fits int32, the type of the rows of a `Batch`."""
 Devices = Annotated[int, Range(1, 100_000)]
 CpuDevices = Annotated[int, Range(1, 1024)]
 """A number of simulated CPU devices."""
@@ -70,15 +70,16 @@ def real_number(text: str) -> float:
 
 
 def in_ascii(text: str) -> str:
-    """Check that the text of a number is ASCII: Python also parses digits of other scripts. Raises: ValueError."""
+    """Check that the text of a number is ASCII, and return it. Raises: ValueError."""
+    # `int` and `float` also parse digits of other scripts.
     if not text.isascii():
         raise ValueError(f"{text!r} is not written in the digits 0 to 9")
     return text
 
 
 def whole(text: str, bounds: Range) -> int | None:
-    """Parse a whole number within bounds from ASCII digits; return None if the text is no such number."""
-    # Python also parses digits of other scripts, and raises an error for thousands of digits.
+    """Parse a whole number in ASCII digits; return None if the text is no number or is out of bounds."""
+    # `int` also parses digits of other scripts, and raises an error for thousands of digits.
     short = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
     return int(text) if short and int(text) in bounds else None
 

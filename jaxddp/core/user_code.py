@@ -1,4 +1,4 @@
-"""Errors in a user's code: they name its file, line and function, and an exit of the process becomes an error."""
+"""Describes errors in a user's code by file, line and function, and turns an exit of the process into an error."""
 
 import contextlib
 import dis
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxddp.core.errors import Answered, JaxddpError, with_notes
+from jaxddp.core.errors import HelpPrinted, JaxddpError, with_notes
 
 _PACKAGE = Path(__file__).parent.parent
-_NOT_OWN = (_PACKAGE, _PACKAGE.parent / "configs", Path(sysconfig.get_path("stdlib")))
+_NOT_USER_CODE = (_PACKAGE, _PACKAGE.parent / "configs", Path(sysconfig.get_path("stdlib")))
 _LIBRARIES = frozenset({"site-packages", "dist-packages"})
 _LONGEST = 500
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
@@ -20,11 +20,11 @@ _MARK = "jaxddp: "
 
 
 class UserCodeExit(JaxddpError):
-    """The user's code tried to end the process, for example by `sys.exit`. The run would then seem finished."""
+    """The user's code tried to end the process, for example by `sys.exit`. The run would seem complete."""
 
 
 class CodePlace(NamedTuple):
-    """A place in a user's code: file, line, and function, which is empty in the body of a module."""
+    """A place in a user's code: file, line, and function. The function is empty in the body of a module."""
 
     file: Path
     line: int
@@ -41,15 +41,15 @@ class CodePlace(NamedTuple):
 
 def place_of(error: BaseException) -> CodePlace | None:
     """Return the innermost frame of the user's code in the traceback of an error or its causes, if any."""
-    for each in _chain(error):
-        # XLA reports the traceback of callbacks as text.
-        written = [found for found in _FRAME.findall(str(each)) if _is_own(found[0])]
-        if written:
-            file, line, name = written[-1]
+    for cause in _chain(error):
+        # XLA puts the traceback of a callback into the message of its error.
+        frames_in_text = [frame for frame in _FRAME.findall(str(cause)) if _is_user_code(frame[0])]
+        if frames_in_text:
+            file, line, name = frames_in_text[-1]
             return CodePlace(Path(file), int(line), _name_of(name))
-        frames = traceback.walk_tb(each.__traceback__)
-        if own := [(frame, line) for frame, line in frames if _is_own(frame.f_code.co_filename)]:
-            frame, line = own[-1]
+        frames = traceback.walk_tb(cause.__traceback__)
+        if of_user := [(frame, line) for frame, line in frames if _is_user_code(frame.f_code.co_filename)]:
+            frame, line = of_user[-1]
             return CodePlace(Path(frame.f_code.co_filename).absolute(), line, _name_of(frame.f_code.co_qualname))
     return None
 
@@ -60,25 +60,25 @@ def describe_error(error: BaseException, advice: str = "") -> str:
         return with_notes(str(error), error)
     text = str(error).rstrip()
     if _FRAME.search(text):
-        said = text.splitlines()[-1]
+        description = text.splitlines()[-1]
     else:
-        said = f"{type(error).__name__}: {' '.join(text.split())}".removesuffix(": ")
-    return with_notes(f"{place_of(error) or ''}{said[:_LONGEST]}{advice}", error)
+        description = f"{type(error).__name__}: {' '.join(text.split())}".removesuffix(": ")
+    return with_notes(f"{place_of(error) or ''}{description[:_LONGEST]}{advice}", error)
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Whether an error comes from Ctrl-C, and not from a KeyboardInterrupt that the user's code raised."""
+    """Return whether an error comes from Ctrl-C, and not from a KeyboardInterrupt that the user's code raised."""
     if not isinstance(error, KeyboardInterrupt):
         return False
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None or not _is_own(trace.tb_frame.f_code.co_filename):
+    if trace is None or not _is_user_code(trace.tb_frame.f_code.co_filename):
         return True
-    # If the last instruction is a raise, the code raised the error itself. A signal interrupts other instructions.
-    by_itself = dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    # If the last instruction is a raise, the code raised the error. A signal interrupts other instructions.
+    is_raised = dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
     # After Ctrl-C, the user's code may raise a second KeyboardInterrupt while it handles the first.
-    return not by_itself or (error.__context__ is not None and is_ctrl_c(error.__context__))
+    return not is_raised or (error.__context__ is not None and is_ctrl_c(error.__context__))
 
 
 @contextlib.contextmanager
@@ -86,14 +86,14 @@ def describing_errors(*, all_errors: bool = False) -> Iterator[None]:
     """Add a last line to the traceback of errors in the user's code, with file, line and function.
 
     Args:
-        all_errors: whether all other errors get such a line, too.
+        all_errors: whether errors in other code also get the line.
 
     Raises:
         UserCodeExit: the user's code raised SystemExit, GeneratorExit or KeyboardInterrupt.
     """
     try:
         yield
-    except (JaxddpError, Answered):
+    except (JaxddpError, HelpPrinted):
         raise
     except (SystemExit, GeneratorExit, KeyboardInterrupt) as error:
         if is_ctrl_c(error):
@@ -120,17 +120,17 @@ def remove_description(error: BaseException) -> None:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Iterate over an error and the errors that caused it."""
-    each: BaseException | None = error
-    while each is not None:
-        yield each
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
-def _is_own(file: str) -> bool:
+def _is_user_code(file: str) -> bool:
     path = Path(file).absolute()
     return not (
         # For example <frozen runpy>.
-        file.startswith("<") or _LIBRARIES & {*path.parts} or any(path.is_relative_to(place) for place in _NOT_OWN)
+        file.startswith("<") or _LIBRARIES & {*path.parts} or any(map(path.is_relative_to, _NOT_USER_CODE))
     )
 
 

@@ -13,8 +13,8 @@ def installed_version(package: str) -> str | None:
 
 
 def versions() -> str:
-    """Return the versions of this package and of the libraries that affect results, in one line."""
-    others = {each: installed_version(each) for each in ("jax", "flax", "optax")} | {
+    """Return a line with the versions of this package and of the libraries that affect results."""
+    others = {name: installed_version(name) for name in ("jax", "flax", "optax")} | {
         "Python": platform.python_version()
     }
     known = ", ".join(f"{name} {number}" for name, number in others.items() if number is not None)

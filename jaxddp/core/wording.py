@@ -14,7 +14,7 @@ _LONGEST = 80
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """The characters that begin a formula in a spreadsheet, with their full-width forms."""
 _POINTS = 8
-"""Number of code points of a name that a message lists."""
+"""The maximum number of code points of a name in a message."""
 _DIFFERENT = ("<font>", "<super>", "<sub>", "<circle>", "<square>", "<fraction>")
 """Kinds of Unicode compatibility characters that look different from their decompositions: a double-struck H does not
 look like an H."""
@@ -23,7 +23,7 @@ _HIDDEN = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-"""Characters that `on_screen` escapes. Joiners are not among them, because they combine several characters to one."""
+"""Characters that `on_screen` escapes. Joiners stay, because they combine several characters into one."""
 _SHARES = re.compile(r"top\d+|\w*accuracy\w*|exact_match")
 """The names of metrics that are fractions from 0 to 1."""
 _PLAIN = (str, bytes, int, float, bool, list, tuple, dict, set, type(None))
@@ -33,14 +33,14 @@ _shortened.maxstring = _shortened.maxother = _LONGEST
 
 
 def show(value: object) -> str:
-    """Return `repr(value)`, cut to 80 characters: text from files may be long or contain control characters."""
+    """Return `repr(value)`, cut to 80 characters. Text from files may be long or contain control characters."""
     return _cut(repr(value))
 
 
 def on_screen(text: str) -> str:
-    """Escape text for a terminal: control characters, invisible and direction marks, and bytes that are not UTF-8.
+    """Escape control characters, invisible characters, direction marks and bytes that are not UTF-8 for a terminal.
 
-    An escape character becomes `\\x1b`.
+    The character ESC becomes `\\x1b`.
     """
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
@@ -66,7 +66,7 @@ def kind_of(value: object) -> str:
 
 
 def not_installed(package: str, extra: str) -> str:
-    """Return the message that a package is missing, and which extra installs it."""
+    """Return the message for a missing package, with the extra that installs it."""
     return f"{package} is not installed; pip install 'jaxddp[{extra}]'"
 
 
@@ -78,41 +78,41 @@ def first_line(error: BaseException) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `, did you mean 'x'?` if a known name is similar, else an empty string."""
     known = list(known)
-    same = next((one for one in known if one != name and appearance(one) == appearance(name)), None)
-    if same is not None and not (name + same).isascii():
-        there, here = code_points(same, name)
-        return f", did you mean {same!r} ({there}, where this is {here})?"
-    # Matching takes quadratic time, and no known name is this long.
+    twin = next((other for other in known if other != name and appearance(other) == appearance(name)), None)
+    if twin is not None and not (name + twin).isascii():
+        points_of_twin, points = code_points(twin, name)
+        return f", did you mean {twin!r} ({points_of_twin}, where this is {points})?"
+    # Matching takes quadratic time, and every known name is shorter than the limit.
     close = get_close_matches(name, known, n=1) if len(name) <= _LONGEST else []
     return f", did you mean {close[0]!r}?" if close else ""
 
 
 def appearance(name: str) -> str:
-    """Return a normal form of a name: names with the same form look alike.
+    """Return a normal form of a name. Names that look alike have the same form.
 
     It is Unicode's normal form C without invisible characters, with plain letters for ligatures and full-width letters,
     and with single spaces. Upper and lower case differ.
     """
     if not (name.isascii() and name.isprintable()):
-        seen = (one for one in unicodedata.normalize("NFC", name) if one.isspace() or not _is_hidden(one))
-        name = unicodedata.normalize("NFC", "".join(map(_compatible, seen)))
+        visible = (char for char in unicodedata.normalize("NFC", name) if char.isspace() or not _is_hidden(char))
+        name = unicodedata.normalize("NFC", "".join(map(_compatible, visible)))
     return " ".join(name.split())
 
 
 def code_points(name: str, other: str) -> tuple[str, str]:
-    """Return the code points of two names, as `U+0061 U+200B`; for long names, from where they begin to differ."""
+    """Return the code points of two names, as `U+0061 U+200B`. In long names they begin at the first difference."""
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name, other, strict=False)))
     first = max(same - 1, 0) if max(len(name), len(other)) > _POINTS else 0
 
-    def written(text: str) -> str:
-        points = " ".join(f"U+{ord(one):04X}" for one in text[first : first + _POINTS])
+    def format_points(text: str) -> str:
+        points = " ".join(f"U+{ord(char):04X}" for char in text[first : first + _POINTS])
         return f"{'…' * (first > 0)}{points}{'…' * (len(text) > first + _POINTS)}"
 
-    return written(name), written(other)
+    return format_points(name), format_points(other)
 
 
 def plural(number: float, noun: str) -> str:
-    """Return a noun in the form that follows a number: `file` after 1, else `files`, `classes`, `tries`."""
+    """Return the singular or plural of a noun after a number: `file` after 1, else `files`, `classes`, `tries`."""
     if number == 1:
         return noun
     if noun.endswith(("s", "x", "tch", "sh")):
@@ -131,7 +131,7 @@ def span(least: float, most: float) -> str:
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """List the first names: `cat, dog, ...`."""
+    """Return a list of the first `most` names: `cat, dog, ...`."""
     return ", ".join([*map(_cut, names[:most]), *(["..."] if len(names) > most else [])])
 
 
@@ -165,7 +165,7 @@ def duration(seconds: float | None) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric, such as "top1" or "val_ema top1", is a fraction, which is shown in percent."""
+    """Return whether a metric, such as "top1" or "val_ema top1", is a fraction. Fractions are shown in percent."""
     return _SHARES.fullmatch(metric.rpartition(" ")[2]) is not None
 
 
@@ -187,13 +187,13 @@ def choices(name: str, known: Iterable[str]) -> str:
     return f"{nearest(name, known)} there are: {', '.join(known)}".lstrip(", ")
 
 
-def _is_hidden(one: str) -> bool:
-    return unicodedata.category(one) in ("Cf", "Cc") or _HIDDEN.match(one) is not None
+def _is_hidden(char: str) -> bool:
+    return unicodedata.category(char) in ("Cf", "Cc") or _HIDDEN.match(char) is not None
 
 
-def _compatible(one: str) -> str:
-    kind = unicodedata.decomposition(one).partition(" ")[0]
-    return unicodedata.normalize("NFKC", one) if kind.startswith("<") and kind not in _DIFFERENT else one
+def _compatible(char: str) -> str:
+    kind = unicodedata.decomposition(char).partition(" ")[0]
+    return unicodedata.normalize("NFKC", char) if kind.startswith("<") and kind not in _DIFFERENT else char
 
 
 def _cut(text: str) -> str:

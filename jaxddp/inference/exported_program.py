@@ -1,6 +1,6 @@
-"""Exports a trained network as a StableHLO or ONNX program, from pixels to logits, for any number of images.
+"""Exports a trained network as a StableHLO or ONNX program that computes logits from any number of images.
 
-FILE.json beside the program FILE describes its input and its classes.
+The file FILE.json beside the program FILE describes the input and the classes of the program.
 """
 
 import json
@@ -29,9 +29,9 @@ INPUT, OUTPUT = "images", "logits"
 
 Logits = Callable[[Any], jax.Array]
 """A function from pixels [B, H, W, C] to logits float32[B, K]."""
-_TRIED = 3
+_NUM_TEST_IMAGES = 3
 _TOLERANCE = 1e-4
-"""The largest allowed difference between logits. It is relative to the largest logit if that is above 1."""
+"""The maximum difference between logits. It is relative to the largest logit if the largest logit is above 1."""
 
 
 def export_program(run: TrainedRun, out: str | Path, form: str | None = None) -> str:
@@ -39,7 +39,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
 
     The program takes pixels [B, H, W, C], uint8 or uint16 with any B, and returns logits float32[B, K]. The images must
     be cropped as for evaluation. Before the program is written, its logits for a few random images are compared with
-    the network's.
+    the logits of the network.
 
     Args:
         form: "stablehlo", which `jax.export.deserialize` reads, or "onnx", which onnxruntime reads. The default is the
@@ -62,17 +62,17 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
     function, write = logits_of(run), writers[form]
     content, program = write(function, run.signature)
     pixels = np.random.default_rng(0).integers(
-        0, np.iinfo(run.signature.dtype).max, (_TRIED, *run.signature.image_shape)
+        0, np.iinfo(run.signature.dtype).max, (_NUM_TEST_IMAGES, *run.signature.image_shape)
     )
     pixels = pixels.astype(run.signature.dtype)
     expected = np.asarray(jax.jit(function)(pixels))
     if not np.isfinite(expected).all():
         raise JaxddpError(f"{out}: not written: the network's logits of random pixels are not finite")
-    # A single image is tested, too: its logits must not depend on other images.
+    # A single image is tested, too, because its logits must not depend on other images.
     difference = max(float(np.abs(program(some) - expected[: len(some)]).max()) for some in (pixels, pixels[:1]))
     if not difference <= _TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise JaxddpError(f"{out}: not written: the program's logits differ from the network's by {difference:g}")
-    # Remove the old program first, so that it is never beside the description of the new one.
+    # Remove the old program first, so that it is never beside the description of the new program.
     files.remove(out)
     files.replace(Path(f"{out}.json"), (json.dumps(description(run, form), indent=2) + "\n").encode())
     files.replace(out, content)
@@ -83,7 +83,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
 
 
 def logits_of(run: TrainedRun) -> Logits:
-    """Returns the function from pixels to logits, as in evaluation, with the parameters as constants."""
+    """Return the function that computes logits from pixels as in evaluation, with the parameters as constants."""
     objective = run.classifier(run.model).objective()
     params, model_state = jax.device_get((run.state.params, run.state.model_state))
 
@@ -96,7 +96,7 @@ def logits_of(run: TrainedRun) -> Logits:
 
 
 def description(run: TrainedRun, form: str) -> dict[str, Any]:
-    """Returns the content of FILE.json."""
+    """Return the content of FILE.json."""
     signature = run.signature
     height, width, channels = signature.image_shape
     return {

@@ -16,11 +16,11 @@ from jaxddp.weights.torch_layout import namings_of, published
 from jaxddp.workdir.saved_state import read_run, recipe_of_run
 
 _ANY_CLASSES = 2
-"""An arbitrary number of classes, because the names of a network's arrays do not depend on it."""
+"""An arbitrary number of classes. The names of a network's arrays do not depend on it."""
 
 
 def export_run(directory: Path, which: str, out: Path) -> str:
-    """Write the weights of a run's checkpoint ("latest", "best" or a step) as .safetensors; returns a summary line.
+    """Write the weights of a checkpoint ("latest", "best" or a step) as .safetensors, and return a summary line.
 
     Raises:
         InputError: there is no such checkpoint, the run's config does not name its network, or `out` cannot be written.
@@ -37,14 +37,18 @@ def export_run(directory: Path, which: str, out: Path) -> str:
 
 
 def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers: Peers = ALONE) -> int:
-    """Write arrays, given by path, under their published names; returns their number. Only the first process writes.
+    """Write arrays under their published names, and return their number. Only the first process writes.
 
-    Raises: InputError if the file cannot be written, or its name does not end in .safetensors.
+    Args:
+        arrays: the arrays of the network by path, such as "params/conv1/kernel".
+
+    Raises:
+        InputError: the file cannot be written, or its name does not end in .safetensors.
     """
     if out.suffix != ".safetensors":
         raise InputError(f"{out}: its name must end in .safetensors")
     named = published(arrays, namings_of(model)[0])
-    # Otherwise the processes of a job would overwrite each other's file.
+    # If all processes of a job wrote, they would overwrite each other's file.
     if peers.is_first:
         write(out, named)
     return len(named)

@@ -15,19 +15,19 @@ from jaxddp.core.wording import first_line, not_installed
 
 
 def convert(function: Callable[[Any], Any], example: Any, name: str, output: str) -> bytes:
-    """Returns the ONNX model of a function of one array, whose shape may have names for dynamic sizes.
+    """Return the ONNX model of a function of one array. The shape of `example` may contain names of dynamic sizes.
 
     Raises: InputError if jax2onnx is not installed, or cannot convert an operation of the function.
     """
-    # Hide warnings about rules for other JAX releases and about sizes: the logits are compared later.
+    # Hide warnings about rules for other JAX releases and about sizes, because the logits are compared later.
     for library in ("jax2onnx", "onnx_ir"):
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
         from jax2onnx import to_onnx
     except ModuleNotFoundError:
         raise _missing("jax2onnx") from None
-    # Discard the progress that jax2onnx prints.
-    with contextlib.redirect_stdout(io.StringIO()), _open_sizes_padded():
+    # Discard the progress messages of jax2onnx.
+    with contextlib.redirect_stdout(io.StringIO()), _accept_named_sizes_in_pad():
         try:
             model: Any = to_onnx(function, [example], input_names=[name], output_names=[output])
         # jax2onnx may raise any error for a network that it cannot convert.
@@ -38,11 +38,11 @@ def convert(function: Callable[[Any], Any], example: Any, name: str, output: str
 
 
 @contextlib.contextmanager
-def _open_sizes_padded() -> Iterator[None]:
-    """Make jax2onnx's rule for `lax.pad` accept the names of dynamic sizes. The rule expects numbers.
+def _accept_named_sizes_in_pad() -> Iterator[None]:
+    """Make jax2onnx's rule for `lax.pad` accept names of dynamic sizes in the block. The rule itself expects numbers.
 
-    The module of this rule is not part of jax2onnx's public API. If the module is missing, a network that pads may not
-    be converted.
+    The module of the rule is not part of jax2onnx's public API. If the module is missing, the conversion of a network
+    that pads may fail.
     """
     try:
         from jax2onnx.plugins.jax.lax import pad
@@ -50,13 +50,13 @@ def _open_sizes_padded() -> Iterator[None]:
         library: Any = pad.ir
         shape = library.Shape
     except (ImportError, AttributeError):
-        lost = "a network that pads its images may not be exported with dynamic sizes"
-        private_names.warn_missing("jax2onnx", "jax2onnx.plugins.jax.lax.pad.ir", lost)
+        effect = "a network that pads its images may not be exported with dynamic sizes"
+        private_names.warn_missing("jax2onnx", "jax2onnx.plugins.jax.lax.pad.ir", effect)
         yield
         return
 
     class Named(types.ModuleType):
-        """`onnx_ir`, with shapes whose sizes may be names."""
+        """The module `onnx_ir` with a `Shape` that accepts names of sizes."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(library, name)
@@ -73,13 +73,13 @@ def _open_sizes_padded() -> Iterator[None]:
 
 
 def session(content: bytes, name: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a function that runs an ONNX model on the CPU. Raises: InputError if onnxruntime is not installed."""
+    """Return a function that runs an ONNX model on the CPU. Raises: InputError if onnxruntime is not installed."""
     try:
         import onnxruntime
     except ModuleNotFoundError:
         raise _missing("onnxruntime") from None
-    made: Any = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return lambda array: made.run(None, {name: array})[0]
+    program: Any = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return lambda array: program.run(None, {name: array})[0]
 
 
 def _missing(package: str) -> InputError:

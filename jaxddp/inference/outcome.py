@@ -1,4 +1,4 @@
-"""Statistics of predictions for a labelled set: confusions, accuracy by class, and the most confident mistakes."""
+"""Statistics of predictions for labelled images: confusions, accuracy by class, and the most confident mistakes."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +10,7 @@ from jaxddp.core.wording import counted, figure
 
 
 class Confusion(NamedTuple):
-    """The number of images of one class that were predicted as another class, and their share of the first class."""
+    """The number of images of class `label` with the prediction `prediction`, and their share of the class."""
 
     label: int
     prediction: int
@@ -22,7 +22,7 @@ class Confusion(NamedTuple):
 class Outcome:
     """The predictions of N images out of K classes, with their labels.
 
-    An image without a label, or with a probability that is not finite, is excluded.
+    Images without a label, and images with a probability that is not finite, are excluded from the statistics.
 
     Attributes:
         labels: int[N]; negative if unknown.
@@ -47,7 +47,7 @@ class Outcome:
 
     @cached_property
     def predictions(self) -> np.ndarray:
-        """The most probable class of each image, int64[N]; the first of equally probable ones."""
+        """The most probable class of each image, int64[N]; the first among equally probable classes."""
         return self.probabilities.argmax(1)
 
     @cached_property
@@ -74,7 +74,7 @@ class Outcome:
         return np.divide(self.confusion.diagonal(), counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
     def confusions(self, most: int) -> list[Confusion]:
-        """Returns the most frequent confusions; equally frequent confusions keep the order of the classes."""
+        """Return the most frequent confusions. Equally frequent confusions are in the order of the classes."""
         wrong = self.confusion - np.diag(self.confusion.diagonal())
         order = np.argsort(-wrong, axis=None, kind="stable")[:most]
         labels, predictions = np.unravel_index(order, wrong.shape)
@@ -85,10 +85,10 @@ class Outcome:
         ]
 
     def surest_mistakes(self, most: int) -> np.ndarray:
-        """Returns the rows of the wrong predictions with the highest probabilities, int64[at most `most`]."""
+        """Return the rows of the wrong predictions with the highest probabilities, int64[at most `most`]."""
         wrong = self.known[self.predictions[self.known] != self.labels[self.known]]
         return wrong[np.argsort(-self.probability(wrong), kind="stable")[:most]]
 
     def probability(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the probability of the predicted class, float[n]."""
+        """Return the probability of the predicted class, float[n]."""
         return self.probabilities[rows, self.predictions[rows]]

@@ -1,7 +1,7 @@
-"""A file of JSON lines with the predictions so far, from which an interrupted prediction continues.
+"""A file of JSON lines with the completed predictions, so that an interrupted prediction can continue.
 
 OUT.partial     {"run": …, "step": …, "images": …, …}     the run, the checkpoint and the images
-                {"id": "cat.jpg", "class": "cat", …}       a row for each image so far
+                {"id": "cat.jpg", "class": "cat", …}       a row for each completed image
 """
 
 import json
@@ -20,11 +20,11 @@ _log = logging.getLogger("jaxddp.predictions")
 
 
 class Partial:
-    """The rows so far, in a file beside the output file; one process at a time may write it.
+    """A file beside the output file with the completed rows. One process at a time may write the file.
 
     Args:
         out: the output file.
-        header: identifies the prediction; the rows of a file with another header are removed.
+        header: identifies the prediction. The rows of a file with another header are removed.
         columns: the columns of each row.
     """
 
@@ -33,8 +33,8 @@ class Partial:
         self._header, self._columns = _line(header), {*columns}
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Lock the file. Raises: InputError if another prediction holds the lock, or the file cannot be written."""
+    def lock(self) -> Iterator[None]:
+        """Lock the file for the block. Raises: InputError if another process has the lock or writing fails."""
         while True:
             with files.readable_errors(self.path):
                 file = files.open_regular(self.path, "ab")
@@ -49,7 +49,7 @@ class Partial:
                 return
 
     def resume(self, multiple: int, total: int) -> int:
-        """Removes unusable last rows, and returns how many rows are left: `total`, or a multiple of `multiple`.
+        """Remove unusable last rows, and return the number of remaining rows: `total`, or a multiple of `multiple`.
 
         Raises: InputError if the file cannot be read or written.
         """
@@ -65,7 +65,7 @@ class Partial:
             _log.warning(
                 f"{self.path}: holds predictions of other images or of another checkpoint; they are computed again"
             )
-        # The file is not replaced, because it holds the lock.
+        # The file is truncated and not replaced, because the lock belongs to the open file.
         with files.readable_errors(self.path):
             os.truncate(self.path, 0)
         files.append(self.path, self._header)
@@ -76,7 +76,7 @@ class Partial:
         files.append(self.path, b"".join(map(_line, rows)))
 
     def rows(self) -> Iterator[Row]:
-        """Yields all rows, in order. Raises: InputError if a line is not a row."""
+        """Yield all rows, in order. Raises: InputError if a line is not a row."""
         with files.reading(self.path, "predict again"), files.open_regular(self.path) as file:
             next(file)
             for number, line in enumerate(file, 2):

@@ -39,12 +39,13 @@ def write_predictions(
 ) -> PredictionCounts:
     """Write the `top` most probable classes of every image, or all classes if there are fewer.
 
-    An interrupted prediction is continued. The file has the same bytes on any number of devices and processes, and it
-    appears only when it is complete.
+    An interrupted prediction is continued. The file has the same bytes on any number of devices and processes. It
+    exists only when it is complete.
 
     Args:
-        guard_formulas: whether to write an apostrophe before text that a spreadsheet would take for a formula.
-        progress: called by process 0 with the number of images so far, and how many of them cannot be used.
+        guard_formulas: whether to write an apostrophe before text that a spreadsheet would read as a formula.
+        progress: a function that process 0 calls with the number of completed images, and the number of unusable images
+            among them.
 
     Raises:
         InputError: the file cannot be written, or the processes have different arguments.
@@ -60,10 +61,10 @@ def write_predictions(
     with ExitStack() as stack:
 
         def begin() -> str:
-            stack.enter_context(partial.held())
+            stack.enter_context(partial.lock())
             return str(partial.resume(at_once, count))
 
-        done = int(peers.from_first("answers so far", begin))
+        done = int(peers.from_first("completed rows", begin))
         errors = sum(row["error"] is not None for row in partial.rows()) if peers.is_first and done else 0
         rest = table.rows(np.arange(done, count)) if done else table
         for batch in run.stream(rest, at_once) if done < count else ():
@@ -76,7 +77,7 @@ def write_predictions(
                 partial.append(predictions.rows(top))
                 progress(first + number, errors)
         if peers.is_first:
-            rows = _all(partial.rows(), count, partial.path)
+            rows = _check_count(partial.rows(), count, partial.path)
             if guard_formulas:
                 rows = ({column: as_text(cell) for column, cell in row.items()} for row in rows)
             files.replace(place, prediction_formats.content(form, column_names(top), rows, table))
@@ -84,8 +85,8 @@ def write_predictions(
     return PredictionCounts(count, errors)
 
 
-def _all(rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
-    """Yields the rows. Raises: InputError if their number is not `count`."""
+def _check_count(rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
+    """Yield the rows. Raises: InputError if their number is not `count`."""
     number = 0
     for row in rows:
         number += 1

@@ -1,4 +1,4 @@
-"""Formats of prediction files: CSV, JSON lines and Parquet with a row per image, and Kaggle's submission file."""
+"""Formats of prediction files: CSV, JSON lines and Parquet with a row for each image, and Kaggle's submission file."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ _THREADS = 16
 
 
 def format_of(out: Path) -> Format:
-    """Returns the format of a file by the suffix of its name. Raises: InputError if no format has this suffix."""
+    """Return the format of a file from the suffix of its name. Raises: InputError if no format has this suffix."""
     names = get_args(Format)[:3]
     form = next((name for name in names if out.suffix.lower() == f".{name}"), None)
     if form is None:
@@ -31,13 +31,13 @@ def format_of(out: Path) -> Format:
 
 
 def check(form: Format) -> None:
-    """Raises `InputError` if a package that the format needs is not installed."""
+    """Raise `InputError` if a package that the format needs is not installed."""
     if form == "parquet":
         _parquet_library()
 
 
 def content(form: Format, columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
-    """Yields the file in parts. `rows` has a row for each image of the source, in order."""
+    """Yield the bytes of the file in parts. `rows` has a row for each image of the source, in order."""
     write: dict[Format, Callable[[list[str], Iterable[Row], Table], Iterator[bytes]]] = {
         "csv": _csv,
         "jsonl": _json_lines,
@@ -84,16 +84,16 @@ def _parquet_library() -> tuple[Any, Any]:
 
 
 def _kaggle(columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
-    """Yields the submission file of the ImageNet localization challenge; the box of each class is the whole image.
+    """Yield the submission file of the ImageNet localization challenge. Every box is the whole image.
 
-    An image that cannot be used has no prediction.
+    An unusable image has an empty prediction.
     """
     classes = [column for column in columns if column.startswith("class")]
 
-    def line(place: int, row: Row) -> tuple[object, str]:
+    def line(index: int, row: Row) -> tuple[object, str]:
         if row["error"] is not None:
             return row["id"], ""
-        header = parse_header(source.read(place))
+        header = parse_header(source.read(index))
         box = f"0 0 {header.width - 1} {header.height - 1}"
         return row["id"], " ".join(f"{row[column]} {box}" for column in classes)
 
@@ -104,6 +104,6 @@ def _kaggle(columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[
 
 
 def _blocks(items: Iterable[Item]) -> Iterator[list[Item]]:
-    left = iter(items)
-    while block := list(islice(left, _AT_ONCE)):
+    iterator = iter(items)
+    while block := list(islice(iterator, _AT_ONCE)):
         yield block

@@ -1,4 +1,4 @@
-"""Predictions for each image of a source, once and in order, on all devices of all processes."""
+"""Predicts each image of a source once, in order, on all devices of all processes."""
 
 import itertools
 import json
@@ -31,25 +31,25 @@ class BatchPredictions(NamedTuple):
     probabilities: np.ndarray
     """float32[n, K]; NaN for an image that cannot be used."""
     errors: dict[int, str]
-    """Why an image cannot be used, by its row in the source."""
+    """The faults of unusable images, by their rows in the source."""
 
     def __repr__(self) -> str:
         return f"BatchPredictions({counted(len(self.probabilities), 'image')} from row {self.start:,})"
 
 
 def images_at_once(num_examples: int) -> int:
-    """Returns the number of images per device in a batch: a power of two that does not depend on the devices."""
+    """Return the number of images per device in a batch, a power of two. It does not depend on the devices."""
     return min(_MOST_AT_ONCE, 1 << (num_examples - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class PredictionStream:
-    """Iterates over the predictions of a source.
+    """An iterable of the predictions of a source, in batches.
 
     Attributes:
-        classify: the function of `jaxddp.engine.step.make_classify`, applied to a placed batch.
-        at_once: images per device. It alone decides which images share a device's batch, and their positions in it, so
-            the predictions have the same bits on any number of devices.
+        classify: the function of `jaxddp.engine.step.make_classify`. Its argument is a batch on the devices.
+        at_once: images per device. The images in the batch of a device, and their positions, depend on this number
+            alone. So the predictions have the same bits on any number of devices.
     """
 
     classify: Callable[[Any], tuple[Any, Any]]
@@ -60,7 +60,7 @@ class PredictionStream:
     at_once: int
 
     def __iter__(self) -> Iterator[BatchPredictions]:
-        """Yields all predictions, in the order of the source. Raises: InputError if the processes' images differ."""
+        """Yield all predictions, in the order of the source. Raises: InputError if the processes' images differ."""
         self.topology.peers.agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
         self.topology.connect()
         verified = getattr(self.source, "verified", None)
@@ -77,7 +77,7 @@ class PredictionStream:
         except InputError:
             if not omissions.omits_all:
                 raise
-        # A process that has only padding has not checked any image, and must not compute if the other processes stop.
+        # A process with only padding checks no image. It must not compute if the other processes stop.
         if str(True) in self.topology.peers.exchange("whether no image is left", str(omissions.omits_all)):
             yield self._none_usable(omissions)
         else:
@@ -105,7 +105,7 @@ class PredictionStream:
             yield self._finished(*waiting.popleft(), omissions)
 
     def _none_usable(self, omissions: Omissions) -> BatchPredictions:
-        """Returns the predictions if no image can be used; process 0 knows why each image cannot be used."""
+        """Return the predictions for a source without usable images. Process 0 has the faults of all images."""
         faults = json.loads(
             self.topology.peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
         )
@@ -113,12 +113,12 @@ class PredictionStream:
         return BatchPredictions(0, nothing, dict(sorted((int(row), fault) for row, fault in faults.items())))
 
     def _finished(self, start: int, probabilities: Any, replaced: Any, omissions: Omissions | None) -> BatchPredictions:
-        """Waits for the predictions of a batch. An image that was `replaced` by another one (float[B]) has an error."""
+        """Return the computed predictions of a batch. An image whose `replaced` (float[B]) is not 0 has an error."""
         count = min(len(probabilities), len(self.source) - start)
         rows, errors = np.array(probabilities[:count]), dict[int, str]()
         if omissions is not None and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:
             faults = {row: omissions.faults[row] for row in (start + bad).tolist() if row in omissions.faults}
-            for others in self.topology.peers.exchange("images that cannot be used", json.dumps(faults)):
-                errors |= {int(row): fault for row, fault in json.loads(others).items()}
+            for of_process in self.topology.peers.exchange("images that cannot be used", json.dumps(faults)):
+                errors |= {int(row): fault for row, fault in json.loads(of_process).items()}
             rows[bad] = np.nan
         return BatchPredictions(start, rows, dict(sorted(errors.items())))

@@ -1,4 +1,4 @@
-"""The predictions of a trained network: a probability for each class, or why an image cannot be used."""
+"""The predictions of a trained network: for each image, the probability of each class, or an error."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Row = dict[str, Cell]
 
 
 def column_names(top: int) -> list[str]:
-    """Returns `id,class,probability,class_2,probability_2,…,error`."""
+    """Return `id,class,probability,class_2,probability_2,…,error`."""
     of_classes = [f"{name}_{place}" if place > 1 else name for place in range(1, top + 1) for name in _OF_A_CLASS]
     return ["id", *of_classes, "error"]
 
@@ -34,7 +34,7 @@ class Predictions:
         probabilities: float32[N, K], in the order of the classes; NaN for an image that cannot be used.
         class_ids: the ids of the K classes, by which data sets are compared, such as folder names.
         class_names: the names of the K classes, for display.
-        errors: why an image cannot be used, by its row.
+        errors: the faults of unusable images, by row.
     """
 
     ids: Sequence[str]
@@ -63,9 +63,9 @@ class Predictions:
         return [self.class_names[int(label)] if label >= 0 else None for label in self.labels]
 
     def top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the k most probable classes, int64[N, k], and their probabilities, float32[N, k].
+        """Return the k most probable classes, int64[N, k], and their probabilities, float32[N, k].
 
-        Equally probable classes keep their order. Raises: InputError if there are fewer than k classes.
+        Equally probable classes are in their original order. Raises: InputError if there are fewer than k classes.
         """
         if not 1 <= checked(k, int, "k") <= len(self.class_ids):
             raise InputError(f"k={k}: expected 1 to {len(self.class_ids)}, the number of classes")
@@ -73,7 +73,7 @@ class Predictions:
         return labels, np.take_along_axis(self.probabilities, labels, 1)
 
     def rows(self, top: int = 5) -> Iterator[Row]:
-        """Yields a row of `column_names` for each image: class ids, and probabilities with all digits of a float32."""
+        """Yield a row of `column_names` for each image: class ids, and probabilities with all digits of a float32."""
         top = checked(top, int, "top")
         columns = column_names(min(top, len(self.class_ids)))
         labels, shares = self.top(min(top, len(self.class_ids)))
@@ -87,7 +87,7 @@ class Predictions:
             yield dict(zip(columns, (identity, *cells, error), strict=True))
 
     def to_frame(self, top: int = 5) -> Any:
-        """Returns `rows` as a pandas DataFrame. Raises: InputError if pandas is not installed."""
+        """Return `rows` as a pandas DataFrame. Raises: InputError if pandas is not installed."""
         try:
             import pandas
         except ImportError:

@@ -1,4 +1,4 @@
-"""A trained run, loaded for inference: the network of a checkpoint, with what it needs to classify images."""
+"""A trained run, loaded for inference: the network of a checkpoint, its parameters and its preprocessing."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class TrainedRun:
     Attributes:
         directory: the work directory of the run.
         step: the step of the checkpoint.
-        config: the config of the run; for a run from Python, the part that it saved.
+        config: the config of the run. The config of a run from Python has only the saved settings.
         model: `apply(state.params, state.model_state, images, train=False, key=None)` returns (logits float[B, K], …).
         state: the parameters for evaluation, on every device, without an optimizer state.
         preprocess: converts pixels to the network's input.
@@ -87,7 +87,7 @@ class TrainedRun:
                 `jaxddp.data.inputs.open_inputs`); or a source.
 
         Returns:
-            The predictions of all images, in order; a file that cannot be used has an error instead.
+            The predictions of all images, in order. An unusable file has an error instead of a prediction.
 
         Raises:
             InputError: the images have another format, or do not exist.
@@ -103,7 +103,7 @@ class TrainedRun:
         )
 
     def outcome(self, source: Source) -> Outcome:
-        """Returns statistics of the predictions for a labelled source: confusions, accuracies, confident mistakes.
+        """Return statistics of the predictions for a labelled source: confusions, accuracies, confident mistakes.
 
         Raises: InputError if the source has other classes; see also `predict`.
         """
@@ -115,7 +115,7 @@ class TrainedRun:
         return Outcome(np.asarray(source.labels), probabilities, self.class_names, self.step)
 
     def show(self, source: Source, rows: Sequence[int] | np.ndarray) -> "Figure":
-        """Returns a figure of some images of a source with label, prediction and probability, for a notebook.
+        """Return a figure of some images of a source with label, prediction and probability, for a notebook.
 
         Raises: InputError if the source has no such row; see also `predict`.
         """
@@ -135,7 +135,7 @@ class TrainedRun:
         return prediction_grid(PredictedImages.of(images, labels, predictions.probabilities, self.class_names))
 
     def source(self, images: Images) -> Source:
-        """Returns as a source the images that `predict` accepts. Raises: InputError."""
+        """Convert images that `predict` accepts to a source. Raises: InputError."""
         if isinstance(images, str | os.PathLike):
             return open_inputs([images])
         paths: list[Any] = [*images] if isinstance(images, list | tuple) else [None]
@@ -150,7 +150,7 @@ class TrainedRun:
         return source
 
     def stream(self, source: Source, at_once: int | None = None) -> PredictionStream:
-        """Returns the predictions of a source as an iterable of batches, with `at_once` images on each device.
+        """Return the predictions of a source as an iterable of batches, with `at_once` images on each device.
 
         Raises:
             InputError: the network does not accept such images.
@@ -167,7 +167,7 @@ class TrainedRun:
         )
 
     def data_of(self, source: Source) -> DataConfig:
-        """Returns the config for evaluation on a source.
+        """Return the config for evaluation on a source.
 
         Raises: InputError if the source has files, and files cannot have the shape of the run's images.
         """
@@ -175,7 +175,7 @@ class TrainedRun:
         return data.of_evaluation if source.pixel_shape is not None else self.signature.data(data)
 
     def classifier(self, model: Model) -> Classifier:
-        """Returns the classifier of a model, with the default loss for the labels."""
+        """Return the classifier of a model, with the default loss for the labels."""
         labels = self.signature.labels
         loss = example_loss(sigmoid_cross_entropy if labels.several else softmax_cross_entropy, labels)
         return Classifier(model, loss, {}, self.preprocess, self.config.eval.views, self.topology)
@@ -202,7 +202,7 @@ def restore_run(
     """Restore the network of a run's checkpoint: "best", "latest" or its step.
 
     Args:
-        model: the network of a run from Python, which its work directory does not name.
+        model: the network of a run from Python. The work directory of such a run does not name its network.
         precision: the precision of the computation; the default is the run's precision.
 
     Raises:
@@ -226,28 +226,28 @@ def restore_run(
 
 
 def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path) -> TrainState:
-    """Returns a checkpoint's state for evaluation, with the tree structure of the network for images [H, W, C].
+    """Return a checkpoint's state for evaluation, with the tree structure of the network for images [H, W, C].
 
     Raises: InputError if the arrays do not fit the network.
     """
     trees = trees_of(network, image_shape)
     arrays = by_path(saved.eval_params, saved.model_state)
     of_checkpoint, of_network = (
-        {path: list(each.shape) for path, each in held.items()} for held in (arrays, by_path(*trees))
+        {path: list(array.shape) for path, array in tree.items()} for tree in (arrays, by_path(*trees))
     )
     for path in sorted(of_checkpoint.keys() | of_network.keys()):
         if of_checkpoint.get(path) != of_network.get(path):
             found, expected = of_checkpoint.get(path, "absent"), of_network.get(path, "absent")
             raise InputError(
                 f"{place}: the checkpoint is of another architecture: {path} is {found} in the checkpoint and "
-                f"{expected} in the model; give its own model"
+                f"{expected} in the model; give the model that was trained"
             )
     params, model_state = replace_by_weights(*trees, arrays)
     return TrainState(saved.step, params, model_state, ())
 
 
 def _signature_of_data(place: Path, config: Config) -> Signature:
-    """Returns the signature from the data, for a run of an old release, which wrote no signature."""
+    """Return the signature of the data of a run. Runs of old releases have no file with a signature."""
     try:
         return Signature.of(open_splits(config.data)["train"], config.data)
     except InputError as error:

@@ -154,7 +154,7 @@ class Watchdog:
             await asyncio.sleep(interval)
             # While this process was stopped or waited for a core, it could neither receive messages nor make progress.
             delay = time.monotonic() - begin - interval
-            phases.excuse(delay)
+            phases.subtract_idle(delay)
             self._report_silent(delay)
             if self._process_id == 0:
                 self._report_stuck()
@@ -233,7 +233,7 @@ class _WatchdogThread(threading.Thread):
         while True:
             begin, interval = time.monotonic(), min(_BEAT_SECONDS, self.stall / 4)
             time.sleep(interval)
-            phases.excuse(time.monotonic() - begin - interval)
+            phases.subtract_idle(time.monotonic() - begin - interval)
             progress = phases.progress()
             if phases.stuck({0: progress}, self.stall) is not None:
                 show_stacks()

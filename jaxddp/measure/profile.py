@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, noted_on
+from jaxddp.core.errors import InputError, added_as_note_to
 from jaxddp.core.message import Key
 
 FOLDER = "profile"
@@ -72,5 +72,5 @@ class Profile:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        with noted_on(error):
+        with added_as_note_to(error):
             self.stop()

@@ -45,7 +45,7 @@ def check_function(function: Any, name: str, of: str, arguments: str = "") -> An
 
     Args:
         name: the name of the argument.
-        of: how a message describes the function's arguments.
+        of: the description of the function's arguments in a message.
         arguments: the names of its positional arguments; empty to skip this check.
 
     Raises: InputError if the argument is not a function, or takes other arguments.
@@ -58,7 +58,7 @@ def check_function(function: Any, name: str, of: str, arguments: str = "") -> An
 
 
 def check_unlabelled(source: Any) -> Source | None:
-    """Check the argument `unlabelled`, and return it without its labels, or None. Raises: InputError."""
+    """Check the argument `unlabelled`, and return it without its labels; None stays None. Raises: InputError."""
     if source is None:
         return None
     if not hasattr(check_source(source, "unlabelled"), "without_labels"):
@@ -88,11 +88,11 @@ def check_schedule(schedule: Any) -> optax.Schedule | None:
 
 
 def check_evaluators(evaluators: Any, setup: RunSetup) -> list[Measure]:
-    """Check functions of the state that return further metrics. What they return is checked when they are called.
+    """Check functions of the state that return metrics, and return functions that also check their results.
 
     Raises:
         InputError: an object is no function, or validation is disabled. The returned functions raise it if a result is
-            no dict of numbers.
+            not a dict of numbers.
     """
     if isinstance(evaluators, str) or not isinstance(evaluators, Sequence):
         raise refused("evaluators", evaluators, "give a list of functions of the state")
@@ -107,7 +107,7 @@ def check_evaluators(evaluators: Any, setup: RunSetup) -> list[Measure]:
 
 
 def _with_numbers(evaluator: Measure) -> Measure:
-    """Wrap a function so that its result is checked."""
+    """Return a function that calls `evaluator` and checks its result."""
 
     def measure(state: TrainState) -> dict[str, float]:
         found, where = evaluator(state), f"evaluators: {_name(evaluator)}"

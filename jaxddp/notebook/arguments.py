@@ -1,4 +1,4 @@
-"""The arguments of the Python API: the keys of a config that they set, and their names in messages about these keys."""
+"""The arguments of the Python API: the config keys that they set, and their names in messages about these keys."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +47,7 @@ _CADENCES = {
     "check_every": ("parallel.check_replicas", Duration),
     "self_test": ("parallel.self_test", Mode),
 }
-"""The arguments of `train` that set a key, with the key and its type."""
+"""The arguments of `train` that set a key. Each has the key and the type of its value."""
 
 _NAMES = {
     **{f"{section}.{key}": key for section, keys in _OPTIONS.items() for key in keys},
@@ -78,21 +78,21 @@ def options_of(section: str) -> tuple[str, ...]:
     return _OPTIONS[section]
 
 
-def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, beside: Iterable[str] = ()) -> Config:
-    """Make the config of the options of `prepare_training`.
+def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, other_names: Iterable[str] = ()) -> Config:
+    """Return the config of the options of `prepare_training`.
 
     Args:
         objective: a name or a function.
-        beside: names of the other arguments, which are suggested for unknown options.
+        other_names: names of the other arguments, for suggestions if an option is unknown.
 
     Raises:
         InputError: an option is unknown, or has no effect.
     """
     section_of = {key: section for section, keys in _OPTIONS.items() for key in keys}
     for key in options.keys() - section_of:
-        raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, {*section_of, *beside})}")
+        raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, {*section_of, *other_names})}")
     given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
-    # Text as on the command line: "conv1=0.1,fc=10".
+    # These values may be text, as on the command line: "conv1=0.1,fc=10".
     given |= {key: (given[key],) for key in ("unfreeze", "rate_factors", "groups") if isinstance(given.get(key), str)}
     changes = {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
     if isinstance(objective, str):
@@ -108,7 +108,7 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, bes
 
 
 def changes_of_cadences(**given: Any) -> dict[str, dict[str, Any]]:
-    """Return the changes of a config for the cadences of `train`. Raises: InputError if an argument is invalid."""
+    """Return the config changes for the cadence arguments of `train`. Raises: InputError if an argument is invalid."""
     changes: dict[str, dict[str, Any]] = {}
     for argument, (name, kind) in _CADENCES.items():
         section, _, key = name.partition(".")
@@ -123,7 +123,7 @@ def loggers_of(log_to: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def log_settings(project: str | None, name: str | None, config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the values of a config's `log` for the arguments about loggers. Raises: InputError if one is invalid."""
+    """Return the values of the config section `log` for the arguments of loggers. Raises: InputError."""
     words = []
     for key, value in checked({} if config is None else config, dict, "log_config").items():
         word = f"{key}={value}"
@@ -135,24 +135,24 @@ def log_settings(project: str | None, name: str | None, config: Mapping[str, Any
     return {"project": project, "name": name, "config": tuple(words)}
 
 
-def check_written(workdir: Any, profile: Any, log_to: Any) -> None:
-    """Raise `InputError` if files would be written and there is no work directory."""
+def check_workdir_for(workdir: Any, profile: Any, log_to: Any) -> None:
+    """Raise `InputError` if an argument needs a work directory and there is none."""
     if workdir is None and (profile or log_to):
-        what = (Key("profile", profile), ": a trace") if profile else (Key("log_to", log_to), ": the output of loggers")
-        raise InputError(what, " is written into the work directory", advice="give workdir too")
+        file = (Key("profile", profile), ": a trace") if profile else (Key("log_to", log_to), ": the output of loggers")
+        raise InputError(file, " is written into the work directory", advice="give workdir too")
 
 
 @contextmanager
 def errors_name_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
-    """Rename keys and options in the errors of the block to arguments, by `names`.
+    """Rename keys and options in the errors of the block to the arguments in `names`.
 
-    Errors in the user's code name file, line and function; see `jaxddp.core.user_code.describing_errors`.
+    Errors in the user's code get a line with file, line and function; see `jaxddp.core.user_code.describing_errors`.
     """
     try:
         with describing_errors():
             yield
     except JaxddpError as error:
-        error.tell(lambda key: as_argument(key, names))
+        error.rename_keys(lambda key: as_argument(key, names))
         raise
 
 
@@ -162,8 +162,8 @@ def as_argument(key: Key, names: Mapping[str, str] = _NAMES) -> str:
     A batch size becomes "a global batch of 256", because the argument of `prepare_training` is the batch
     size of one device.
     """
-    own = key.name.removeprefix(_OBJECTS)
-    name = own if own != key.name else names.get(key.name)
+    argument = key.name.removeprefix(_OBJECTS)
+    name = argument if argument != key.name else names.get(key.name)
     if name is None:
         return str(key)
     if key.has_value and key.name.endswith(".batch_size"):

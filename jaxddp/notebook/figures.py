@@ -27,10 +27,10 @@ _MOST_INPUTS = 1000
 
 @errors_name_arguments()
 def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
-    """Show the first training images of a step, after all augmentation.
+    """Show the first training images of a step after augmentation.
 
     Args:
-        setup: what `prepare_training` returned.
+        setup: the result of `prepare_training`.
         count: number of images.
         step: number of the step, from 1.
 
@@ -38,7 +38,7 @@ def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
         A Matplotlib figure.
 
     Raises:
-        InputError: an argument is of the wrong kind, or an image cannot be read.
+        InputError: an argument has the wrong type, or an image cannot be read.
     """
     check_setup(setup)
     checked(count, Annotated[int, Range(1, _MOST_INPUTS)], "count")
@@ -52,7 +52,7 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
 
     Args:
         state: a trained state.
-        setup: what `prepare_training` returned.
+        setup: the result of `prepare_training`.
         table: the examples.
         count: number of images.
 
@@ -64,10 +64,10 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     check_evaluation(state, setup, table)
     checked(count, Annotated[int, Range(1, MAX_SHOWN)], "count")
     check_one_label(table)
-    # Imported here, because a machine that only trains needs no matplotlib.
+    # The import is here, because training needs no matplotlib.
     from jaxddp.training.pictures import prediction_grid
 
-    # A listing without labels has no classes.
+    # A table without labels has no classes.
     if table.class_names:
         check_comparable(table, setup.table, setup.data)
     rows = np.arange(min(count, len(table)))

@@ -1,4 +1,4 @@
-"""Opens data of any format for the Python API."""
+"""Opens data sets of all formats for the Python API."""
 
 import os
 from dataclasses import replace
@@ -27,18 +27,17 @@ def open_data(
 
     Args:
         path: a folder, a file, a URL, "tfds:NAME", or a name in datasets.toml if there is no such file.
-        val_share: if the data have no validation split, the fraction of each class that is held out, above 0 and below
-            1.
+        val_share: the fraction of each class to hold out, above 0 and below 1, if the data have no validation split.
         classes: a range of classes, "0:200", or their ids, "cats,dogs". Default: the classes of the entry in
             datasets.toml, else all.
-        manifest: a manifest that `jaxddp data check` wrote. The SHA-256 of each image is compared on every read.
+        manifest: a manifest of `jaxddp data check`. The SHA-256 of each image is compared with it on every read.
 
     Returns:
         The training data and the validation data.
 
     Raises:
         InputError: the data do not exist or are invalid, there is no validation split and no `val_share`, or the
-            manifest does not list an image. Images are opened later, when they are read.
+            manifest does not list an image. This function does not open the images.
     """
     place = place_of(check_path(path, "path"))
     held_out = checked(val_share, HeldOut | None, "val_share")

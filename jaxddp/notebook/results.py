@@ -30,7 +30,7 @@ def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = sof
 
     Args:
         state: a trained state.
-        setup: what `prepare_training` returned.
+        setup: the result of `prepare_training`.
         table: the examples.
         loss: the loss to measure, as for `train`.
 
@@ -38,8 +38,8 @@ def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = sof
         The means of the loss and the metrics by name, with `count`.
 
     Raises:
-        InputError: an argument is of the wrong kind, the state is of another network, or the table has other classes or
-            images than the training data.
+        InputError: an argument has the wrong type, the state is of another network, or the table has other classes or
+            another image format than the training data.
     """
     check_evaluation(state, setup, table)
     return setup.with_loss(loss).evaluator(table)(state)
@@ -55,7 +55,7 @@ def topk_accuracy(
 
     Args:
         state: a trained state.
-        setup: what `prepare_training` returned.
+        setup: the result of `prepare_training`.
         table: the examples.
         k: one or several numbers.
 
@@ -68,34 +68,34 @@ def topk_accuracy(
     check_evaluation(state, setup, table)
     check_one_label(table)
     several = k if isinstance(k, Iterable) and not isinstance(k, str) else [k]
-    wanted = [checked(each, int, "k") for each in several]
-    for each in wanted:
-        if not 1 <= each <= table.num_classes:
-            raise InputError(Key("k", each), f": expected 1 to {table.num_classes}, the number of classes")
-    measured = setup.evaluator(table, metrics={f"top{each}": TopK(each) for each in wanted})(state)
-    return {each: measured[f"top{each}"] for each in wanted}
+    ks = [checked(number, int, "k") for number in several]
+    for number in ks:
+        if not 1 <= number <= table.num_classes:
+            raise InputError(Key("k", number), f": expected 1 to {table.num_classes}, the number of classes")
+    measured = setup.evaluator(table, metrics={f"top{number}": TopK(number) for number in ks})(state)
+    return {number: measured[f"top{number}"] for number in ks}
 
 
 @errors_name_arguments()
 def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
     """Write the weights that evaluation uses to a .safetensors file.
 
-    A network of torchvision or timm gets its published names and layout; other networks get their own paths with dots.
-    `prepare_training(..., weights=out)` loads them.
+    The arrays of a network of torchvision or timm have the published names and layout. The names of other arrays are
+    their paths in the network, with dots. `prepare_training(..., weights=out)` loads the file.
 
     Args:
         state: a trained state.
-        setup: what `prepare_training` returned.
+        setup: the result of `prepare_training`.
         out: the path of the file.
 
     Raises:
-        InputError: an argument is of the wrong kind, or the file cannot be written.
+        InputError: an argument has the wrong type, or the file cannot be written.
     """
     check_state(state, setup)
     files.check_path(out, "out")
     arrays = by_path(state.eval_params, state.model_state)
-    own = {path: np.asarray(leaf) for path, leaf in arrays.items()}
-    write_weights(Path(out), setup.recipe.model, own, setup.topology.peers)
+    host_arrays = {path: np.asarray(leaf) for path, leaf in arrays.items()}
+    write_weights(Path(out), setup.recipe.model, host_arrays, setup.topology.peers)
 
 
 def check_one_label(table: Source) -> None:

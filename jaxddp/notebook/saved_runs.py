@@ -1,4 +1,4 @@
-"""Loads and evaluates trained runs by their work directory."""
+"""Loads and evaluates trained runs from their work directories."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ def load_run(
     Args:
         workdir: the work directory of the run. The training data are not needed.
         step: "best" (the latest if the run was not validated), "latest", or the step of a checkpoint.
-        model: the network, for a run of the Python API, whose work directory does not name it.
+        model: the network of a run of the Python API. The work directory of such a run does not name its network.
         devices: the number of this job's devices to use, or a list of devices; None for all.
 
     Returns:
-        The trained run, with methods for prediction and features.
+        The trained run, with methods for predictions.
 
     Raises:
         InputError: there is no such run or checkpoint, or the checkpoint is of another model.

@@ -1,1 +1,1 @@
-"""Reports about runs: reads the files of runs, and shows tables and charts as text or as one HTML page."""
+"""Reads the files of runs, and makes tables and charts of them, as text or as an HTML page."""

@@ -1,4 +1,4 @@
-"""Charts of several runs on common axes, as dicts for plotly.js; the page adds the x values."""
+"""Charts of several runs on common axes, as dicts for plotly.js. The script of the page adds the x values."""
 
 import html
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from jaxddp.training.listeners.metric_rows import Columns
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 MOST_POINTS = 2000
-"""The number of points up to which a curve is drawn in full. A longer curve is cut into short stretches, and only the
-extremes of each stretch are drawn."""
+"""The maximum number of points of a curve that is drawn in full. A longer curve is cut into short stretches, and only
+the extremes of each stretch are drawn."""
 
 _FIRST = ("loss", "top1")
 _SPEED = ("images_per_second", "data_wait_fraction", "flops_utilization", "peak_memory")
@@ -43,7 +43,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "averaged": {"line": {"width": 2.5, "dash": "dash"}, "marker": {"size": 6}},
 }
 _MOST_MARKED = 30
-"""The number of points up to which a curve has markers; more markers would hide it."""
+"""The maximum number of points of a curve with markers. More markers would hide the curve."""
 _NAMES = {
     "steps": "step",
     "epochs": "mean of an epoch",
@@ -59,7 +59,7 @@ class Chart(NamedTuple):
         title: plain text.
         data, layout: the arguments of plotly.js, with escaped text. If the `meta` of a trace names an entry of
             `Positions`, the page adds its x values.
-        main: whether the chart is drawn large, before all other charts.
+        main: whether the chart is large and comes before the other charts.
         curve: whether the reader chooses the x axis.
         logarithmic: whether the reader can choose a logarithmic y axis.
     """
@@ -74,16 +74,16 @@ class Chart(NamedTuple):
 
 
 Positions = dict[str, dict[str, list[float | None]]]
-"""The x values of traces on the axes "step", "epoch" and "time" (seconds), by the name in a trace's `meta`."""
+"""The x values of traces, by the name in a trace's `meta`, on the axes "step", "epoch" and "time" (seconds)."""
 
 
 def parts_of(run: RunFiles) -> dict[str, Columns]:
-    """Returns the columns of a run by the style in which they are drawn."""
+    """Return the columns of a run by the style in which they are drawn."""
     return dict(zip(_PARTS, run.series, strict=True))
 
 
 def run_positions(runs: Sequence[RunFiles]) -> Positions:
-    """Returns the x values of all rows of the runs."""
+    """Return the x values of all rows of the runs."""
     return {
         f"{number} {part}": {axis: numbers(values) for axis, values in run.positions(columns).items()}
         for number, run in enumerate(runs)
@@ -93,17 +93,17 @@ def run_positions(runs: Sequence[RunFiles]) -> Positions:
 
 
 def curves(runs: Sequence[RunFiles], colours: Sequence[str]) -> list[Chart]:
-    """Returns a chart for each metric of any run, with all runs on common axes."""
+    """Return a chart for each metric of any run, with all runs on common axes."""
     logged = dict.fromkeys(name for run in runs for columns in run.series for name in columns)
     names = [name for name in logged if name not in ("step", "epoch", "count", "seconds")]
-    others = [name for name in names if name not in (*_FIRST, *_SPEED)]
-    ordered = [name for name in (*_FIRST, *others, *_SPEED) if name in names]
+    other_names = [name for name in names if name not in (*_FIRST, *_SPEED)]
+    ordered = [name for name in (*_FIRST, *other_names, *_SPEED) if name in names]
     charts = [_curve(number, metric, runs, colours) for number, metric in enumerate(ordered)]
     return [chart for chart in charts if chart.data]
 
 
 def is_wide(runs: Sequence[RunFiles]) -> bool:
-    """Whether the losses of epochs and validations span more than a factor of 100, too much for a linear axis."""
+    """Return whether losses of epochs and validations span a factor of more than 100, too much for a linear axis."""
     columns_of_loss = [columns["loss"] for run in runs for columns in run.series[1:] if "loss" in columns]
     losses = np.concatenate([*columns_of_loss, np.ones(0)])
     losses = losses[losses > 0]
@@ -111,7 +111,7 @@ def is_wide(runs: Sequence[RunFiles]) -> bool:
 
 
 def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[list[Chart], Positions]:
-    """Returns charts of each validation metric's mean over seeds, with a band from the minimum to the maximum.
+    """Return a chart for each validation metric: its mean over seeds, and a band from its minimum to its maximum.
 
     Returns:
         The charts, and the x values of their points.
@@ -135,12 +135,12 @@ def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[
 
 
 def numbers(values: np.ndarray) -> list[float | None]:
-    """Returns values with seven digits, enough for any screen; None for a value that is not finite."""
+    """Return values rounded to seven digits, and None instead of a value that is not finite."""
     return [float(f"{value:.7g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
 def plain(text: str) -> str:
-    """Returns a text with its markup escaped, for plotly."""
+    """Escape the markup of a text for plotly."""
     return html.escape(text)
 
 
@@ -163,9 +163,9 @@ def _chart(name: str, title: str, metric: str, data: list[dict[str, Any]]) -> Ch
 
 
 def _trace(name: str, values: np.ndarray, key: str, colour: str, style: str, metric: str) -> dict[str, Any]:
-    look, rows, finite = _STYLES[style], _drawn_rows(values), np.isfinite(values).sum()
-    # A single point is invisible as a line.
-    marked = finite == 1 or ("marker" in look and finite <= _MOST_MARKED)
+    options, rows, finite = _STYLES[style], _drawn_rows(values), np.isfinite(values).sum()
+    # A line with a single point is invisible.
+    has_markers = finite == 1 or ("marker" in options and finite <= _MOST_MARKED)
     meta: dict[str, Any] = {"where": key}
     if len(rows) < len(values):
         meta["rows"] = rows.tolist()
@@ -174,9 +174,9 @@ def _trace(name: str, values: np.ndarray, key: str, colour: str, style: str, met
         "type": "scatter",
         "name": plain(name),
         "y": numbers(values[rows]),
-        "mode": "lines+markers" if marked else "lines",
-        **look,
-        "line": look["line"] | {"color": colour},
+        "mode": "lines+markers" if has_markers else "lines",
+        **options,
+        "line": options["line"] | {"color": colour},
         "meta": meta,
         "hovertemplate": f"%{{x}}: {value}",
     }
@@ -190,9 +190,9 @@ def _band(least: np.ndarray, most: np.ndarray, colour: str, key: str) -> list[di
 
 
 def _drawn_rows(values: np.ndarray) -> np.ndarray:
-    """Returns the rows to draw: all, or the minimum and the maximum of each stretch.
+    """Return the rows to draw: all rows, or the rows of the minimum and the maximum of each stretch.
 
-    If no value of a stretch is finite, its first row is drawn.
+    If a stretch has no finite value, its first row is drawn.
     """
     if len(values) <= MOST_POINTS:
         return np.arange(len(values))

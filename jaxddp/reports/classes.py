@@ -1,4 +1,4 @@
-"""How well runs separate the classes: confusion matrices, accuracies of classes, most confident mistakes."""
+"""The accuracy of runs by class: confusion matrices, accuracies of classes, most confident mistakes."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,11 +15,11 @@ from jaxddp.training.validation.predicted_images import short_class_name
 MOST_MISTAKES = 24
 MOST_CONFUSIONS = 20
 _MOST_IN_SIGHT = 10
-"""The number of confusions up to which their table does not scroll."""
+"""The maximum number of confusions in a table that does not scroll."""
 LARGEST_MATRIX = 100
-"""The number of classes up to which a confusion matrix is drawn."""
+"""The maximum number of classes of a confusion matrix. With more classes, no matrix is drawn."""
 _WITH_COUNTS = 20
-"""The number of classes up to which the cells of a matrix show their counts."""
+"""The maximum number of classes of a matrix with counts in its cells."""
 
 
 class Mistake(NamedTuple):
@@ -33,7 +33,7 @@ class Mistake(NamedTuple):
 
 
 class RunClasses(NamedTuple):
-    """The classes of the validation data as one run predicts them.
+    """The predictions of a run for each class of the validation data.
 
     Attributes:
         counts: the number of images of each class, int64[K].
@@ -52,7 +52,7 @@ class RunClasses(NamedTuple):
 
 
 def run_classes(number: int, name: str, colour: str, images: ValidationImages) -> RunClasses:
-    """Returns the confusion matrix, the most frequent confusions and the most confident mistakes of a run."""
+    """Return the confusion matrix, the most frequent confusions and the most confident mistakes of a run."""
     outcome = images.outcome
     names = outcome.class_names
     unusable = len(outcome.labels) - len(outcome.known)
@@ -64,14 +64,14 @@ def run_classes(number: int, name: str, colour: str, images: ValidationImages) -
 
 
 def accuracy_tables(runs: Sequence[RunClasses]) -> list[TextTable]:
-    """Returns tables with the accuracy of each class in each run, the worst class first.
+    """Return tables with the accuracy of each class in each run, the worst class first.
 
-    Runs that have the same classes, with the same number of images of each class, are in one table.
+    Runs with the same classes, and with the same number of images in each class, are in one table.
     """
-    alike: dict[tuple[object, ...], list[RunClasses]] = {}
+    groups: dict[tuple[object, ...], list[RunClasses]] = {}
     for run in runs:
-        alike.setdefault((run.class_names, *run.counts.tolist()), []).append(run)
-    return [_accuracies(members) for members in alike.values()]
+        groups.setdefault((run.class_names, *run.counts.tolist()), []).append(run)
+    return [_accuracies(members) for members in groups.values()]
 
 
 def _accuracies(runs: Sequence[RunClasses]) -> TextTable:
@@ -110,7 +110,7 @@ def _matrix(chart: str, outcome: Outcome) -> Chart:
         "ticktext": [plain(short_class_name(name)) for name in names],
     }
     if len(names) > _WITH_COUNTS:
-        # The names of so many classes would overlap; they show under the pointer.
+        # The labels of many classes would overlap. The names are in the text under the pointer.
         ticks = {"showticklabels": False, "ticks": ""}
     ticks |= {"showgrid": False, "zeroline": False}
     layout = {
@@ -121,7 +121,7 @@ def _matrix(chart: str, outcome: Outcome) -> Chart:
 
 
 def _hover(outcome: Outcome, label: int, guess: int) -> str:
-    """Returns the text of a cell of the matrix, with markup of plotly."""
+    """Return the text under the pointer for a cell of the matrix, with plotly's markup."""
     count, names = int(outcome.confusion[label, guess]), outcome.class_names
     if not count:
         return ""

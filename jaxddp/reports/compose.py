@@ -18,16 +18,16 @@ from jaxddp.reports.text_tables import Cell, Column, TextTable
 
 
 def write_report(directories: Sequence[Path], out: Path, which: str | None, data_path: str | None = None) -> str:
-    """Write a page about the runs of some work directories. Returns a summary for the user.
+    """Write a page about the runs of some work directories, and return a summary for the user.
 
     Args:
-        which: the checkpoint ("latest", "best" or a step) that classifies the validation data; None reads files only,
-            without JAX.
-        data_path: the location of the runs' data, in place of the one in their configs.
+        which: the checkpoint ("latest", "best" or a step) that classifies the validation data. None omits the classes,
+            which needs no JAX.
+        data_path: the location of the runs' data, if it is not the location in their configs.
 
     Raises:
         InputError: a directory contains no run, a library is missing, or `out` cannot be written. A missing or damaged
-            file of a run is no error: the page leaves its part out and says so.
+            file of a run is no error: the page omits its content and lists the fault.
     """
     check_libraries()
     if which is not None and which not in ("best", "latest") and not (which.isascii() and which.isdecimal()):
@@ -50,7 +50,7 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None, data
 
 
 def page_of(runs: Sequence[RunFiles]) -> Page:
-    """Returns the page of some runs, from their files alone."""
+    """Return the page of some runs without the predictions of their checkpoints."""
     groups, colours = _groups(runs)
     several = [group for group in groups if len(group.members) > 1]
     return Page(
@@ -66,7 +66,7 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
 
 
 def with_classes(page: Page, runs: Sequence[RunFiles], which: str, data_path: str | None = None) -> Page:
-    """Returns the page with the predictions of each run's checkpoint for the validation data."""
+    """Return a copy of the page with the predictions of each run's checkpoint for the validation data."""
     from jaxddp.reports.classes import accuracy_tables, run_classes
     from jaxddp.reports.validation_images import predict_validation_images
 
@@ -85,9 +85,9 @@ def with_classes(page: Page, runs: Sequence[RunFiles], which: str, data_path: st
 
 
 def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
-    """Returns the groups of runs that differ in their seed alone, and the colour of each run.
+    """Return the groups of runs that differ in their seed alone, and the colour of each run.
 
-    The runs of a group share a colour, unless there is only one group or every group has one run.
+    The runs of a group share a colour. If there is only one group, or every group has one run, each run has its own.
     """
     members = seed_groups(runs)
     names = group_names(runs, members)

@@ -16,19 +16,21 @@ _FREE = (
 )
 """Prefixes of the keys in which runs of one recipe may differ: devices, location of the data, logging."""
 _RECIPE = "parallel.reproducible"
-_BESIDE = ("fingerprint.", "objects.", "recipe.", RUN_ID)
+"""The only key with one of these prefixes in which runs of one recipe must not differ."""
+_NO_SETTINGS = ("fingerprint.", "objects.", "recipe.", RUN_ID)
+"""Prefixes of the keys in config.json that are not settings."""
 _LONGEST_NAME = 3
 
 
 class Difference(NamedTuple):
-    """A setting, and its value in each run, as text."""
+    """The key of a setting, and the text of its value in each run."""
 
     key: str
     values: tuple[str, ...]
 
 
 def differences(runs: Sequence[RunFiles]) -> list[Difference]:
-    """Returns the settings that are not the same in all runs, in the order of a config."""
+    """Return the settings that differ between runs, in the order of a config."""
     configs, defaults = [flatten(dict(run.config)) for run in runs], flatten(Config().to_dict())
     keys = dict.fromkeys([*defaults, *(key for config in configs for key in config if key != RUN_ID)])
     rows = [Difference(key, tuple(_text(key, config, defaults) for config in configs)) for key in keys]
@@ -36,15 +38,15 @@ def differences(runs: Sequence[RunFiles]) -> list[Difference]:
 
 
 def changes(run: RunFiles) -> list[Difference]:
-    """Returns the settings of a run that are not the default: the default value and the run's."""
+    """Return the settings of a run that differ from the default, each with the default value and the run's value."""
     config, defaults = flatten(dict(run.config)), flatten(Config().to_dict())
-    settings = {key: value for key, value in config.items() if not key.startswith(_BESIDE)}
+    settings = {key: value for key, value in config.items() if not key.startswith(_NO_SETTINGS)}
     rows = [Difference(key, (_text(key, defaults, {}), _text(key, settings, defaults))) for key in settings]
     return [row for row in rows if len(set(row.values)) > 1]
 
 
 def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
-    """Returns groups of run numbers, in the order of the runs; the runs of a group differ in their seed alone.
+    """Return groups of the numbers of runs, in the order of the runs. The runs of a group differ in their seed alone.
 
     A run whose config cannot be read is a group of its own.
     """
@@ -58,11 +60,11 @@ def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
 
 
 def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> list[str]:
-    """Returns a name for each group: the settings in which it differs from the other groups."""
+    """Return a name for each group: the settings in which it differs from the other groups."""
     if len(groups) == 1:
         return ["all runs"]
     between_groups = differences([runs[members[0]] for members in groups])
-    naming = [row for row in between_groups if row.key == _RECIPE or not row.key.startswith((*_FREE, *_BESIDE))]
+    naming = [row for row in between_groups if row.key == _RECIPE or not row.key.startswith((*_FREE, *_NO_SETTINGS))]
     more = ", …" if len(naming) > _LONGEST_NAME else ""
     names = [
         ", ".join(f"{row.key.rpartition('.')[2]} {row.values[number]}" for row in naming[:_LONGEST_NAME]) + more
@@ -75,14 +77,14 @@ def _text(key: str, flat: dict[str, Any], defaults: dict[str, Any]) -> str:
     if key in flat:
         value = flat[key]
     else:
-        # A key that did not exist when the run was made has its default. The config of a run from
-        # Python lacks whole sections.
+        # A key that is newer than the run has its default. The config of a run from Python lacks
+        # whole sections, whose values are unknown.
         section = key.partition(".")[0] + "."
         if not any(other.startswith(section) for other in flat) and key != "seed":
             return UNKNOWN
         value = defaults.get(key)
     value = FALLBACK_VALUES.get(key) if value is None else value
-    if key.startswith(_BESIDE) and isinstance(value, str):
+    if key.startswith(_NO_SETTINGS) and isinstance(value, str):
         return value[:12]
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"

@@ -16,7 +16,7 @@ _MEDIANS = ("images_per_second", "data_wait_fraction", "flops_utilization")
 
 
 def runs_below(directory: Path) -> list[Path]:
-    """Returns the work directories among a directory and its folders, up to five deep.
+    """Return the work directories among a directory and its subfolders, up to a depth of five.
 
     Hidden folders and symbolic links are left out.
     """
@@ -37,7 +37,7 @@ def _runs_below(directory: Path, depth: int) -> Iterator[Path]:
 
 
 def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) -> TextTable:
-    """Returns a table of the runs' progress, best and last validations, and time of training and validation."""
+    """Return a table of runs: progress, best and last validations, and time of training and validation."""
     titles = ("step", "best val", "at step", "last val", "epoch", "train + val time")
     columns = (Column("run", number=False), Column("status", number=False), *map(Column, titles))
     rows = []
@@ -51,7 +51,7 @@ def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) ->
 
 
 def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
-    """Returns a table of speed, waiting and utilization (medians over the logged steps), peak memory and time."""
+    """Return a table of runs: speed, waiting and utilization (medians of the logged steps), peak memory and time."""
     titles = ("images/s", "waiting for data", "FLOP utilization", "peak memory", "devices", "processes")
     columns = (
         Column("run", number=False),
@@ -74,7 +74,7 @@ def _epoch(run: RunFiles) -> str:
     last = [float(columns["epoch"][-1]) for columns in run.series if "epoch" in columns]
     finite = [epoch for epoch in last if np.isfinite(epoch)]
     # The last step may begin another epoch: a run of 6 epochs can end at 6.01.
-    return f"{min(max(finite), run.asked_epochs):.4g}" if finite else NOTHING
+    return f"{min(max(finite), run.planned_epochs):.4g}" if finite else NOTHING
 
 
 def _last(run: RunFiles) -> str:

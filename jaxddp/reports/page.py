@@ -26,11 +26,11 @@ class LegendEntry(NamedTuple):
 
 
 class CurveSection(NamedTuple):
-    """Charts of all that the runs logged.
+    """Charts of all logged metrics.
 
     Attributes:
-        positions: where the points of the charts lie on each x axis.
-        logarithmic: whether the y axis of the loss is logarithmic until the reader chooses.
+        positions: the x values of the points of the charts, on each x axis.
+        logarithmic: whether the y axis of the loss is logarithmic when the page opens.
     """
 
     charts: Sequence[Chart]
@@ -50,7 +50,7 @@ class ClassSection(NamedTuple):
     """The predictions of checkpoints for validation data.
 
     Attributes:
-        accuracies: the accuracy of each class; one table for all runs of the same classes.
+        accuracies: tables of the accuracy of each class. Runs with the same classes share a table.
         faults: a line for each run without predictions, with the reason.
     """
 
@@ -61,11 +61,11 @@ class ClassSection(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """The content of a report; a section without charts, rows and faults is left out.
+    """The content of a report. A section without charts, rows and faults is omitted.
 
     Attributes:
         runs: a table with a row for each run.
-        faults: a line for each part of a run that is left out, with the reason.
+        faults: a line for each missing or damaged file of a run.
         settings: the settings that differ between runs, or the settings of a single run that are not the default.
         speed: a table of speed, memory and time.
     """
@@ -97,7 +97,7 @@ def check_libraries() -> None:
 
 
 def render(page: Page) -> str:
-    """Returns the page as HTML; the same runs give the same text. Raises: InputError if a library is not installed."""
+    """Return the page as HTML, with the same text for the same runs. Raises: InputError if a library is missing."""
     check_libraries()
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs

@@ -1,4 +1,4 @@
-"""Reads the runs of work directories; a missing or damaged file becomes a fault of its run."""
+"""Reads runs from their work directories. A missing or damaged file becomes a line in the faults of its run."""
 
 import json
 import os
@@ -22,16 +22,17 @@ from jaxddp.workdir.lock import is_locked
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory is the work directory of a run. A config.json alone may belong to another program."""
+    """Return whether a directory is the work directory of a run."""
     # `isfile` is also false for a directory that is not readable.
     if os.path.isfile(directory / METRICS):
         return True
+    # The config.json of another program has other keys.
     config, _ = _object(directory / CONFIG_FILE)
     return "seed" in config and "data" in config
 
 
 def read_runs(directories: Sequence[Path]) -> list[RunFiles]:
-    """Read the runs of some work directories. Raises: InputError if one is not a work directory, or is given twice."""
+    """Read the runs of some work directories. Raises: InputError if one is no work directory or is given twice."""
     places = [directory.resolve() for directory in directories]
     for directory, place in zip(directories, places, strict=True):
         if not is_run(place):
@@ -45,11 +46,11 @@ def read_runs(directories: Sequence[Path]) -> list[RunFiles]:
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """Returns the paths without the first folders, which all paths have in common."""
+    """Return the paths without the first folders that all paths have in common."""
     parts = [place.parts for place in places]
     shortest = min(map(len, parts)) - 1
     common = next((i for i in range(shortest) if len({path[i] for path in parts}) > 1), shortest)
-    # A path need not be valid UTF-8; the page must be.
+    # The page must be valid UTF-8, but a path may contain other bytes.
     return [os.fsencode("/".join(path[common:])).decode(errors="replace") for path in parts]
 
 
@@ -63,7 +64,7 @@ def _read(directory: Path, name: str) -> RunFiles:
     if (rows_fault := rows_fault or _other_losses(directory, columns.val)) is not None:
         faults.append(rows_fault)
     if result_fault is not None and (directory / RESULT).exists():
-        faults.append(f"{result_fault}; how it ended is left out")
+        faults.append(f"{result_fault}; its status is left out")
     saved = result.get("status")
     status = {True: "running", False: "ended", None: "unknown"}[is_locked(directory)]
     if status != "running" and isinstance(saved, str):
@@ -72,7 +73,7 @@ def _read(directory: Path, name: str) -> RunFiles:
 
 
 def _object(path: Path) -> tuple[dict[str, Any], str | None]:
-    """Returns the JSON object in a file and None. If it cannot be read, returns an empty dict and the fault."""
+    """Return the JSON object in a file and None. If the file cannot be read, return an empty dict and the fault."""
     try:
         content = json.loads(files.read(path))
     except FileNotFoundError:
@@ -87,7 +88,7 @@ def _object(path: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _other_losses(directory: Path, val: Columns) -> str | None:
-    """Returns a fault if metrics.jsonl and the validations of checkpoints disagree about a loss; else None."""
+    """Return a fault if metrics.jsonl and the validation file have different losses for a step; else None."""
     try:
         validations = ValidationFile(directory / CHECKPOINTS, None)
     except InputError:
@@ -102,7 +103,7 @@ def _other_losses(directory: Path, val: Columns) -> str | None:
 
 
 def _goal(directory: Path) -> Goal:
-    """Returns the goal in the run's validation file, or the default one."""
+    """Return the goal in the run's validation file, or the default goal."""
     try:
         return ValidationFile(directory / CHECKPOINTS, None).goal
     except InputError:
@@ -110,7 +111,7 @@ def _goal(directory: Path) -> Goal:
 
 
 def _series(directory: Path) -> tuple[Series, str | None]:
-    """Returns the rows of metrics.jsonl and None; without it, the validations of the checkpoints and the fault."""
+    """Return the rows of metrics.jsonl and None. If it is unreadable, return the validation file's rows and a fault."""
     path = directory / METRICS
     try:
         columns = series(row for _, row in parse(path))

@@ -1,4 +1,4 @@
-"""A run as the files of its work directory describe it; the run may still be training."""
+"""The content of the work directory of a run. The run may still be training."""
 
 import math
 from collections.abc import Mapping
@@ -22,26 +22,27 @@ class Best(NamedTuple):
     """The best validation of a run."""
 
     metric: str
-    """The metric that is compared: the metric of the goal, or "loss" if that metric was not measured."""
+    """The compared metric: the metric of the goal, or "loss" if the goal's metric was not measured."""
     value: float
     """The value of the metric, without smoothing."""
     step: int
     row: int
-    """The row among the validations."""
+    """The row of the validation in `RunFiles.validations`."""
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run, read from its files.
+    """The content of the files of a run.
 
     Attributes:
         name: the part of the path in which the run differs from the other runs.
-        config: the content of config.json; empty if it cannot be read. A run from Python lacks most sections.
-        result: the content of result.json; empty if there is none.
+        config: the content of config.json; empty if it cannot be read. The config of a run from Python lacks most
+            sections.
+        result: the content of result.json; empty if there is no such file.
         status: "running", "done", "stopped" (by early stopping), "preempted", "interrupted" or "failed"; "ended" if
             the run ended without a result, and "unknown" if the file system does not show whether the run is active.
-        goal: how the run compares its validations.
-        faults: a line for each missing or damaged file, whose part is left out.
+        goal: the metric by which the run compares its validations, and its direction.
+        faults: a line for each missing or damaged file, whose content is omitted.
     """
 
     directory: Path
@@ -68,7 +69,7 @@ class RunFiles:
         return max([final if isinstance(final, int) else 0, *logged])
 
     @cached_property
-    def asked_epochs(self) -> float:
+    def planned_epochs(self) -> float:
         """The planned number of epochs; infinite if the length is unknown or in another unit."""
         try:
             duration = Duration.parse(self.config["train"]["duration"])
@@ -93,7 +94,7 @@ class RunFiles:
     def seconds(self) -> np.ndarray | None:
         """Training time at each logged step in seconds, float64[n], without start, evaluation and saving.
 
-        It is computed from the logged images per second. None if the batch size is unknown.
+        The time is computed from the logged images per second. It is None if the batch size is unknown.
         """
         train = self.series.train
         if self.batch_size is None or "images_per_second" not in train:
@@ -103,7 +104,7 @@ class RunFiles:
         return np.cumsum(np.divide(images, speed, out=np.zeros(len(images)), where=speed > 0))
 
     def positions(self, columns: Columns) -> dict[str, np.ndarray]:
-        """Returns the x values of rows on the known axes of "step", "epoch" and "time" (seconds), float64[n] each."""
+        """Return the x values of rows, float64[n], on the known axes among "step", "epoch" and "time" (seconds)."""
         values = {name: np.asarray(columns[name], np.float64) for name in ("step", "epoch") if name in columns}
         if self.seconds is not None and values:
             steps = np.concatenate([[0], self.series.train["step"]])
@@ -120,13 +121,13 @@ class RunFiles:
     @property
     def validation_seconds(self) -> float | None:
         """Seconds of all validations; None if they are unknown."""
-        both = (self.series.val, self.series.val_ema)
-        seconds = [columns["seconds"] for columns in both if "seconds" in columns]
+        validations = (self.series.val, self.series.val_ema)
+        seconds = [columns["seconds"] for columns in validations if "seconds" in columns]
         return float(np.nansum(np.concatenate(seconds))) if seconds else None
 
     @cached_property
     def validations(self) -> Columns:
-        """The columns of `series.val`, and the metrics of averaged parameters as "val_ema loss" and so on."""
+        """The columns of `series.val`, and the metrics of averaged parameters, such as "val_ema loss"."""
         val, averaged = self.series.val, self.series.val_ema
         if not val or not averaged:
             return val
@@ -142,9 +143,9 @@ class RunFiles:
 
     @cached_property
     def best(self) -> Best | None:
-        """The best validation by the goal's metric, or by the loss if that metric was not measured.
+        """The best validation by the goal's metric, or by the loss if the goal's metric was not measured.
 
-        If several are equal, it is the latest of them.
+        Among several equal validations, it is the latest.
         """
         val = self.validations
         for goal in (self.goal, Goal("loss", lowest=True)):

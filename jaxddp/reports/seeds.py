@@ -11,7 +11,7 @@ from jaxddp.reports.text_tables import Cell, Column, TextTable, number
 
 
 class SeedGroup(NamedTuple):
-    """The numbers of runs that differ in their seed alone, with a name and a colour."""
+    """A group of runs that differ in their seed alone. The members are the numbers of the runs."""
 
     name: str
     colour: str
@@ -29,7 +29,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Returns the spread of at least one value; all must be finite."""
+        """Return the spread of at least one value. All values must be finite."""
         array = np.array(values, np.float64)
         std = float(array.std(ddof=1)) if len(array) > 1 else float("nan")
         return cls(len(array), float(array.mean()), std, float(array.min()), float(array.max()))
@@ -39,7 +39,7 @@ class MeanCurve(NamedTuple):
     """Mean, minimum and maximum over several runs at their common steps, float64[n] each.
 
     Attributes:
-        positions: the x values by axis, float64[n] each; the time is the mean over the runs.
+        positions: the x values by axis, float64[n] each, as means over the runs.
     """
 
     positions: dict[str, np.ndarray]
@@ -49,10 +49,10 @@ class MeanCurve(NamedTuple):
 
 
 def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
-    """Returns the mean of a validation metric over runs; None without common steps, or if a run lacks the metric."""
+    """Return the mean of a validation metric over runs; None if they have no common step or one lacks the metric."""
     if not all(metric in run.validations for run in runs):
         return None
-    # If a step has two validations, the last one is used.
+    # If a step has two validations, the last validation is used.
     row_of = [dict(zip(run.series.val["step"].tolist(), itertools.count(), strict=False)) for run in runs]
     common = sorted(set.intersection(*map(set, row_of)))
     if not common:
@@ -66,13 +66,13 @@ def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
 
 
 def spread_of(runs: Sequence[RunFiles], metric: str, moment: str) -> Spread | None:
-    """Returns the spread of a metric at each run's "best" or "last" validation; None if no run has the metric."""
+    """Return the spread of a metric at each run's "best" or "last" validation; None if no run has the metric."""
     values = [value for run in runs if (value := _value(run, metric, moment)) is not None]
     return Spread.of(values) if values else None
 
 
 def seed_table(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> TextTable:
-    """Returns a table of the spreads of groups of runs."""
+    """Return a table of the spread of each metric in each group of runs."""
     titles = ("metric", "validation", "n", "mean", "standard deviation", "minimum", "maximum")
     columns = (Column("runs", number=False), *(Column(title, number=place > 1) for place, title in enumerate(titles)))
     rows = []

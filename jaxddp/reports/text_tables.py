@@ -1,4 +1,4 @@
-"""Tables of text, for the page and for the terminal, and how numbers are written in them."""
+"""Tables of text for the page and for the terminal, and the format of their numbers."""
 
 import itertools
 import math
@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jaxddp.core.wording as wording
 
 NOTHING = "-"
-_OF_TIME = ("data_wait_fraction", "flops_utilization")
-"""Logged values of a step that are shares."""
+_SHARES = ("data_wait_fraction", "flops_utilization")
+"""Logged values of a step that are shares from 0 to 1."""
 
 
 class Cell(NamedTuple):
@@ -25,14 +25,14 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column; numbers are right-aligned."""
+    """A column. A column of numbers is right-aligned."""
 
     title: str
     number: bool = True
 
 
 class TextTable(NamedTuple):
-    """A table; a `tall` one scrolls within its own box."""
+    """A table. A `tall` table scrolls within its own box."""
 
     columns: tuple[Column, ...]
     rows: list[tuple[Cell, ...]]
@@ -40,7 +40,7 @@ class TextTable(NamedTuple):
 
 
 def without_empty_columns(table: TextTable) -> TextTable:
-    """Returns the table without the columns that are empty in all rows."""
+    """Return the table without its empty columns."""
     filled = [any(row[index].text != NOTHING for row in table.rows) for index in range(len(table.columns))]
     columns = tuple(itertools.compress(table.columns, filled))
     rows = [tuple(itertools.compress(row, filled)) for row in table.rows]
@@ -48,17 +48,17 @@ def without_empty_columns(table: TextTable) -> TextTable:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric or another logged value is a share from 0 to 1, which is written in percent."""
-    return metric in _OF_TIME or wording.is_share(metric)
+    """Return whether a metric or another logged value is a share from 0 to 1. Shares are written in percent."""
+    return metric in _SHARES or wording.is_share(metric)
 
 
 def number(metric: str, value: float | None) -> str:
-    """Returns a value of a metric as text."""
+    """Return a value of a metric as text."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if wording.is_share(metric):
         return wording.figure(metric, value)
-    if metric in _OF_TIME:
+    if metric in _SHARES:
         return f"{value:.1%}"
     if metric == "peak_memory":
         return wording.size(value)

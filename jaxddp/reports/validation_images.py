@@ -1,4 +1,4 @@
-"""The validation images of a run: what a checkpoint predicts for them, and small pictures of some."""
+"""The validation images of a run: the predictions of a checkpoint for them, and thumbnails."""
 
 import base64
 import io
@@ -23,7 +23,7 @@ LONGEST_SIDE = 128
 
 
 class ValidationImages(NamedTuple):
-    """Images, the config by which they are read, and what a checkpoint predicts for them."""
+    """Images, the config for reading them, and the predictions of a checkpoint for them."""
 
     outcome: Outcome
     source: Source
@@ -31,17 +31,17 @@ class ValidationImages(NamedTuple):
 
 
 def predict_validation_images(directory: Path, which: str, data_path: str | None = None) -> ValidationImages:
-    """Returns the predictions of a checkpoint for the run's validation data, on all devices of this machine.
+    """Return the predictions of a checkpoint for the run's validation data, on all devices of this machine.
 
     The probabilities of an image that cannot be used are NaN.
 
     Args:
         which: "latest", "best" or a step; without validations "best" is the latest.
-        data_path: the location of the data, in place of the one in the run's config.
+        data_path: the location of the data, if it is not the location in the run's config.
 
     Raises:
-        InputError: the run's config does not name its network, its data or its checkpoint cannot be read, or its data
-            now have other classes.
+        InputError: the run's config does not name its network, the data or the checkpoint cannot be read, or the data
+            have other classes than the run.
     """
     keep_compiled_programs()
     run = restore_run(directory, which, Topology.create())
@@ -52,7 +52,7 @@ def predict_validation_images(directory: Path, which: str, data_path: str | None
 
 
 def thumbnails(source: Source, data: DataConfig, rows: np.ndarray) -> list[str]:
-    """Returns images as `data:` URLs of PNG files with at most 128 pixels a side. Raises: see `eval_batches`."""
+    """Return images as `data:` URLs of PNG files of at most 128x128 pixels. Raises: see `eval_batches`."""
     if not len(rows):
         return []
     return [_url(to_drawable(image)) for image in chosen_images(source, data, rows)]

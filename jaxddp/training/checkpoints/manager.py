@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, NonFiniteError, Preempted, noted_on
+from jaxddp.core.errors import InputError, NonFiniteError, Preempted, added_as_note_to
 from jaxddp.core.message import Key, Option
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import doing, phase
@@ -257,7 +257,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        with noted_on(error):
+        with added_as_note_to(error):
             if error is None or isinstance(error, Preempted) or self.peers.is_alone:
                 self.close()
                 return
