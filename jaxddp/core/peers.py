@@ -57,8 +57,8 @@ class Peers:
         text = json.dumps(dict(values))
         digest = hashlib.sha256(text.encode()).hexdigest()
         if other := int(self.decide("digests", digest, _first_that_differs)):
-            values = text if self.process_index in (0, other) else ""
-            name, problem = json.loads(self.decide("values", values, lambda texts: _difference(texts, other)))
+            shown = text if self.process_index in (0, other) else ""
+            name, problem = json.loads(self.decide("values", shown, lambda texts: _difference(texts, other)))
             raise InputError(Key(name), problem, advice="start every process with the same value")
 
     def exchange(self, name: str, value: str) -> list[str]:
