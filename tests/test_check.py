@@ -418,10 +418,10 @@ class Counted:
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list:
         return []
 
-    def advance(self, looked: int, faults: int) -> None:
-        self.told = looked
+    def advance(self, done: int, faults: int) -> None:
+        self.told = done
 
-    def fault(self, line: str) -> None:
+    def print_fault(self, line: str) -> None:
         raise AssertionError(line)
 
 
@@ -436,8 +436,8 @@ def counted_table(root: Path, store: Counted, rows: int):
 
 def test_no_more_is_read_ahead_than_the_threads_need(tmp_path):
     class Slow(Counted):
-        def advance(self, looked: int, faults: int) -> None:
-            super().advance(looked, faults)
+        def advance(self, done: int, faults: int) -> None:
+            super().advance(done, faults)
             time.sleep(0.001)
 
     store = Slow()
@@ -451,9 +451,9 @@ def test_an_interrupt_ends_the_reading_with_the_images_under_way(tmp_path):
     gate.set()
 
     class Interrupting(Counted):
-        def advance(self, looked: int, faults: int) -> None:
-            super().advance(looked, faults)
-            if looked == 20:
+        def advance(self, done: int, faults: int) -> None:
+            super().advance(done, faults)
+            if done == 20:
                 gate.clear()
                 signal.raise_signal(signal.SIGINT)
 

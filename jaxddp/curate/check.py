@@ -18,7 +18,7 @@ from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.source import SourceTable
 
 _PENDING_PER_THREAD = 32
-"""The number of queued rows for each thread. They keep the other threads busy while one image takes long."""
+"""The number of queued rows for each thread, so that one slow image does not stop the other threads."""
 _MIN_THREADS = 8
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def check(
             with _sound_rows(source) as sound, closing(findings_of_rows):
                 for row, findings in enumerate(findings_of_rows):
                     split.add(row, findings)
-                    sound[row] = findings.fault is None and not findings.stray
+                    sound[row] = findings.fault is None and not findings.has_stray_bytes
                     num_examined, num_faulty = num_examined + 1, num_faulty + (findings.fault is not None)
                     if progress is not None:
                         if findings.fault is not None:
@@ -84,7 +84,7 @@ def _sound_rows(source: SourceTable) -> Iterator[np.ndarray]:
 
 
 def map_in_threads(work: Callable[[int], T], count: int, threads: int) -> Generator[T]:
-    """Yield `work(row)` for the rows 0, 1, ... in order. Once closed, it ends its threads after their current row."""
+    """Yield `work(row)` for the rows 0, 1, ... in order. `close()` ends the threads after their current row."""
     pool, pending = ThreadPoolExecutor(threads), deque[Future[T]]()
     try:
         for row in range(count):

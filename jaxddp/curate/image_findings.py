@@ -39,7 +39,7 @@ class ImageFindings:
     """Unusual properties that do not prevent training, each as `kind: detail`."""
     fault: str | None = None
     """The reason why training cannot use the image; None if it can."""
-    stray: bool = False
+    has_stray_bytes: bool = False
     """Whether the file has stray bytes, which are removed each time before it is decoded."""
 
 
@@ -79,8 +79,8 @@ def examine_file(data: bytes, name: str) -> ImageFindings:
         notes.append(f"bytes left over: {left_over} behind the last pixel")
     if header.kind == "jpeg":
         notes += _stray_bytes(data)
-    stray = without_stray_bytes(data, left_over) is not data
-    return ImageFindings(digest, size, **fields, mode=mode, notes=tuple(notes), stray=stray)
+    has_stray_bytes = without_stray_bytes(data, left_over) is not data
+    return ImageFindings(digest, size, **fields, mode=mode, notes=tuple(notes), has_stray_bytes=has_stray_bytes)
 
 
 def _describe(data: bytes) -> tuple[str, list[str]]:

@@ -59,10 +59,10 @@ def match(
     names = {path: naming(path) for path in shapes}
     arrays = {path: from_published(path, name, state_dict[name]) for path, name in names.items() if name in state_dict}
     new = tuple(path for path in shapes if new_layers.holds(path, path.partition("/")[2]))
-    unfit = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
-    unfit = [path for path in unfit if path not in new]
-    head = _head(shapes, [path for path in shapes if path not in new] if new_head else unfit, num_classes)
-    if faults := [path for path in unfit if path not in head]:
+    unmatched = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
+    unmatched = [path for path in unmatched if path not in new]
+    head = _head(shapes, [path for path in shapes if path not in new] if new_head else unmatched, num_classes)
+    if faults := [path for path in unmatched if path not in head]:
         advice = (
             *("give weights of this network for such images, choose the network of these weights (", Key("model.name")),
             *(", width and stem), or initialize these layers anew (", Key("model.new_layers"), ")"),
@@ -75,7 +75,7 @@ def match(
 
 
 def _head(shapes: Shapes, paths: Sequence[str], num_classes: int) -> tuple[str, ...]:
-    """Return the kernel and bias of the head, if it is among these paths.
+    """Return the paths of the head's kernel and bias, if they are among `paths`.
 
     The head is the only layer with as many outputs as there are classes.
     """

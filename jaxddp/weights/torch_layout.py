@@ -48,5 +48,5 @@ def from_published(path: str, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def published(arrays: Mapping[str, np.ndarray], naming: Naming) -> dict[str, np.ndarray]:
-    """Return the state dict of arrays that are given by path."""
+    """Return the state dict of the arrays, a dict by path."""
     return {naming(path): to_published(path, naming(path), array) for path, array in arrays.items()}

@@ -172,7 +172,7 @@ def _refuse_images_outside_classes(folder: Path, refuse: Refuse) -> None:
 
 
 def _class_images(root: Path, folder: Path) -> tuple[list[str], list[str]]:
-    """Return the images below one class's folder, as sorted paths relative to the root, and the faults."""
+    """Return the images of a class's folder, as sorted paths relative to the root, and the faults of the folder."""
     faults: list[str] = []
     images = _images(root, folder, (), faults.append)
     paths = sorted(os.path.relpath(path, root).replace(os.sep, "/") for path in images)

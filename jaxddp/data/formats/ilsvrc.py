@@ -120,7 +120,7 @@ def _without_links_out(table: ExampleTable, solutions: Solutions, refuse: Refuse
 
 
 class SolutionFiles:
-    """The format of Kaggle's archive: a URL, or a solution file in a directory or named by the config."""
+    """The format of Kaggle's archive: a URL, a directory with a solution file, or a config with such a file."""
 
     description = f"a directory or a URL with {TRAIN_CSV} (Kaggle's ILSVRC archive)"
 

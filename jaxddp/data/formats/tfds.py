@@ -193,7 +193,7 @@ def _open_store(shards: _Shards) -> RecordFiles | ArrayRecords:
 
 
 def _load_or_build_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
-    """Return the saved index, or build and save it. An index with faults is not saved, so each run reports them."""
+    """Return the saved index, or build and save it. An index with faults is not saved: they are reported again."""
     depends_on = f"{shards.label} of {len(shards.class_names)} in {shards.lengths}"
     try:
         return load_or_build_index(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jaxddp.core.errors import InputError
 from jaxddp.data.images.image_types import DOWNLOAD_AGAIN, MAX_PIXELS, ImageHeader, PillowKind
 
-RULES = 3
+RULES_VERSION = 3
 """The version of the rules of `verify`. Increase it if they become stricter, so that every image is verified again."""
 
 JPEG_START = b"\xff\xd8\xff"
@@ -26,12 +26,12 @@ PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 DHT, EOI, SOS, DRI = 0xC4, 0xD9, 0xDA, 0xDD
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
-# Frames with Huffman codes. Frames with arithmetic codes are rejected, although training could decode them: any bytes
-# are valid arithmetic codes, and their decoder continues past the end of the data, so it cannot detect missing data.
+# Frames with Huffman codes. Frames with arithmetic codes are rejected, although training could decode them. Any bytes
+# are valid arithmetic codes, and the decoder continues past the end of the data, so it cannot detect missing data.
 HUFFMAN_FRAMES = frozenset((0xC0, 0xC1, 0xC2))
 APP0, APP14, COMMENT = 0xE0, 0xEE, 0xFE
 
-# Neither a stuffed zero in entropy-coded data nor a restart marker begins a segment.
+# The marker of a segment. A stuffed zero in entropy-coded data and a restart marker begin no segment.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]")
 _COEFFICIENTS = 64
 

@@ -20,7 +20,7 @@ Kind = Literal["jpeg", "png"] | PillowKind
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """The kind of a file, from its content and not its name, and the size of its image in pixels."""
+    """The kind of a file, read from its content and not its name, and the size of its image in pixels."""
 
     kind: Kind
     height: int

@@ -19,7 +19,9 @@ from PIL import Image
 from jaxddp.data.images.header import DHT, DRI, FRAMES, JPEG_END, PROGRESSIVE, SOS, Segment, jpeg_segments
 
 MAX_LEFT_OVER = 7
-"""The most bytes that may be left over after the last block. An encoder that writes words of 8 bytes may leave 7.
+"""The largest number of bytes that may be left over after the last block.
+
+An encoder that writes words of 8 bytes may leave 7 bytes.
 
 None of 60,200 real files has bytes left over. If the height in the header is reduced by one row of blocks, each of
 these files has 10 or more bytes left over.
@@ -126,7 +128,7 @@ def _add_row_of_blocks(data: bytes, segments: Sequence[Segment], end: int) -> by
     taller = rows * block_height + 1
     if max(interval, taller) > _UINT16_MAX or rows * columns % interval:
         return None
-    # The decoder counts restarts modulo 8, and would accept an end that is 8 restarts early.
+    # The decoder counts restarts modulo 8, and would accept data that end 8 restarts early.
     if restarts and len(_RESTART.findall(data, scan.end)) != rows * columns // interval - 1:
         return None
     restart = b"\xff\xdd\x00\x04" + interval.to_bytes(2)
@@ -150,7 +152,7 @@ def _count_by_extending(extended: bytes) -> int:
 
 
 def _count_by_cutting(data: bytes) -> int:
-    """Return the number of bytes left over in a file without end marker: remove bytes until the decoder needs one."""
+    """Return the number of bytes left over in a file without end marker: remove bytes until one is missing."""
     cut = 0
     while cut <= MAX_LEFT_OVER + 1:
         try:

@@ -1,4 +1,4 @@
-"""Verifies a PNG file to its end: its checksums, and that it has as many rows as its header says.
+"""Verifies a PNG file to its end: its checksums, and the number of its rows.
 
 Pillow is not enough: it ignores additional rows, and accepts a missing palette, which TensorFlow's decoder rejects.
 

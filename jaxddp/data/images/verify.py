@@ -41,7 +41,7 @@ def verify(data: bytes) -> ImageHeader:
         left_over = _read_to_end(data, header.kind, segments)
     except InputError:
         raise
-    # A damaged header can raise the last three of these errors.
+    # A damaged header can cause the last three of these errors.
     except (ValueError, OSError, SyntaxError, zlib.error, LookupError, struct.error) as error:
         raise InputError(f"damaged: {error}; {DOWNLOAD_AGAIN}") from None
     if left_over > MAX_LEFT_OVER:

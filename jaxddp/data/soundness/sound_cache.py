@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.core.cache_folder import cache_folder
-from jaxddp.data.images.header import RULES
+from jaxddp.data.images.header import RULES_VERSION
 from jaxddp.data.storage.cache import name_of_folder, read_sealed, write_sealed
 from jaxddp.data.storage.store import Fault, Store
 
@@ -102,7 +102,7 @@ class Verified:
 
 def _part(root: Path, part: int) -> Path:
     """Returns the file of a part. Raises: RuntimeError; see `cache_folder`."""
-    return cache_folder() / _FOLDER / f"{name_of_folder(root)}-{RULES}.{part % _PARTS}"
+    return cache_folder() / _FOLDER / f"{name_of_folder(root)}-{RULES_VERSION}.{part % _PARTS}"
 
 
 def _parts(root: Path) -> list[Path]:

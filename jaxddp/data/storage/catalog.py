@@ -24,7 +24,7 @@ CATALOG_FILE = "datasets.toml"
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """One data set of the catalog. Its path is absolute, or an address such as a URL, as written."""
+    """One data set of the catalog. Its path is absolute, or an unchanged address such as a URL."""
 
     path: str
     train: str | None = None
@@ -96,7 +96,7 @@ def _parse(catalog: Path, text: str) -> dict[str, Any]:
 
 
 def _heading_line(text: str, name: str) -> int:
-    """Return the line of a data set's heading."""
+    """Return the number of the line with a data set's heading."""
     for number, line in enumerate(text.splitlines(), 1):
         with suppress(tomllib.TOMLDecodeError):
             if line.lstrip().startswith("[") and name in tomllib.loads(line):

@@ -1,4 +1,4 @@
-"""A store of image files below a directory. It checks that the files exist and are inside the directory."""
+"""`LocalFiles`: reads image files below a directory, and checks that they exist and are inside the directory."""
 
 import hashlib
 import os
@@ -61,7 +61,7 @@ def _read_op(path: Any, offset: Any) -> Any:
 
 
 def _faults(root: Path, paths: np.ndarray, find_faults: Callable[..., Iterator[Fault]]) -> list[Fault]:
-    """Return the faults that `look` finds in each folder. Its arguments are a folder, its rows, and the real root."""
+    """Return the faults of all folders. The arguments of `find_faults` are a folder, its rows, and the real root."""
     root_bytes, real_root = os.fsencode(root), os.path.realpath(os.fsencode(root))
 
     def in_folder(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:

@@ -103,7 +103,7 @@ class Objects:
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        """List folders to find the faults of `Store.faults`. Over plain HTTP it finds none, because HTTP cannot list.
+        """List folders to find the faults of `Store.faults`. Return no fault over plain HTTP, which cannot list.
 
         Raises: the errors of `read`, for a folder.
         """
@@ -131,7 +131,7 @@ class Objects:
             chunks = []
             for chunk in answer.stream(min_chunk_size=1):
                 chunks.append(chunk)
-                # A server that sends a few bytes at a time never causes a read timeout.
+                # A server that sends a few bytes at a time never causes a read timeout, so check the deadline.
                 if time.monotonic() > until:
                     raise IncompleteResponse(f"{sum(map(len, chunks))} of {answer.meta['size']} bytes had arrived")
             data = b"".join(chunks)

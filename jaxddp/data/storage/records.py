@@ -180,7 +180,7 @@ def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarra
 
 
 def missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) -> list[Fault]:
-    """Return the rows of paths, bytes 'S'[N], whose file is missing, empty or outside the root. Rows share files."""
+    """Return the rows of `paths`, bytes 'S'[N], whose file is missing, empty or outside the root."""
     files, inverse = np.unique(paths, return_inverse=True)
     of_file = None if identity is None else np.zeros(len(files), np.uint64)
     # `LocalFiles` checks each file as if it were an image.
@@ -192,7 +192,7 @@ def missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) ->
 
 
 def _end(records: BinaryIO, offset: int, file: Path) -> int:
-    """Return the end of the record at an offset, from its header. The file's position is then after the header."""
+    """Return the end of the record at an offset, from its header. The file position is then after the header."""
     size = os.fstat(records.fileno()).st_size
     records.seek(offset)
     head = records.read(_HEAD)
@@ -205,6 +205,6 @@ def _end(records: BinaryIO, offset: int, file: Path) -> int:
 
 @contextmanager
 def _open_records(file: Path) -> Iterator[BinaryIO]:
-    # Unbuffered: only headers are read, and megabytes follow each header.
+    # Do not buffer: most reads are of a header, and megabytes follow each header.
     with files.reading(file, MAKE_OR_INDEX_AGAIN), files.open_regular(file, buffering=0) as records:
         yield records

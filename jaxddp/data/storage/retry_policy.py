@@ -18,7 +18,7 @@ _KEY_SERVICE = re.compile("/latest/api/token|/latest/meta-data/|/computeMetadata
 
 
 class IncompleteResponse(Exception):
-    """Raised if the body of a response is shorter than its header promises, or is not complete at the deadline."""
+    """Raised if the body of a response is shorter than its header states, or is not complete at the deadline."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ Fault = tuple[int, str]
 
 
 class Store(Protocol):
-    """A store of encoded images. A path identifies a file, and an offset an image in a file of many images."""
+    """A store of encoded images. A path identifies a file; an offset identifies an image in a file of many images."""
 
     @property
     def root(self) -> Path | None:
@@ -43,7 +43,7 @@ class Store(Protocol):
         ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        """Return the rows of paths, bytes 'S'[N], whose image is missing or empty, ascending. No image is opened.
+        """Return the rows of `paths`, bytes 'S'[N], whose image is missing or empty, ascending. No image is opened.
 
         A store with a `root` writes to `identity`, uint64[N], a number other than 0 that depends on a file's path below
         the root, its size, and its times of change.
@@ -54,7 +54,7 @@ class Store(Protocol):
 def faults_by_folder(
     paths: np.ndarray, find_faults: Callable[[bytes, dict[bytes, int]], Iterable[Fault]], threads: int
 ) -> list[Fault]:
-    """Return the faults that `find_faults` finds in each folder of the paths, bytes 'S'[N], all different.
+    """Return the faults that `find_faults` finds in each folder of `paths`, bytes 'S'[N], all different.
 
     Args:
         find_faults: a function of a folder and a dict from its file names to rows; it returns faults.
