@@ -10,7 +10,7 @@ import jaxddp
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.opening import open_splits
-from jaxddp.data.storage.catalog import CATALOG_VARIABLE, DatasetEntry, place_of, resolve
+from jaxddp.data.storage.catalog import CATALOG_VARIABLE, DatasetEntry, find_dataset, resolve
 from jaxddp.recipe_file import configs_folder
 
 CATALOG = """
@@ -92,10 +92,10 @@ def test_the_python_api_finds_the_same_catalog_names(tmp_path, monkeypatch):
         with pytest.raises(InputError, match=r"^'petz' is not a path: .*: no data set 'petz', did you mean 'pets'\?"):
             read("petz")
     # A path is never a name, and an existing folder takes precedence over a name.
-    assert place_of(Path("pets")) == DatasetEntry("pets")
-    assert place_of("./pets") == DatasetEntry("./pets")
+    assert find_dataset(Path("pets")) == DatasetEntry("pets")
+    assert find_dataset("./pets") == DatasetEntry("./pets")
     (tmp_path / "pets").mkdir()
-    assert place_of("pets") == DatasetEntry("pets")
+    assert find_dataset("pets") == DatasetEntry("pets")
 
 
 def test_the_example_catalog_of_the_configs_is_valid(monkeypatch):

@@ -24,8 +24,8 @@ from support.images import EOI, before_scan, encode, picture, segment
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.curate.check import check
-from jaxddp.curate.look import look_at_file
-from jaxddp.curate.manifest_writer import manifest_place
+from jaxddp.curate.image_findings import examine_file
+from jaxddp.curate.manifest_writer import manifest_path
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 
@@ -81,10 +81,10 @@ def test_metadata_that_pillow_rejects_is_not_a_fault(kind: str):
         with pytest.raises(OSError):
             Image.open(io.BytesIO(odd))
         if (mode, kind) != ("CMYK", "Adobe"):
-            assert look_at_file(odd, "n.jpg") == dataclasses.replace(
-                look_at_file(data, "n.jpg"), sha256=hashlib.sha256(odd).digest(), size=len(odd)
+            assert examine_file(odd, "n.jpg") == dataclasses.replace(
+                examine_file(data, "n.jpg"), sha256=hashlib.sha256(odd).digest(), size=len(odd)
             )
-            assert look_at_file(odd, "n.jpg").notes == notes
+            assert examine_file(odd, "n.jpg").notes == notes
 
 
 @pytest.mark.parametrize("kind", FAULTS | NOTES)
@@ -92,13 +92,13 @@ def test_one_bad_file_of_each_kind_is_found(kind: str):
     data, expected = (FAULTS | NOTES)[kind]
     if data is None:
         return
-    look = look_at_file(data, "somewhere/n.JPEG")
-    assert look.size == len(data)
+    findings = examine_file(data, "somewhere/n.JPEG")
+    assert findings.size == len(data)
     if kind in FAULTS:
-        assert look.fault is not None and look.fault.startswith(expected)
+        assert findings.fault is not None and findings.fault.startswith(expected)
     else:
-        assert look.fault is None and (look.height, look.width) == (40, 48)
-        assert expected in look.notes if expected else look.notes == ()
+        assert findings.fault is None and (findings.height, findings.width) == (40, 48)
+        assert expected in findings.notes if expected else findings.notes == ()
 
 
 def train_files(root: Path) -> list[Path]:
@@ -135,7 +135,7 @@ def test_the_command_names_each_bad_file_on_its_own_line_and_exits_with_code_1(s
     assert str(root) not in summary
     assert f"train: 24 rows (16 jpeg, 2 png), {len(FAULTS)} cannot be used" in summary
     assert "train: note: CMYK: 1" in summary
-    assert "train: mend or replace the images that cannot be used, or take their rows out of the table" in summary
+    assert "train: repair or replace the images that cannot be used, or take their rows out of the table" in summary
     assert "val: 4 rows (4 jpeg), 0 cannot be used" in summary
     assert lines[-1] == f"manifest: {manifest}"
 
@@ -169,7 +169,9 @@ def check_all(root: Path, tmp_path: Path, capfd, *options: str) -> tuple[list[st
     code, lines, error = run([root, "--manifest", tmp_path / "m.jsonl", *options], capfd)
     assert (code, error) == (1, "")
     head = json.loads((tmp_path / "m.jsonl").read_text().splitlines()[0])
-    assert f"faults in the listing of images: {len(head['refused'])}; mend them, since a run ends at the first" in lines
+    assert (
+        f"faults in the listing of images: {len(head['refused'])}; correct them, since a run ends at the first" in lines
+    )
     return lines, head
 
 
@@ -214,7 +216,7 @@ def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
     assert len(head["refused"]) == len(in_list) + 2 == len({*head["refused"]})
     assert head["splits"]["train"] | {"examples": 10, "faults": 6, "made_of": "file"} == head["splits"]["train"]
     assert "train: 10 files (4 jpeg), 6 cannot be used" in lines
-    assert "train: mend or replace the images that cannot be used, or take the files out of the folder" in lines
+    assert "train: repair or replace the images that cannot be used, or take the files out of the folder" in lines
     assert not [line for line in lines if "row" in line]
 
 
@@ -416,10 +418,10 @@ class Counted:
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list:
         return []
 
-    def advance(self, looked: int, faults: int) -> None:
-        self.told = looked
+    def advance(self, done: int, faults: int) -> None:
+        self.told = done
 
-    def fault(self, line: str) -> None:
+    def print_fault(self, line: str) -> None:
         raise AssertionError(line)
 
 
@@ -434,8 +436,8 @@ def counted_table(root: Path, store: Counted, rows: int):
 
 def test_no_more_is_read_ahead_than_the_threads_need(tmp_path):
     class Slow(Counted):
-        def advance(self, looked: int, faults: int) -> None:
-            super().advance(looked, faults)
+        def advance(self, done: int, faults: int) -> None:
+            super().advance(done, faults)
             time.sleep(0.001)
 
     store = Slow()
@@ -449,9 +451,9 @@ def test_an_interrupt_ends_the_reading_with_the_images_under_way(tmp_path):
     gate.set()
 
     class Interrupting(Counted):
-        def advance(self, looked: int, faults: int) -> None:
-            super().advance(looked, faults)
-            if looked == 20:
+        def advance(self, done: int, faults: int) -> None:
+            super().advance(done, faults)
+            if done == 20:
                 gate.clear()
                 signal.raise_signal(signal.SIGINT)
 
@@ -508,5 +510,5 @@ def test_the_default_manifest_is_never_inside_the_data_set(tmp_path, monkeypatch
     root = write_tree(tmp_path / "set", classes=2, images=2, val=2)
     monkeypatch.chdir(root / IMAGES)
     with pytest.raises(InputError, match="is inside the data set; give the manifest"):
-        manifest_place(root, None)
-    assert manifest_place(root, Path("m.jsonl")) == root / IMAGES / "m.jsonl"
+        manifest_path(root, None)
+    assert manifest_path(root, Path("m.jsonl")) == root / IMAGES / "m.jsonl"

@@ -18,9 +18,9 @@ from support.damage import HEADERS, SMALL, STRETCHES, Damage, resized, size_of, 
 from support.images import EOI, PNGS, chunks, encode, passes, picture, png, segment, ycck
 
 from jaxddp.core.errors import InputError
-from jaxddp.curate.look import look_at_file
+from jaxddp.curate.image_findings import examine_file
 from jaxddp.data.images.header import PNG_START
-from jaxddp.data.images.jpeg import FORGIVEN
+from jaxddp.data.images.jpeg import MAX_LEFT_OVER
 from jaxddp.data.images.verify import verify
 
 PHOTOGRAPHS = Path(
@@ -129,11 +129,11 @@ def test_sound_photographs_have_nothing_left_over():
 @pytest.mark.parametrize("name", OPTIONS)
 def test_leftover_bytes_are_counted_and_noted_and_few(name: str):
     for data in made(name, 3):
-        for count in (1, 4, FORGIVEN):
+        for count in (1, 4, MAX_LEFT_OVER):
             odd = data[:-2] + bytes(count) + EOI
             assert verify(odd).left_over == count
-            assert f"bytes left over: {count} behind the last pixel" in look_at_file(odd, "n.jpg").notes
-        for count in (FORGIVEN + 1, 600, 20_000):
+            assert f"bytes left over: {count} behind the last pixel" in examine_file(odd, "n.jpg").notes
+        for count in (MAX_LEFT_OVER + 1, 600, 20_000):
             odd = data[:-2] + random.Random(count).randbytes(count).replace(b"\xff", b"\xfe") + EOI
             with pytest.raises(
                 InputError, match=r"bytes are left over after its last pixel, so data were lost or gained"
@@ -164,7 +164,7 @@ def test_restarts_out_of_order_or_eight_too_few():
 @pytest.mark.slow
 @pytest.mark.parametrize("subsampling", [1, 2])
 def test_random_bytes_in_subsampled_cmyk_are_found(subsampling: int):
-    """No strict decoder reads these files; see `_by_altering`."""
+    """No strict decoder reads these files; see `_count_by_altering`."""
     files = [encode(picture(120, 150, "CMYK", seed), subsampling=subsampling) for seed in range(8)]
     assert [verify(data).left_over for data in files] == 8 * [0]
     for kind in ("512 random bytes", "1 KiB repeated", "1 KiB deleted"):
@@ -256,4 +256,4 @@ def test_a_png_without_its_palette_is_rejected():
         InputError, match="^damaged: no palette, though its pixels are indices of one; download it again"
     ):
         verify(data)
-    assert look_at_file(data, "n.png").fault is not None
+    assert examine_file(data, "n.png").fault is not None

@@ -38,7 +38,7 @@ from jaxddp.data.order import EvalOrder, SampleOrder, Shard
 from jaxddp.data.soundness.bad_images import Substitutes
 from jaxddp.data.storage.cache import CachedStore
 from jaxddp.data.storage.objects import Objects
-from jaxddp.data.storage.patience import Patience
+from jaxddp.data.storage.retry_policy import RetryPolicy
 from jaxddp.data.table import ExampleTable
 
 if not os.environ.get("CI"):
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.timeout(120)
 ROOT = "s3://bucket/imagenet"
 DATA = DataConfig(image_size=16, resize=20)
 # The deadline is long, because the machine may be busy. The limited number of tries still ends a test soon.
-SHORT = Patience(deadline=20, silence=10, tries=3)
+SHORT = RetryPolicy(deadline=20, read_timeout=10, tries=3)
 KEYS = {
     "AWS_ACCESS_KEY_ID": "somebody",
     "AWS_SECRET_ACCESS_KEY": "do-not-tell",
@@ -376,7 +376,7 @@ def test_check_images_names_the_first_and_counts_the_rest(proxy, server, tree):
     "fault", ["503", "429", "reset", "cut", *(pytest.param(each, marks=pytest.mark.ci) for each in ("500", "silence"))]
 )
 def test_temporary_failures_are_retried(proxy, tree, fault):
-    store = Objects.open(ROOT, dataclasses.replace(SHORT, silence=1 if fault == "silence" else 10))
+    store = Objects.open(ROOT, dataclasses.replace(SHORT, read_timeout=1 if fault == "silence" else 10))
     table = train_solutions(tree)
     path = bytes(table.path[0])
     proxy.first(2, fault)
@@ -395,8 +395,8 @@ def test_temporary_failures_are_retried(proxy, tree, fault):
         ("503", {}, "3 tries, the last: 503 Service Unavailable;"),
         ("reset", {}, "3 tries, the last: Connection reset by peer;"),
         ("cut", {}, "3 tries, the last: the body was cut short;"),
-        ("silence", {"silence": 0.5}, "3 tries, the last: no data arrived;"),
-        ("silence", {"silence": 0.5, "deadline": 0.4}, "1 try, the last: no data arrived;"),
+        ("silence", {"read_timeout": 0.5}, "3 tries, the last: no data arrived;"),
+        ("silence", {"read_timeout": 0.5, "deadline": 0.4}, "1 try, the last: no data arrived;"),
         ("503", {"deadline": 0.01}, "1 try, the last: 503 Service Unavailable;"),
         ("drip", {"deadline": 1}, "1 try, the last: "),
     ],
@@ -436,7 +436,7 @@ def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store,
     monkeypatch.setattr("obstore.get", lambda client, key: Answer(bodies.pop(0)))
     assert store.read(b"x") == b"enough" and not bodies
     bodies += [b"some"] * 9
-    assert "3 tries, the last: 4 of 6 bytes came;" in message(Unreachable, store.read, b"x")
+    assert "3 tries, the last: 4 of 6 bytes arrived;" in message(Unreachable, store.read, b"x")
 
 
 def test_a_lost_store_ends_the_stream_with_a_one_line_error(proxy, store):

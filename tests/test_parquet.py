@@ -121,7 +121,7 @@ def test_row_groups_are_kept_within_bounds(root: Path, monkeypatch: pytest.Monke
         assert store.read(path, row) == encoded(row)
     assert read == [0, 2, 1]
     read.clear()
-    least = ParquetFiles(root, "image", most_kept=1)
+    least = ParquetFiles(root, "image", max_cached=1)
     for row in (0, 1, 4, 5, 2):
         assert least.read(path, row) == encoded(row)
     assert read == [0, 1, 0] and len(least._groups._groups) == 1

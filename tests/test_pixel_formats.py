@@ -13,7 +13,7 @@ from PIL import Image
 
 import jaxddp.data.stream.decode as decode
 from jaxddp.core.errors import InputError
-from jaxddp.curate.look import look_at_file
+from jaxddp.curate.image_findings import examine_file
 from jaxddp.curate.pack import PackOptions, packed_image
 from jaxddp.data.images.header import parse_header
 from jaxddp.data.images.image_types import ImageHeader, PixelFormat
@@ -123,7 +123,7 @@ def test_a_tiff_is_rotated_by_its_orientation():
     assert verify(data) == ImageHeader("tiff", 9, 4)
     np.testing.assert_array_equal(whole(data, size=9), whole(encode(turned, "PNG"), size=9))
     np.testing.assert_array_equal(center(data, 3, 8, 4, 4), turned[2:6])
-    assert not [note for note in look_at_file(data, "a.tif").notes if "orientation" in note]
+    assert not [note for note in examine_file(data, "a.tif").notes if "orientation" in note]
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
@@ -263,12 +263,18 @@ HUGE = (
 def test_check_describes_the_new_kinds_and_pack_takes_them():
     for kind in ("WEBP", "TIFF", "BMP"):
         data = encode(picture(SIZE, SIZE, 3), kind)
-        look = look_at_file(data, f"a.{kind.lower()}")
-        assert (look.kind, look.height, look.mode, look.notes, look.fault) == (kind.lower(), SIZE, "RGB", (), None)
-        assert f"{kind} named .png: decoded by its content, not its name" in look_at_file(data, "a.png").notes
+        findings = examine_file(data, f"a.{kind.lower()}")
+        assert (findings.kind, findings.height, findings.mode, findings.notes, findings.fault) == (
+            kind.lower(),
+            SIZE,
+            "RGB",
+            (),
+            None,
+        )
+        assert f"{kind} named .png: decoded by its content, not its name" in examine_file(data, "a.png").notes
         assert parse_header(packed_image(data, PackOptions())).kind == "jpeg"
     gray = encode(picture(SIZE, SIZE, dtype=np.uint16), "TIFF")
-    assert "16 bits: the upper 8 are kept" in look_at_file(gray, "a.tif").notes
+    assert "16 bits: the upper 8 are kept" in examine_file(gray, "a.tif").notes
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "L"])

@@ -19,7 +19,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.storage.record_index import RecordIndex, kept_index
+from jaxddp.data.storage.record_index import RecordIndex, load_or_build_index
 from jaxddp.data.storage.records import RecordFiles, record_offsets
 from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
@@ -257,21 +257,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_index_is_built_once(folder: Path):
     build = Builds()
-    indices = [kept_index("train", folder, ("a", "b"), "label", build) for _ in range(3)]
+    indices = [load_or_build_index("train", folder, ("a", "b"), "label", build) for _ in range(3)]
     assert build.count == 1
     for index in indices:
         assert [index.offset.tolist(), index.label.tolist()] == [[0, 40, 0], [7, 8, 9]]
         assert index.label.dtype == np.int32
     assert sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]
-    kept_index("val", folder, ("a",), "label", build)
-    kept_index("train", folder, ("a", "b"), "label", build)
+    load_or_build_index("val", folder, ("a",), "label", build)
+    load_or_build_index("train", folder, ("a", "b"), "label", build)
     assert build.count == 2
 
 
 @pytest.mark.parametrize("what", ["size", "time", "files", "about"])
 def test_a_changed_set_is_indexed_anew(folder: Path, what: str):
     build = Builds()
-    kept_index("train", folder, ("a", "b"), "label", build)
+    load_or_build_index("train", folder, ("a", "b"), "label", build)
     status = (folder / "b").stat()
     if what == "size":
         (folder / "b").write_bytes(b"longer content")
@@ -279,22 +279,22 @@ def test_a_changed_set_is_indexed_anew(folder: Path, what: str):
     elif what == "time":
         os.utime(folder / "b", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     files, about = (("a",) if what == "files" else ("a", "b")), ("other" if what == "about" else "label")
-    kept_index("train", folder, files, about, build)
+    load_or_build_index("train", folder, files, about, build)
     assert build.count == 2
-    kept_index("train", folder, files, about, build)
+    load_or_build_index("train", folder, files, about, build)
     assert build.count == 2
 
 
 def test_a_damaged_index_is_built_anew(folder: Path):
     build = Builds()
-    kept_index("train", folder, ("a", "b"), "label", build)
+    load_or_build_index("train", folder, ("a", "b"), "label", build)
     place = folder / "train.jaxddp-index"
     whole = place.read_bytes()
     flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 37)]
     damaged = [b"", b"\x93NUMPY", whole[:-1], whole[: len(whole) // 2], whole + b"x", os.urandom(500), *flipped]
     for content in damaged:
         place.write_bytes(content)
-        kept_index("train", folder, ("a", "b"), "label", build)
+        load_or_build_index("train", folder, ("a", "b"), "label", build)
         assert place.read_bytes() == whole
     assert build.count == 1 + len(damaged)
 
@@ -304,7 +304,7 @@ def test_the_index_of_a_read_only_data_set_goes_to_the_cache(folder: Path, tmp_p
     # A mode would not stop root.
     (folder / "train.jaxddp-index").mkdir()
     for _ in range(2):
-        kept_index("train", folder, ("a", "b"), "label", build)
+        load_or_build_index("train", folder, ("a", "b"), "label", build)
     assert build.count == 1
     assert [file.name.endswith("-train.jaxddp-index") for file in (tmp_path / "cache").iterdir()] == [True]
     assert sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]
@@ -314,10 +314,10 @@ def test_the_cache_follows_xdg_cache_home(folder: Path, tmp_path: Path, monkeypa
     (folder / "train.jaxddp-index").mkdir()
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    kept_index("train", folder, ("a", "b"), "label", Builds())
+    load_or_build_index("train", folder, ("a", "b"), "label", Builds())
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    kept_index("train", folder, ("a", "b"), "label", Builds())
+    load_or_build_index("train", folder, ("a", "b"), "label", Builds())
     for place in ("xdg/jaxddp", "home/.cache/jaxddp"):
         assert len(os.listdir(tmp_path / place)) == 1
 
@@ -330,17 +330,17 @@ def test_an_index_that_cannot_be_kept_is_built_each_time(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file/cache"))
     for _ in range(2):
-        assert len(kept_index("train", folder, ("a", "b"), "label", build).label) == 3
+        assert len(load_or_build_index("train", folder, ("a", "b"), "label", build).label) == 3
     assert build.count == 2
     assert [CACHE_VARIABLE in record.getMessage() for record in caplog.records] == [True, True]
 
 
 def test_a_missing_file_is_named_even_where_an_index_is_kept(folder: Path):
     build = Builds()
-    kept_index("train", folder, ("a", "b"), "label", build)
+    load_or_build_index("train", folder, ("a", "b"), "label", build)
     (folder / "b").unlink()
     with pytest.raises(InputError, match=r"set/b: cannot be read \(No such file"):
-        kept_index("train", folder, ("a", "b"), "label", build)
+        load_or_build_index("train", folder, ("a", "b"), "label", build)
     assert build.count == 1
 
 
@@ -352,13 +352,13 @@ def test_another_process_may_write_the_index_at_the_same_time(
 
     def meanwhile(*names) -> None:
         monkeypatch.setattr(os, "replace", plain_replace)
-        kept_index("train", folder, ("a", "b"), "label", build)
+        load_or_build_index("train", folder, ("a", "b"), "label", build)
         plain_replace(*names)
 
     monkeypatch.setattr(os, "replace", meanwhile)
-    kept_index("train", folder, ("a", "b"), "label", build)
+    load_or_build_index("train", folder, ("a", "b"), "label", build)
     assert build.count == 2 and not (tmp_path / "cache").exists()
-    kept_index("train", folder, ("a", "b"), "label", build)
+    load_or_build_index("train", folder, ("a", "b"), "label", build)
     assert build.count == 2 and sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]
 
 
@@ -367,7 +367,7 @@ def test_two_processes_may_build_the_index_at_the_same_time(folder: Path, tmp_pa
     import json, sys, time
     from pathlib import Path
     import numpy as np
-    from jaxddp.data.storage.record_index import RecordIndex, kept_index
+    from jaxddp.data.storage.record_index import RecordIndex, load_or_build_index
 
     folder, here, there = map(Path, sys.argv[1:])
 
@@ -379,7 +379,7 @@ def test_two_processes_may_build_the_index_at_the_same_time(folder: Path, tmp_pa
         assert there.exists()
         return RecordIndex(np.arange(100_000), np.arange(100_000, dtype=np.int32))
 
-    print(json.dumps(int(kept_index("train", folder, ("a", "b"), "label", build).label.sum())))
+    print(json.dumps(int(load_or_build_index("train", folder, ("a", "b"), "label", build).label.sum())))
     """
     marks = [str(tmp_path / "first"), str(tmp_path / "second")]
     command = [sys.executable, "-c", textwrap.dedent(program), str(folder)]
@@ -389,5 +389,8 @@ def test_two_processes_may_build_the_index_at_the_same_time(folder: Path, tmp_pa
     build = Builds()
     expected = 100_000 * 99_999 // 2
     assert [json.loads(result) for result in results] == [expected, expected]
-    assert int(kept_index("train", folder, ("a", "b"), "label", build).label.sum()) == expected and build.count == 0
+    assert (
+        int(load_or_build_index("train", folder, ("a", "b"), "label", build).label.sum()) == expected
+        and build.count == 0
+    )
     assert sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]

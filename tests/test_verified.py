@@ -260,7 +260,7 @@ def test_no_two_rows_of_a_shard_are_alike():
 
 def test_other_rules_invalidate_the_cache(root: Path, monkeypatch: pytest.MonkeyPatch):
     visit(train_solutions(root))
-    monkeypatch.setattr("jaxddp.data.soundness.sound_cache.RULES", 1_000)
+    monkeypatch.setattr("jaxddp.data.soundness.sound_cache.RULES_VERSION", 1_000)
     assert len(visit(train_solutions(root))) == N
 
 

@@ -25,7 +25,7 @@ from jaxddp.models.variables import by_path, shapes_of
 from jaxddp.setup.initial_weights import initial_weights
 from jaxddp.weights.match import match
 from jaxddp.weights.state_dict import read, write
-from jaxddp.weights.torch_layout import namings_of, own_name, published
+from jaxddp.weights.torch_layout import dotted_path, namings_of, published
 
 
 def small_resnet(classes=CLASSES):
@@ -213,5 +213,5 @@ def test_a_pth_file(tmp_path):
 
 
 def test_own_names_need_no_network():
-    assert own_name("params/fc/kernel") == "params.fc.kernel"
+    assert dotted_path("params/fc/kernel") == "params.fc.kernel"
     assert len(namings_of(adapt(SmallNet()))) == 1

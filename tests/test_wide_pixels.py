@@ -17,7 +17,7 @@ import jaxddp.training.pictures as pictures
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.curate.look import look_at
+from jaxddp.curate.image_findings import examine
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_tables
 from jaxddp.data.source import Source, image_dtype
@@ -160,6 +160,11 @@ def test_settings_that_do_not_fit_the_pixels_raise_a_one_line_error():
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
 def test_check_and_pictures_take_any_channels_and_bits(channels: int):
     source = table(channels)
-    look = look_at(source, 0)
-    assert (look.kind, look.height, look.mode, look.size) == ("array", SIZE, str(channels), SIZE * SIZE * channels * 2)
+    findings = examine(source, 0)
+    assert (findings.kind, findings.height, findings.mode, findings.size) == (
+        "array",
+        SIZE,
+        str(channels),
+        SIZE * SIZE * channels * 2,
+    )
     assert pictures.png(pictures.input_grid(source.images[:2], ["a", "b"])).startswith(b"\x89PNG")

@@ -29,10 +29,10 @@ from jaxddp.config import DataConfig
 from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
 from jaxddp.curate.check_report import CheckedSplit, CheckReport
-from jaxddp.curate.look import look_at
+from jaxddp.curate.image_findings import examine
 from jaxddp.curate.manifest_writer import write_manifest
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.images.header import SOS, essence, jpeg_segments
+from jaxddp.data.images.header import SOS, jpeg_segments, strip_metadata
 from jaxddp.data.images.jpeg import bytes_left_over
 from jaxddp.data.images.verify import verify
 from jaxddp.data.order import SampleOrder
@@ -63,7 +63,7 @@ def sound_files(files: list[Path]) -> None:
         assert scan is not None
         zeros = max([zeros, *map(len, re.findall(rb"\0+", data[scan.end :]))])
         if (shorter := other_size(-1, 0)(data, random.Random())) != data:
-            rows.append(bytes_left_over(*essence(shorter, [*jpeg_segments(shorter)])))
+            rows.append(bytes_left_over(*strip_metadata(shorter, [*jpeg_segments(shorter)])))
     print(f"{len(files)} files accepted; files by bytes left over: {dict(left)}; longest run of zeros {zeros}")
     print(f"fewest bytes left over with one row of blocks less, in {len(rows)} files: {sorted(rows)[:3]}")
 
@@ -115,7 +115,7 @@ def checked(root: Path, file: Path) -> ImageManifest:
     table = train_solutions(root)
     split = CheckedSplit("train", table)
     for row in range(len(table)):
-        split.add(row, look_at(table, row))
+        split.add(row, examine(table, row))
     write_manifest(CheckReport([split]), file)
     head, *images = file.read_text().splitlines(keepends=True)
     large = file.with_name("large.jsonl")

@@ -104,7 +104,7 @@ def run(arguments: list[str]) -> int:
 def _check(arguments: list[str]) -> int:
     options = parse(CheckData, CheckData(), "jaxddp data check", arguments)
     from jaxddp.curate.check import check
-    from jaxddp.curate.manifest_writer import manifest_place, write_manifest
+    from jaxddp.curate.manifest_writer import manifest_path, write_manifest
     from jaxddp.curate.progress_bar import ProgressBar
 
     # A file that both splits use is read twice. The dict keeps its faults from being printed twice.
@@ -116,7 +116,7 @@ def _check(arguments: list[str]) -> int:
             print(line, flush=True)
 
     tables = _open(options, report_fault)
-    manifest = manifest_place(Path(options.path), options.manifest)
+    manifest = manifest_path(Path(options.path), options.manifest)
     with ProgressBar(sum(map(len, tables.values()))) as display:
         report = check(tables, refused=[*faults], threads=options.threads, progress=display)
     write_manifest(report, manifest)
@@ -162,9 +162,9 @@ def _open(options: DataOptions, report_fault: "Refuse | None" = None) -> "dict[s
     """Open the splits of the data set. Faults are passed to `report_fault`. Without it, the first fault is raised."""
     from jaxddp.data.faults import raise_fault
     from jaxddp.data.opening import open_splits
-    from jaxddp.data.storage.catalog import place_of
+    from jaxddp.data.storage.catalog import find_dataset
 
-    place = place_of(options.path)
+    place = find_dataset(options.path)
     splits = {key: getattr(options, key) or getattr(place, key) for key in ("train", "val")}
     others = {"data_dir": options.data_dir, "val_share": options.val_share}
     return open_splits(

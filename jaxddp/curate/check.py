@@ -13,13 +13,13 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.curate.check_report import CheckedSplit, CheckReport
-from jaxddp.curate.look import look_at
+from jaxddp.curate.image_findings import examine
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.source import SourceTable
 
-_AHEAD = 32
-"""The number of pending rows for each thread, so the other threads have work while one image takes long."""
-_LEAST_THREADS = 8
+_PENDING_PER_THREAD = 32
+"""The number of queued rows for each thread, so that one slow image does not stop the other threads."""
+_MIN_THREADS = 8
 
 T = TypeVar("T")
 
@@ -31,49 +31,51 @@ def check(
     threads: int | None = None,
     progress: ProgressBar | None = None,
 ) -> CheckReport:
-    """Reads every image of every split once, and finds images with the same content.
+    """Read every image of every split once, and find images with the same content.
 
     Faults are reported in the order of the rows, and the report does not depend on the number of threads. The memory
     holds at most one encoded image for each thread, and about 100 bytes for each row.
 
     Args:
-        sources: the splits by name, such as train and val. Of two equal images, the later one is the duplicate.
-        refused: the messages of rows and files that were rejected when the splits were opened, for the report.
-        threads: by default twice the number of cores, since some threads wait for the disk; at least 8.
-        progress: shows the progress and the faults.
+        sources: the tables of the splits by name, such as train and val. Of two equal images, the later is the
+            duplicate.
+        refused: messages about rows and files that were rejected when the splits were opened; the report lists them.
+        threads: the number of threads; by default twice the number of cores, because threads wait for the disk, but at
+            least 8.
+        progress: the bar that shows the progress and prints the faults; None prints nothing.
 
     Raises: InputError if there is no split.
     """
     if not sources:
         raise InputError("nothing to check: give at least one split")
-    threads = threads or max(_LEAST_THREADS, 2 * (os.cpu_count() or 1))
-    splits, looked, faults = [], 0, 0
+    threads = threads or max(_MIN_THREADS, 2 * (os.cpu_count() or 1))
+    splits, num_examined, num_faulty = [], 0, 0
     with warnings.catch_warnings():
         # Pillow's warning of images with many pixels is not needed, because images above `MAX_PIXELS` are faults.
         warnings.filterwarnings("ignore", "Image size .* exceeds limit")
         for name, source in sources.items():
             splits.append(split := CheckedSplit(name, source))
-            looks = in_threads(partial(look_at, source), len(source), threads)
-            with _verifying(source) as sound, closing(looks):
-                for row, look in enumerate(looks):
-                    split.add(row, look)
-                    sound[row] = look.fault is None and not look.stray
-                    looked, faults = looked + 1, faults + (look.fault is not None)
+            findings_of_rows = map_in_threads(partial(examine, source), len(source), threads)
+            with _sound_rows(source) as sound, closing(findings_of_rows):
+                for row, findings in enumerate(findings_of_rows):
+                    split.add(row, findings)
+                    sound[row] = findings.fault is None and not findings.has_stray_bytes
+                    num_examined, num_faulty = num_examined + 1, num_faulty + (findings.fault is not None)
                     if progress is not None:
-                        if look.fault is not None:
-                            progress.fault(f"{split.name_of(row)}: {look.fault}")
-                        progress.advance(looked, faults)
+                        if findings.fault is not None:
+                            progress.print_fault(f"{split.name_of(row)}: {findings.fault}")
+                        progress.advance(num_examined, num_faulty)
     return CheckReport(splits, refused)
 
 
 @contextmanager
-def _verifying(source: SourceTable) -> Iterator[np.ndarray]:
-    """Yields bool[N], in which the block marks sound rows; they are cached for later runs, also if the block fails."""
+def _sound_rows(source: SourceTable) -> Iterator[np.ndarray]:
+    """Yield bool[N] in which the block marks sound rows. The marks are saved for later runs, also after an error."""
     if source.verified is None:
         yield np.zeros(len(source), bool)
         return
-    # The identities of files are taken before any image is read. So if a file changes during the check, the next run
-    # verifies it again.
+    # Record the identity of each file before any image is read. If a file changes during the check, its identity is out
+    # of date, and the next run verifies the file again.
     source.verified.check_local_files()
     try:
         yield source.verified.sound
@@ -81,13 +83,13 @@ def _verifying(source: SourceTable) -> Iterator[np.ndarray]:
         source.verified.write_cache()
 
 
-def in_threads(work: Callable[[int], T], count: int, threads: int) -> Generator[T]:
-    """Yields `work` of the rows 0, 1, ... in order; closing the generator ends the threads after their current row."""
+def map_in_threads(work: Callable[[int], T], count: int, threads: int) -> Generator[T]:
+    """Yield `work(row)` for the rows 0, 1, ... in order. `close()` ends the threads after their current row."""
     pool, pending = ThreadPoolExecutor(threads), deque[Future[T]]()
     try:
         for row in range(count):
             pending.append(pool.submit(work, row))
-            if len(pending) > _AHEAD * threads:
+            if len(pending) > _PENDING_PER_THREAD * threads:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

@@ -1,4 +1,4 @@
-"""Writes the manifest of a check as JSON lines. The first describes the data set; each other describes one image."""
+"""Writes the manifest of a check as JSON lines: first a line about the data set, then a line for each image."""
 
 import json
 from itertools import chain
@@ -11,34 +11,34 @@ from jaxddp.curate.check_report import CheckedSplit, CheckReport
 from jaxddp.data.soundness.image_manifest import VERSION, manifest_name
 
 
-def manifest_place(root: Path, wanted: Path | None) -> Path:
-    """Returns the place of a data set's manifest: `wanted`, or a file in the working directory, named after the root.
+def manifest_path(root: Path, override: Path | None) -> Path:
+    """Return the path of a data set's manifest: `override`, or a file named after the root in the working directory.
 
-    Raises: InputError if it cannot be written, or the default place is inside the data set.
+    Raises: InputError if the file cannot be written, or the default path is inside the data set.
     """
-    place = (wanted or Path(manifest_name(root))).absolute()
-    if wanted is None and place.resolve().is_relative_to(root.resolve()):
-        raise InputError(f"{place}: is inside the data set; give the manifest's place with --manifest")
-    if place.is_dir():
-        raise InputError(f"{place}: is a directory; give --manifest a file")
-    # Without this test, an error of writing would appear only after an hour of reading.
-    with readable_errors(place):
-        probe = place.with_name(f".{place.name}.tmp")
+    path = (override or Path(manifest_name(root))).absolute()
+    if override is None and path.resolve().is_relative_to(root.resolve()):
+        raise InputError(f"{path}: is inside the data set; give the manifest's place with --manifest")
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; give --manifest a file")
+    # Test writing here. Otherwise an error would appear only after the check, which may take an hour.
+    with readable_errors(path):
+        probe = path.with_name(f".{path.name}.tmp")
         probe.touch()
         probe.unlink()
-    return place
+    return path
 
 
-def write_manifest(report: CheckReport, place: Path) -> None:
-    """Writes the whole manifest, or nothing. Raises: InputError if it cannot be written.
+def write_manifest(report: CheckReport, path: Path) -> None:
+    """Write the manifest atomically. Raises: InputError if it cannot be written.
 
     The first line holds `manifest`, the version of the format; `splits`, the summary of each split; and `refused`, a
-    message for each row or file that was rejected. The other lines are the images in the order of the rows; a missing
-    value is null.
+    message for each row or file that was rejected. Each other line describes an image, in the order of the rows; a
+    missing value is null.
     """
     images = (_image(split, row) for split in report.splits for row in range(len(split.source)))
     lines = chain([{"manifest": VERSION, "splits": report.summary(), "refused": report.refused}], images)
-    replace(place, (json.dumps(line).encode() + b"\n" for line in lines))
+    replace(path, (json.dumps(line).encode() + b"\n" for line in lines))
 
 
 def _image(split: CheckedSplit, row: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from PIL import Image
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.ranges import Range
-from jaxddp.curate.check import in_threads
+from jaxddp.curate.check import map_in_threads
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
@@ -44,7 +44,9 @@ def pack(
     packing: PackOptions,
     progress: ProgressBar | None = None,
 ) -> dict[str, Any]:
-    """Writes a packed copy of the splits into a directory, which appears only when complete; returns its manifest.
+    """Write a packed copy of the splits into a directory, and return its manifest.
+
+    The directory appears only when it is complete.
 
     Raises:
         InputError: the directory exists or cannot be written, the images are in memory, or an image cannot be used
@@ -57,26 +59,29 @@ def pack(
             source.label_sets.check_single(source.class_names)
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
-    done = itertools.count(1)
+    counter = itertools.count(1)
 
-    def packed() -> None:
+    def report_progress() -> None:
         if progress is not None:
-            progress.advance(next(done), 0)
+            progress.advance(next(counter), 0)
 
-    with files.whole_folder(out) as making:
+    with files.whole_folder(out) as unfinished:
         first = next(iter(sources.values()))
         manifest = {
             "classes": {"ids": first.class_ids, "names": first.class_names, "indices": first.class_indices},
             "short_side": packing.short_side,
             "quality": packing.quality,
-            "splits": {split: _pack_split(source, split, making, packing, packed) for split, source in sources.items()},
+            "splits": {
+                split: _pack_split(source, split, unfinished, packing, report_progress)
+                for split, source in sources.items()
+            },
         }
-        files.replace(making / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+        files.replace(unfinished / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
     return manifest
 
 
 def packed_image(data: bytes, packing: PackOptions) -> bytes:
-    """Returns an image as JPEG, its shorter side reduced to `packing.short_side` with an antialiasing filter.
+    """Return an image as JPEG, with its shorter side reduced to `packing.short_side` by an antialiasing filter.
 
     Raises: InputError if the image cannot be used.
     """
@@ -86,43 +91,43 @@ def packed_image(data: bytes, packing: PackOptions) -> bytes:
         if scale == 1 and header.kind == "jpeg" and image.mode == "RGB":
             return data
         if image.mode.startswith("I"):
-            # The upper 8 of 16 bits, as in training; Pillow would clip at 255.
+            # Keep the upper 8 of 16 bits, as training does. Pillow would clip the values at 255.
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         width, height = (round(side * scale) for side in image.size)
-        # Decoding at a half or a quarter of the size is less work. Twice the wanted size is enough for the filter.
+        # Decoding at a half or a quarter of the size is faster. The filter needs no more than twice the final size.
         image.draft(None, (2 * width, 2 * height))
-        packed = io.BytesIO()
+        jpeg = io.BytesIO()
         resized = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
-        resized.save(packed, "JPEG", quality=packing.quality)
-        return packed.getvalue()
+        resized.save(jpeg, "JPEG", quality=packing.quality)
+        return jpeg.getvalue()
 
 
 def _pack_split(
-    source: Table, split: str, folder: Path, packing: PackOptions, packed: Callable[[], None]
+    source: Table, split: str, folder: Path, packing: PackOptions, report_progress: Callable[[], None]
 ) -> dict[str, Any]:
-    """Writes the records and the index of a split; returns its entry in the manifest."""
-    # TensorFlow takes seconds to import, and a wrong --quality should be rejected at once.
+    """Write the records and the index of a split; return its entry in the manifest."""
+    # Import TensorFlow late: it takes seconds, and a wrong --quality must be rejected at once.
     from jaxddp.data.stream.tensorflow_cpu import tf
 
     ids = [os.fsencode(str(source.record(row).id)) for row in range(len(source))]
     shard, offset = np.zeros(len(source), np.int32), np.zeros(len(source), np.int64)
-    names: list[str] = []
-    writer, end = None, SHARD_BYTES
+    shards: list[str] = []
+    writer, shard_size = None, SHARD_BYTES
     try:
-        with ExitStack() as opened:
+        with ExitStack() as open_writers:
             for row, image in enumerate(_packed_images(source, packing)):
-                if writer is None or end >= SHARD_BYTES:
-                    opened.close()
-                    names.append(f"{split}-{len(names):05d}.tfrecord")
-                    writer, end = opened.enter_context(tf.io.TFRecordWriter(str(folder / names[-1]))), 0
+                if writer is None or shard_size >= SHARD_BYTES:
+                    open_writers.close()
+                    shards.append(f"{split}-{len(shards):05d}.tfrecord")
+                    writer, shard_size = open_writers.enter_context(tf.io.TFRecordWriter(str(folder / shards[-1]))), 0
                 record = _example(tf, image, int(source.labels[row]), ids[row]).SerializeToString()
                 writer.write(record)
-                shard[row], offset[row] = len(names) - 1, end
-                end += len(record) + _RECORD_OVERHEAD
-                packed()
+                shard[row], offset[row] = len(shards) - 1, shard_size
+                shard_size += len(record) + _RECORD_OVERHEAD
+                report_progress()
         columns = {"id": np.array(ids), "label": source.labels, "shard": shard, "offset": offset}
         np.savez(folder / f"{split}.npz", **columns)
-        sizes = {name: (folder / name).stat().st_size for name in names}
+        sizes = {name: (folder / name).stat().st_size for name in shards}
     except (tf.errors.OpError, OSError) as error:
         reason = getattr(error, "message", None) or getattr(error, "strerror", None) or error
         raise InputError(f"{folder.parent}: cannot be written ({reason}); free some space there") from None
@@ -130,12 +135,12 @@ def _pack_split(
 
 
 def _packed_images(source: Table, packing: PackOptions) -> Iterator[bytes]:
-    def packed(row: int) -> bytes:
+    def packed_row(row: int) -> bytes:
         data = source.read(row)
         with about(source.name(row)):
             return packed_image(data, packing)
 
-    return in_threads(packed, len(source), os.cpu_count() or 1)
+    return map_in_threads(packed_row, len(source), os.cpu_count() or 1)
 
 
 def _example(tf: Any, image: bytes, label: int, image_id: bytes) -> Any:

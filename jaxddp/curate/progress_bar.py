@@ -14,13 +14,13 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class ProgressBar(AbstractContextManager["ProgressBar"]):
-    """A bar where standard error is a terminal, else a line every few seconds; `total` is the number of images."""
+    """A bar if standard error is a terminal, else a line every few seconds; `total` is the number of images."""
 
     def __init__(self, total: int):
         self._total = total
-        self._begin = self._last = time.monotonic()
+        self._started = self._last_printed = time.monotonic()
         self._bar: progress.Progress | None = None
-        self._hearing = ExitStack()
+        self._subscription = ExitStack()
         if sys.stderr.isatty():
             self._bar = progress.Progress(
                 progress.TextColumn("{task.description}"),
@@ -33,29 +33,29 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
                 # Faults are printed above the bar if standard output is the terminal too, else to the file or pipe.
                 redirect_stdout=sys.stdout.isatty(),
             )
-            self._task = self._bar.add_task("", total=total, pace="")
+            self._task = self._bar.add_task("", total=total, speed_and_faults="")
             self._bar.start()
-            self._hearing.enter_context(reported_to(self._hear))
+            self._subscription.enter_context(reported_to(self._set_description))
 
     def __exit__(self, *_: object) -> None:
-        self._hearing.close()
+        self._subscription.close()
         if self._bar is not None:
             self._bar.stop()
 
-    def advance(self, looked: int, faults: int) -> None:
-        """Shows how many images were examined, and how many of them cannot be used."""
+    def advance(self, done: int, faults: int) -> None:
+        """Show the number of finished images, and the number of images that cannot be used."""
         now = time.monotonic()
-        pace = f"{speed(looked / max(now - self._begin, 1e-9))} images/s, {faults:,} cannot be used"
+        speed_and_faults = f"{speed(done / max(now - self._started, 1e-9))} images/s, {faults:,} cannot be used"
         if self._bar is not None:
-            self._bar.update(self._task, completed=looked, pace=pace)
-        elif now - self._last >= SECONDS_BETWEEN_LINES:
-            self._last = now
-            print(f"{looked:,} of {counted(self._total, 'image')}, {pace}", file=sys.stderr, flush=True)
+            self._bar.update(self._task, completed=done, speed_and_faults=speed_and_faults)
+        elif now - self._last_printed >= SECONDS_BETWEEN_LINES:
+            self._last_printed = now
+            print(f"{done:,} of {counted(self._total, 'image')}, {speed_and_faults}", file=sys.stderr, flush=True)
 
-    def _hear(self, words: str) -> None:
+    def _set_description(self, description: str) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, description=words)
+            self._bar.update(self._task, description=description)
 
-    def fault(self, line: str) -> None:
-        """Prints which image cannot be used, and why."""
+    def print_fault(self, line: str) -> None:
+        """Print a line about an image that cannot be used."""
         print(on_screen(line), flush=True)

@@ -10,7 +10,7 @@ from jaxddp.training.pictures import png
 
 
 def show(experiment: Experiment, step: int, count: int, out: Path) -> str:
-    """Draws the first images of a step's batch into a PNG file, after all augmentation but without normalization.
+    """Draw the first images of a step's batch into a PNG file, after all augmentation but without normalization.
 
     A batch is a function of the recipe and the step, so a run of the recipe trains on these images.
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from jaxddp.config import DataConfig
 from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.source import SourceTable, Split
-from jaxddp.data.storage.home import is_address
+from jaxddp.data.storage.data_root import is_address
 
 
 @dataclass(frozen=True)

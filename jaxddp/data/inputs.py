@@ -12,12 +12,12 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.formats.csv_listing import read_paths
 from jaxddp.data.formats.folders import is_folder, is_image_name
 from jaxddp.data.formats.ilsvrc import TEST_CSV, test_listing
-from jaxddp.data.storage.home import is_url, nearest_beside, permitted
+from jaxddp.data.storage.data_root import convert_os_errors, is_url, nearest_beside
 from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.table import ExampleTable
 
 
-@permitted()
+@convert_os_errors()
 def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
     """Return a table of the images at some places, without opening them. Labels are -1, and there are no classes.
 

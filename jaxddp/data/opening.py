@@ -17,7 +17,7 @@ from jaxddp.data.selection.held_out import held_out
 from jaxddp.data.soundness.image_manifest import ImageManifest, compare_with_manifest, find_manifest
 from jaxddp.data.source import SourceTable, Split
 from jaxddp.data.storage import catalog
-from jaxddp.data.storage.home import nearest_beside, permitted
+from jaxddp.data.storage.data_root import convert_os_errors, nearest_beside
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
@@ -44,7 +44,7 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
     return train, val
 
 
-@permitted()
+@convert_os_errors()
 def open_full_splits(data: DataConfig) -> dict[str, SourceTable]:
     """Open both splits without limits. Labels are multi-hot if an image of either split has several labels.
 
@@ -68,7 +68,7 @@ def _with_several_labels(splits: dict[str, SourceTable]) -> dict[str, SourceTabl
     return {split: table.with_several_labels() for split, table in zip(splits, listings, strict=True)}
 
 
-@permitted()
+@convert_os_errors()
 @doing("reading the data set")
 def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, SourceTable]:
     """Open "train" and "val" with the selected classes, without checking images.
@@ -112,7 +112,7 @@ def _open_each_split(data_format: Format, place: Place, where: str) -> dict[str,
     return opened
 
 
-@permitted()
+@convert_os_errors()
 @doing("reading the data set")
 def open_images(path: str, data: DataConfig) -> SourceTable:
     """Open the images of all classes at another path: the training split of a data set, or unlabelled images.

@@ -8,7 +8,7 @@ from jaxddp.core.files import check_path
 from jaxddp.core.ranges import HeldOut
 from jaxddp.data.opening import open_full_splits
 from jaxddp.data.source import Source
-from jaxddp.data.storage.catalog import place_of
+from jaxddp.data.storage.catalog import find_dataset
 from jaxddp.notebook.arguments import errors_name_arguments
 from jaxddp.overrides import checked
 
@@ -39,7 +39,7 @@ def open_data(
         InputError: the data do not exist or are invalid, there is no validation split and no `val_share`, or the
             manifest does not list an image. This function does not open the images.
     """
-    place = place_of(check_path(path, "path"))
+    place = find_dataset(check_path(path, "path"))
     held_out = checked(val_share, HeldOut | None, "val_share")
     chosen = checked(classes, str | None, "classes") or place.classes
     data = DataConfig(path=place.path, train=place.train, val=place.val, val_share=held_out, classes=chosen)

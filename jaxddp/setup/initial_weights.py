@@ -15,7 +15,7 @@ from jaxddp.models.interface import Model
 from jaxddp.sections.layers import NO_LAYERS, Layers
 from jaxddp.weights.match import Shapes, listed, match
 from jaxddp.weights.state_dict import read
-from jaxddp.weights.torch_layout import namings_of, own_name
+from jaxddp.weights.torch_layout import dotted_path, namings_of
 from jaxddp.workdir.saved_state import read_run
 from jaxddp.workdir.signature import Signature
 
@@ -42,7 +42,7 @@ def initial_weights(
     """
     if os.path.isdir(path):  # False if the name is too long; `Path.is_dir` raises an error.
         _, arrays = read_run(path, "best", topology)
-        stored, namings = {own_name(name): array for name, array in arrays.items()}, (own_name,)
+        stored, namings = {dotted_path(name): array for name, array in arrays.items()}, (dotted_path,)
         signature = Signature.read(path)
         has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != tuple(class_ids)
     else:

@@ -43,29 +43,31 @@ def match(
     *,
     new_head: bool = False,
 ) -> WeightMatch:
-    """Match the arrays of a network, by path, with those of a state dict, in the naming with the most matches.
+    """Match the arrays of a network, by path, with those of a state dict.
+
+    A naming maps a path to a name in the state dict. The naming with the most matches is used.
 
     Args:
-        new_layers: layers that take nothing from the state dict.
-        new_head: whether the head takes nothing from the state dict either.
+        new_layers: layers that keep their initialization.
+        new_head: whether the head keeps its initialization too.
 
     Raises:
-        InputError: an array, other than those of new layers and the head, is missing or has another shape. The message
-            lists them.
+        InputError: an array outside the new layers and the head is missing or has another shape. The message lists such
+            arrays.
     """
     naming = max(namings, key=lambda naming: sum(naming(path) in state_dict for path in shapes))
     names = {path: naming(path) for path in shapes}
     arrays = {path: from_published(path, name, state_dict[name]) for path, name in names.items() if name in state_dict}
     new = tuple(path for path in shapes if new_layers.selects(path, path.partition("/")[2]))
-    unfit = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
-    unfit = [path for path in unfit if path not in new]
-    head = _head(shapes, [path for path in shapes if path not in new] if new_head else unfit, num_classes)
-    if faults := [path for path in unfit if path not in head]:
+    unmatched = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
+    unmatched = [path for path in unmatched if path not in new]
+    head = _head(shapes, [path for path in shapes if path not in new] if new_head else unmatched, num_classes)
+    if faults := [path for path in unmatched if path not in head]:
         advice = (
             *("give weights of this network for such images, choose the network of these weights (", Key("model.name")),
             *(", width and stem), or initialize these layers anew (", Key("model.new_layers"), ")"),
         )
-        raise InputError(_problem(faults, names, shapes, state_dict), advice=advice)
+        raise InputError(_describe_faults(faults, names, shapes, state_dict), advice=advice)
     used = set(names.values())
     left_over = tuple(sorted(name for name in state_dict if name not in used))
     matched = {path: array for path, array in arrays.items() if path not in {*new, *head}}
@@ -73,7 +75,7 @@ def match(
 
 
 def _head(shapes: Shapes, paths: Sequence[str], num_classes: int) -> tuple[str, ...]:
-    """Return the kernel and bias of the head, if it is among these paths.
+    """Return the paths of the head's kernel and bias, if they are among `paths`.
 
     The head is the only layer with as many outputs as there are classes.
     """
@@ -83,7 +85,7 @@ def _head(shapes: Shapes, paths: Sequence[str], num_classes: int) -> tuple[str, 
     return tuple(path for path in shapes if path.rpartition("/")[0] == heads[0]) if len(heads) == 1 else ()
 
 
-def _problem(
+def _describe_faults(
     faults: Sequence[str],
     names: Mapping[str, str],
     shapes: Shapes,
@@ -91,20 +93,20 @@ def _problem(
 ) -> str:
     """Describe the arrays that are missing or have another shape."""
     missing = [names[path] for path in faults if names[path] not in state_dict]
-    other = [path for path in faults if names[path] in state_dict]
-    parts = []
+    mismatched = [path for path in faults if names[path] in state_dict]
+    clauses = []
     if missing:
-        near = nearest(missing[0], set(state_dict) - set(names.values()))
+        hint = nearest(missing[0], set(state_dict) - set(names.values()))
         of_all = f"{len(missing)} of the network's {counted(len(shapes), 'array')}"
-        parts.append(f"{of_all} missing: {listed(missing, most=2)}{near}")
-    if other:
+        clauses.append(f"{of_all} missing: {listed(missing, most=2)}{hint}")
+    if mismatched:
         differences = []
-        for path in other:
+        for path in mismatched:
             name = names[path]
             shape = to_published(path, name, np.broadcast_to(0, shapes[path])).shape
             differences.append(f"{name} is {list(state_dict[name].shape)} in the file and {list(shape)} in the network")
-        parts.append(f"{len(other)} with another shape: {listed(differences, '; ', most=2)}")
-    return "; ".join(parts)
+        clauses.append(f"{len(mismatched)} with another shape: {listed(differences, '; ', most=2)}")
+    return "; ".join(clauses)
 
 
 def listed(names: Iterable[str], between: str = ", ", most: int = _LISTED) -> str:

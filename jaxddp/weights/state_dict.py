@@ -22,15 +22,15 @@ _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "B
 _DTYPES |= {f"{kind}{bits}": f"{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
 _COUNTER = "num_batches_tracked"
 # Keys under which training scripts store a state dict, and prefixes that module wrappers add to each name.
-_WITHIN = ("state_dict", "model", "model_state_dict")
+_NESTING_KEYS = ("state_dict", "model", "model_state_dict")
 _WRAPPERS = ("module.", "_orig_mod.")
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays of a file, by name, without PyTorch's batch counters.
 
-    A state dict may be nested under "state_dict", "model" or "model_state_dict". A prefix "module." or "_orig_mod." of
-    all names is removed.
+    A state dict may be nested under "state_dict", "model" or "model_state_dict". A prefix "module." or "_orig_mod."
+    that all names share is removed.
 
     Raises:
         InputError: the file is missing, damaged or of another kind, or it is a .pth file and PyTorch is not installed.
@@ -38,7 +38,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     if path.suffix not in (".safetensors", *PICKLED):
         raise InputError(f"{path}: weights cannot be read from this kind of file; give {FORMS}")
     with files.reading(path, "give a readable file", missing=f"no such file; give {FORMS}"):
-        arrays = _pickled(path) if path.suffix in PICKLED else _safetensors(path)
+        arrays = _read_pickled(path) if path.suffix in PICKLED else _read_safetensors(path)
     for wrapper in _WRAPPERS:
         if arrays and all(name.startswith(wrapper) for name in arrays):
             arrays = {name.removeprefix(wrapper): array for name, array in arrays.items()}
@@ -55,7 +55,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     files.replace(path, safetensors.numpy.save(dense, {"format": "pt"}))
 
 
-def _safetensors(path: Path) -> dict[str, np.ndarray]:
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     content = files.read(path)
     try:
         entries = dict(safetensors.deserialize(content))
@@ -68,9 +68,9 @@ def _safetensors(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-def _pickled(path: Path) -> dict[str, np.ndarray]:
+def _read_pickled(path: Path) -> dict[str, np.ndarray]:
     with files.open_regular(path):
-        pass  # torch has another message for a missing file, and would block on a FIFO.
+        pass  # Raise the usual error for a missing file, and for a FIFO, on which torch would block.
     try:
         import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -84,7 +84,7 @@ def _pickled(path: Path) -> dict[str, np.ndarray]:
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, struct.error) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"{path}: PyTorch cannot load it as plain weights ({reason}); save a state dict") from None
-    for key in _WITHIN:
+    for key in _NESTING_KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     entries = content.items() if isinstance(content, Mapping) else ()

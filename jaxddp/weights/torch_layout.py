@@ -15,23 +15,23 @@ _IMAGE_SHAPED = "layer_scale"
 
 
 def namings_of(model: Any) -> tuple[Naming, ...]:
-    """Return the namings of a model or an adapted module: those of libraries, then the paths with dots.
+    """Return the namings of a model or an adapted module: those of published libraries, then `dotted_path`.
 
-    The paths with dots are used to read and write networks without published weights.
+    `dotted_path` is used to read and write networks without published weights.
     """
     module = getattr(model, "module", model)
     published: Any = getattr(module, "published_names", tuple)
-    return (*published(), own_name)
+    return (*published(), dotted_path)
 
 
-def own_name(path: str) -> str:
+def dotted_path(path: str) -> str:
     """Return an array's path with dots, such as "params.layer1_0.conv1.kernel"."""
     return path.replace("/", ".")
 
 
 def to_published(path: str, name: str, array: np.ndarray) -> np.ndarray:
     """Convert an array to PyTorch's layout: kernels from HWIO to OIHW, and from IO to OI."""
-    if name == own_name(path):
+    if name == dotted_path(path):
         return array
     if path.endswith("/kernel") and array.ndim in (2, 4):
         return array.T if array.ndim == 2 else array.transpose(3, 2, 0, 1)
@@ -40,7 +40,7 @@ def to_published(path: str, name: str, array: np.ndarray) -> np.ndarray:
 
 def from_published(path: str, name: str, array: np.ndarray) -> np.ndarray:
     """Convert an array from PyTorch's layout; the inverse of `to_published`."""
-    if name == own_name(path):
+    if name == dotted_path(path):
         return array
     if path.endswith("/kernel") and array.ndim in (2, 4):
         return array.T if array.ndim == 2 else array.transpose(2, 3, 1, 0)
@@ -48,5 +48,5 @@ def from_published(path: str, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def published(arrays: Mapping[str, np.ndarray], naming: Naming) -> dict[str, np.ndarray]:
-    """Return the state dict of arrays that are given by path."""
+    """Return the state dict of the arrays, a dict by path."""
     return {naming(path): to_published(path, naming(path), array) for path, array in arrays.items()}

@@ -12,7 +12,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data.soundness.image_manifest import find_manifest
 from jaxddp.data.storage import catalog
-from jaxddp.data.storage.home import is_address
+from jaxddp.data.storage.data_root import is_address
 from jaxddp.data.unlabelled import TRAIN
 from jaxddp.overrides import flatten
 

@@ -17,14 +17,14 @@ from jaxddp.data.arrays import ArrayTable, as_pixels, check_labels
 from jaxddp.data.faults import check_distinct
 
 _CHUNK = 1 << 20
-_MOST_NUMBERED = 100_000
+_MAX_NUMBERED = 100_000
 
 
 @contextmanager
-def errors_of(
+def as_input_errors(
     where: Path | str, damaged: str = "download it again", *, missing: str = "download or unpack the data set again"
 ) -> Iterator[None]:
-    """Turns errors of reading a file into an `InputError` whose message begins with `where`.
+    """Turn errors in the block, which reads a file, into an `InputError` whose message begins with `where`.
 
     Args:
         damaged, missing: the advice for a file that is damaged or missing.
@@ -46,10 +46,10 @@ def errors_of(
 
 
 def read_rest(stream: BufferedIOBase, promised: int) -> bytearray:
-    """Reads the bytes after a header, which must be as many as the header promises. Raises: see `check_length`.
+    """Read the bytes after a header; their number must be `promised`. Raises: see `check_length`.
 
-    The memory grows with the bytes that were read, and reading stops at the promised number. So a forged header cannot
-    allocate more than the stream holds, and a small file that unpacks to gigabytes cannot fill the memory.
+    Memory is allocated as bytes are read, and reading stops at the promised number. So a forged header allocates no
+    more than the stream holds, and a small file that unpacks to gigabytes cannot fill the memory.
     """
     data = bytearray()
     try:
@@ -65,7 +65,7 @@ def read_rest(stream: BufferedIOBase, promised: int) -> bytearray:
 
 
 def check_length(actual: int, promised: int) -> None:
-    """Checks the number of bytes after a header. Raises: InputError if it is not the promised number."""
+    """Check the number of bytes after a header. Raises: InputError if it is not `promised`."""
     if actual < promised:
         raise InputError(f"cut short: the header promises {promised} bytes, {actual} follow it; download it again")
     if actual > promised:
@@ -73,8 +73,8 @@ def check_length(actual: int, promised: int) -> None:
 
 
 def read_names(file: Path) -> tuple[str, ...]:
-    """Reads the names of the classes from a UTF-8 file, one per line. Blank lines may follow. Raises: InputError."""
-    with errors_of(file):
+    """Read the names of the classes from a UTF-8 file, one per line. Blank lines may follow. Raises: InputError."""
+    with as_input_errors(file):
         names = [line.strip() for line in files.read(file).decode("utf-8-sig").rstrip().splitlines()]
         if not names:
             raise InputError("empty; write one class name a line")
@@ -84,25 +84,27 @@ def read_names(file: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def check_names(names: Sequence[str], where: Callable[[int], str]) -> None:
-    """Checks names of classes.
+def check_names(names: Sequence[str], position_of: Callable[[int], str]) -> None:
+    """Check that the names of classes are different and do not look alike.
 
     Args:
-        where: a function of a name's number that returns its place in the file, for messages.
+        position_of: returns the position of a name in the file, from the name's index, for messages.
 
     Raises:
         InputError: two names are equal or look alike.
     """
-    check_distinct(names, lambda name: where(names.index(name)))
+    check_distinct(names, lambda name: position_of(names.index(name)))
     first: dict[str, int] = {}
     for place, name in enumerate(names):
         if first.setdefault(name, place) != place:
-            before = where(first[name])
-            raise InputError(f"{where(place)}: {show(name)} is also the name in {before}; give each class its own name")
+            first_where = position_of(first[name])
+            raise InputError(
+                f"{position_of(place)}: {show(name)} is also the name in {first_where}; give each class its own name"
+            )
 
 
 def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
-    """Returns names "0", "1", ... up to the largest label of all splits, for data without names of classes.
+    """Return names "0", "1", ... up to the largest label of all splits, for data without names of classes.
 
     Raises: InputError if a label is too large to be the number of a class.
     """
@@ -111,9 +113,9 @@ def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
     # `check_labels` rejects labels of other dtypes.
     integers = (array for array in labels if np.issubdtype(array.dtype, np.integer))
     last = max((int(array.max(initial=0)) for array in integers), default=0)
-    if last >= _MOST_NUMBERED:
+    if last >= _MAX_NUMBERED:
         raise InputError(
-            f"label {last}: classes without names may be numbered below {_MOST_NUMBERED}; number them from 0"
+            f"label {last}: classes without names may be numbered below {_MAX_NUMBERED}; number them from 0"
         )
     return tuple(map(str, range(last + 1)))
 
@@ -121,9 +123,9 @@ def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
 def make_table(
     images: np.ndarray, labels: np.ndarray, names: tuple[str, ...], *, images_from: Path | str, labels_from: Path | str
 ) -> ArrayTable:
-    """Returns an `ArrayTable`; its errors begin with the file of the images or of the labels."""
-    with errors_of(images_from):
+    """Return an `ArrayTable`. Error messages begin with the file of the images or of the labels."""
+    with as_input_errors(images_from):
         images = as_pixels(images)
-    with errors_of(labels_from):
+    with as_input_errors(labels_from):
         check_labels(labels, len(images), len(names))
     return ArrayTable(images, labels, names)

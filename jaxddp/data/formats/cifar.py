@@ -17,7 +17,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable, check_labels
 from jaxddp.data.format import LocalFormat
-from jaxddp.data.formats.array_files import errors_of, read_names
+from jaxddp.data.formats.array_files import as_input_errors, read_names
 from jaxddp.data.source import Split
 from jaxddp.registry import FORMATS
 
@@ -43,23 +43,21 @@ _VERSIONS = (
 
 
 def holds_cifar(folder: Path) -> bool:
-    """Returns whether the folder is an unpacked CIFAR archive, or contains one."""
-    return bool(_places(folder))
+    """Return whether the folder is an unpacked CIFAR archive, or contains one."""
+    return bool(_find_archives(folder))
 
 
 def read_cifar(folder: Path, split: Split) -> ArrayTable:
-    """Reads one split: images uint8[N, 32, 32, 3] with the classes of CIFAR-10, or the fine classes of CIFAR-100.
+    """Read one split: images uint8[N, 32, 32, 3] with the classes of CIFAR-10, or the fine classes of CIFAR-100.
 
     Raises:
-        InputError: there is no archive or there are both, a file is missing or does not consist of whole records, or a
-            label has no name.
+        InputError: the folder holds no archive or both, a file is missing, empty or ends within a record, or a label
+            has no name.
     """
-    places = _places(folder)
+    places = _find_archives(folder)
     if not places:
         folders = " or ".join(version.folder for version in _VERSIONS)
-        raise InputError(
-            f"{folder}: no CIFAR in its binary version; give the folder {folders}, or the one that contains it"
-        )
+        raise InputError(f"{folder}: no CIFAR in its binary version; give the folder {folders}, or its parent")
     (place, version), *others = places
     if others:
         raise InputError(f"{folder}: two data sets, {place} and {others[0][0]}; give one of these folders")
@@ -69,16 +67,20 @@ def read_cifar(folder: Path, split: Split) -> ArrayTable:
     return ArrayTable(images, labels, names)
 
 
-def _places(folder: Path) -> list[tuple[Path, _Version]]:
+def _find_archives(folder: Path) -> list[tuple[Path, _Version]]:
     candidates = [(place, version) for version in _VERSIONS for place in (folder, folder / version.folder)]
     folders = [(place, version) for place, version in candidates if place.is_dir()]
-    return [(place, kind) for place, kind in folders if place.name == kind.folder or (place / kind.names).is_file()]
+    return [
+        (place, version)
+        for place, version in folders
+        if place.name == version.folder or (place / version.names).is_file()
+    ]
 
 
 def _read(file: Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Reads one file; returns images, uint8[N, 32, 32, 3], and labels, uint8[N]."""
+    """Read one file; return images, uint8[N, 32, 32, 3], and labels, uint8[N]."""
     record = label_bytes + _PIXELS
-    with errors_of(file):
+    with as_input_errors(file):
         data = np.frombuffer(files.read(file), np.uint8)
         if not data.size or data.size % record:
             raise InputError(f"{data.size} bytes: expected whole records of {record} bytes; download it again")

@@ -24,7 +24,7 @@ from jaxddp.data.formats.csv_text import csv_rows
 from jaxddp.data.formats.folders import has_validation_folder
 from jaxddp.data.labels import LabelSets, as_members
 from jaxddp.data.source import Split
-from jaxddp.data.storage.home import Home, TextFile, open_root
+from jaxddp.data.storage.data_root import DataRoot, TextFile, open_root
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
@@ -32,12 +32,12 @@ SEPARATOR = ";"
 """The separator of several labels in a cell."""
 _COLUMNS = ("path", "label")
 _FILES: dict[Split, str] = {"train": "train.csv", "val": "val.csv"}
-# A relative path below the folder. Without empty parts, `.` or `..`, it can be found in listings of the folders.
+# A relative path below the folder, without empty parts, `.` or `..`, so it equals a path from a directory listing.
 _PATH = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]{1,1000}")
 
 
 def read_csv(file: Path, split: Split = "train", refuse: Refuse = raise_fault) -> ExampleTable:
-    """Reads the images that a CSV file lists; for "val", those that val.csv beside it lists. No image is opened.
+    """Read the list of images in a CSV file or, for "val", in the val.csv beside it. No image is opened.
 
     Ids are the paths as written. If a row has several labels, the table has `label_sets`.
 
@@ -49,27 +49,27 @@ def read_csv(file: Path, split: Split = "train", refuse: Refuse = raise_fault) -
     - a row of val.csv with a label that the training file does not have.
 
     Raises:
-        InputError: there is no such file or column, or no row is left.
+        InputError: the file or a column is missing, or no row can be used.
     """
-    home = open_root(file.parent, file.name)
-    train = _listing(home.file(file.name), refuse)
+    root = open_root(file.parent, file.name)
+    train = _read_listing(root.file(file.name), refuse)
     lines = {label: row.line for row in reversed(train.rows) for label in row.labels}
     names = sorted(lines)
     check_distinct(sorted(names, key=lines.__getitem__), lambda name: f"{train.file}:{lines[name]}", refuse)
-    listing = train if split == "train" else _listing(home.file(_FILES[split]), refuse)
-    return _table(home, listing, tuple(names), refuse)
+    listing = train if split == "train" else _read_listing(root.file(_FILES[split]), refuse)
+    return _make_table(root, listing, tuple(names), refuse)
 
 
 def read_paths(file: Path) -> ExampleTable:
-    """Reads only the column `path`: images without classes, with labels of -1.
+    """Read only the column `path`. The images have no classes, and their labels are -1.
 
     Raises: InputError if there is a row that `read_csv` rejects.
     """
-    home = open_root(file.parent, file.name)
-    text = home.file(file.name)
-    rows = [_Row(line, _encoded(path, f"{text}:{line}"), []) for line, path in csv_rows(text, _COLUMNS[:1])]
-    paths = np.array([row.path for row in _each_once(text, rows, "remove one of the two", raise_fault)])
-    return ExampleTable(home.store, paths, paths, np.full(len(paths), -1, np.int32))
+    root = open_root(file.parent, file.name)
+    text = root.file(file.name)
+    rows = [_Row(line, _encode_path(path, f"{text}:{line}"), []) for line, path in csv_rows(text, _COLUMNS[:1])]
+    paths = np.array([row.path for row in _refuse_repeated_paths(text, rows, "remove one of the two", raise_fault)])
+    return ExampleTable(root.store, paths, paths, np.full(len(paths), -1, np.int32))
 
 
 class _Row(NamedTuple):
@@ -83,29 +83,31 @@ class _Listing(NamedTuple):
     rows: list[_Row]
 
 
-def _listing(file: TextFile, refuse: Refuse) -> _Listing:
+def _read_listing(file: TextFile, refuse: Refuse) -> _Listing:
     rows = []
     for line, path, cell in csv_rows(file, _COLUMNS, refuse):
         try:
-            rows.append(_Row(line, _encoded(path, f"{file}:{line}"), _labels(cell, f"{file}:{line}")))
+            rows.append(_Row(line, _encode_path(path, f"{file}:{line}"), _parse_labels(cell, f"{file}:{line}")))
         except InputError as error:
             refuse(str(error))
-    return _Listing(file, _each_once(file, rows, f"write its labels into one row, separated by {SEPARATOR!r}", refuse))
+    return _Listing(
+        file, _refuse_repeated_paths(file, rows, f"write its labels into one row, separated by {SEPARATOR!r}", refuse)
+    )
 
 
-def _each_once(file: TextFile, rows: list[_Row], advice: str, refuse: Refuse) -> list[_Row]:
-    """Returns the first row of each path; rejects the others. Raises: InputError if there are no rows."""
+def _refuse_repeated_paths(file: TextFile, rows: list[_Row], advice: str, refuse: Refuse) -> list[_Row]:
+    """Reject repeated paths; return the first row of each path. Raises: InputError if there are no rows."""
     if not rows:
         raise InputError(f"{file}: no rows below the header; give each image a row")
-    again = find_repeats(np.array([row.path for row in rows]))
-    for place, first in again:
-        row, before = rows[place], rows[first]
-        refuse(f"{file}:{row.line}: {show(row.path.decode())} is listed on line {before.line} already; {advice}")
-    repeated = {place for place, _ in again}
-    return [row for place, row in enumerate(rows) if place not in repeated]
+    repeated = find_repeats(np.array([row.path for row in rows]))
+    for place, first in repeated:
+        row, first_row = rows[place], rows[first]
+        refuse(f"{file}:{row.line}: {show(row.path.decode())} is listed on line {first_row.line} already; {advice}")
+    repeated_places = {place for place, _ in repeated}
+    return [row for place, row in enumerate(rows) if place not in repeated_places]
 
 
-def _labels(cell: str, where: str) -> list[str]:
+def _parse_labels(cell: str, where: str) -> list[str]:
     names = [name.strip() for name in cell.split(SEPARATOR)]
     if "" in names:
         raise InputError(f"{where}: label {show(cell)} has an empty name; write one label, or 'cat{SEPARATOR}dog'")
@@ -114,13 +116,13 @@ def _labels(cell: str, where: str) -> list[str]:
     return names
 
 
-def _encoded(path: str, where: str) -> bytes:
+def _encode_path(path: str, where: str) -> bytes:
     if not _PATH.fullmatch(path):
         raise InputError(f"{where}: path {show(path)} is not below the file's folder; write it like cats/1.png")
     return path.encode()
 
 
-def _table(home: Home, listing: _Listing, names: tuple[str, ...], refuse: Refuse) -> ExampleTable:
+def _make_table(root: DataRoot, listing: _Listing, names: tuple[str, ...], refuse: Refuse) -> ExampleTable:
     index, rows = {name: place for place, name in enumerate(names)}, []
     for row in listing.rows:
         if unknown := [label for label in row.labels if label not in index]:
@@ -132,12 +134,12 @@ def _table(home: Home, listing: _Listing, names: tuple[str, ...], refuse: Refuse
             rows.append(row)
     paths, lines = np.array([row.path for row in rows], "S"), np.array([row.line for row in rows], np.int64)
     sets = LabelSets(as_members([[index[label] for label in row.labels] for row in rows]), str(listing.file), lines)
-    table = ExampleTable(home.store, paths, paths, sets.labels, names).with_label_sets(sets)
+    table = ExampleTable(root.store, paths, paths, sets.labels, names).with_label_sets(sets)
     return table.without_links_out(lambda row: f"{listing.file}:{lines[row]}", refuse)
 
 
 def holds_csv(path: Path) -> bool | Match:
-    """Returns whether the path is a CSV file, or a folder whose train.csv has the columns in its header."""
+    """Return whether the path is a CSV file, or a folder whose train.csv has both columns in its header."""
     if path.is_file():
         return Match.NAMED if path.suffix == ".csv" else Match.NONE
     file = path / _FILES["train"]
@@ -149,7 +151,7 @@ def holds_csv(path: Path) -> bool | Match:
 
 
 def is_divided(path: Path) -> bool:
-    """Returns whether there is a val.csv beside the train.csv."""
+    """Return whether there is a val.csv beside the train.csv."""
     file = _training_file(path)
     return file.name == _FILES["train"] and file.with_name(_FILES["val"]).is_file()
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import show
 from jaxddp.data.faults import Refuse, index_of_column, raise_fault
-from jaxddp.data.storage.home import TextFile
+from jaxddp.data.storage.data_root import TextFile
 
 
 def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = raise_fault) -> Iterator[list]:
-    """Yields [line, *fields of the named columns] for every row except blank and rejected ones.
+    """Yield [line number, *fields of the named columns] for every row that is neither blank nor rejected.
 
-    Raises: InputError if there is no such file or column.
+    Raises: InputError if the file or a column is missing.
     """
     with file.text(newline="") as text:
         reader = csv.reader(text, strict=True)
@@ -48,7 +48,7 @@ def _places(file: TextFile, header: Sequence[str], columns: Sequence[str]) -> li
 
 
 def check_utf8(texts: Iterable[str], file: TextFile, line: int) -> None:
-    """Checks that a line is UTF-8. `TextFile.text` decodes other bytes to lone surrogates. Raises: InputError."""
+    """Check that a line is UTF-8. `TextFile.text` has decoded other bytes to lone surrogates. Raises: InputError."""
     for text in texts:
         if text.isascii():
             continue

@@ -26,18 +26,18 @@ from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
 _FOLDERS = {"train": ("train",), "val": ("val", "validation", "test")}
-_IMAGES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp"})
-# Image files of these kinds are an error, because a run without them would train on fewer images.
-_FOREIGN = frozenset({".gif", ".heic", ".avif", ".ppm", ".pgm"})
+_SUPPORTED = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp"})
+# Image files of these types are an error, because a run that ignored them would train on fewer images.
+_UNSUPPORTED = frozenset({".gif", ".heic", ".avif", ".ppm", ".pgm"})
 
 # Listing folders mostly waits for the disk or for a server.
-_THREADS = 16
+_LISTING_THREADS = 16
 
 
 def holds_folders(root: Path) -> bool | Match:
-    """Returns whether a directory looks like such a tree: it has a folder `train` that contains folders.
+    """Return whether a directory is a tree of class folders: it has a folder `train` that contains folders.
 
-    A directory that has no folders of splits but other folders with images is a partial match, because its images may
+    A directory with folders of images, but without the folder of a split, is a partial match, because its images may
     belong to another format.
     """
     if (root / "train").is_dir():
@@ -48,27 +48,27 @@ def holds_folders(root: Path) -> bool | Match:
 
 
 def has_validation_folder(root: Path) -> bool:
-    """Returns whether there is a validation folder."""
+    """Return whether the root has a validation folder."""
     return any((root / name).is_dir() for name in _FOLDERS["val"])
 
 
 def is_image_name(name: str) -> bool:
-    """Returns whether a file has the suffix of an image, including kinds of images that are not read."""
-    return os.path.splitext(name)[1].lower() in _IMAGES | _FOREIGN
+    """Return whether a file name has the suffix of an image, including types that are not supported."""
+    return os.path.splitext(name)[1].lower() in _SUPPORTED | _UNSUPPORTED
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Returns whether an entry is a folder, or a link to one. Raises: InputError if it may not be read."""
+    """Return whether an entry is a folder, or a link to a folder. Raises: InputError if it cannot be read."""
     try:
         return entry.is_dir()
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return False  # A link to itself is not a folder. The caller treats it as a file.
+            return False  # A link to itself: the caller treats it as a file.
         raise InputError(f"{entry.path}: cannot be read ({error.strerror}); make it readable, or remove it") from None
 
 
 def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> ExampleTable:
-    """Reads the examples of one split. Without folders of splits, "train" holds all examples. No image is opened.
+    """Read the examples of one split. Without folders of splits, "train" holds all examples. No image is opened.
 
     The classes of both splits are the names of the folders in `train`, sorted. An id is the image's path without its
     suffix. Rows are sorted by class and path. Names that begin with a dot, and files without the suffix of an image,
@@ -76,41 +76,43 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
 
     These are rejected:
 
-    - a folder of a class that holds no image, that `train` does not have, or whose name looks like another name;
+    - a class folder that holds no image, is absent from `train`, or has a name that looks like another name;
     - a folder with images beside `train`, if there is no validation folder;
-    - an image outside the folders of classes, one of a type that is not supported, and two images with the same id;
+    - an image outside the class folders, an image of an unsupported type, and an image whose id is already in use;
     - a link out of the root, or into a parent folder;
     - a name that is not UTF-8, and a file or folder that cannot be read.
 
     Raises:
-        InputError: there is no such folder, or no image in it.
+        InputError: the folder of the split is missing, or holds no image that can be used.
     """
-    home = root.absolute()
-    trained = _split_folder(home, "train")
-    if trained != home and not has_validation_folder(home):
-        _refuse_beside(trained, refuse)
-    names = tuple(_class_names(trained, refuse))
-    check_distinct(names, lambda name: str(trained / name), refuse)
-    folder = _split_folder(home, split)
-    present = _class_names(folder, refuse)
-    for unknown in sorted({*present} - {*names}):
+    root = root.absolute()
+    train_folder = _split_folder(root, "train")
+    if train_folder != root and not has_validation_folder(root):
+        _refuse_folders_beside_train(train_folder, refuse)
+    names = tuple(_class_names(train_folder, refuse))
+    check_distinct(names, lambda name: str(train_folder / name), refuse)
+    folder = _split_folder(root, split)
+    class_folders = _class_names(folder, refuse)
+    for unknown_class in sorted({*class_folders} - {*names}):
         refuse(
-            f"{folder / unknown}: a class that {trained} does not have{nearest(unknown, names)}; rename "
-            "or remove the folder"
+            f"{folder / unknown_class}: a class that {train_folder} does not have{nearest(unknown_class, names)}; "
+            "rename or remove the folder"
         )
-    present = [name for name in present if name in names]
-    _refuse_strays(folder, refuse)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        of_classes = list(pool.map(lambda name: _class_images(home, folder / name), present))
-    for fault in (fault for _, faults in of_classes for fault in faults):
+    class_folders = [name for name in class_folders if name in names]
+    _refuse_images_outside_classes(folder, refuse)
+    with ThreadPoolExecutor(_LISTING_THREADS) as pool:
+        images_of_classes = list(pool.map(lambda name: _class_images(root, folder / name), class_folders))
+    for fault in (fault for _, faults in images_of_classes for fault in faults):
         refuse(fault)
-    path = np.array([path.encode() for paths, _ in of_classes for path in paths], "S")
+    path = np.array([path.encode() for paths, _ in images_of_classes for path in paths], "S")
     if not len(path):
         raise InputError(f"{folder}: none of its files can be used; put an image into a class's folder")
-    label = np.repeat(np.searchsorted(names, present).astype(np.int32), [len(paths) for paths, _ in of_classes])
-    ids = np.array([os.path.splitext(one)[0] for one in path.tolist()])
-    table = ExampleTable(LocalFiles(home), ids, path, label, names, made_of="file")
-    return table.without(_repeated(table, refuse))
+    label = np.repeat(
+        np.searchsorted(names, class_folders).astype(np.int32), [len(paths) for paths, _ in images_of_classes]
+    )
+    ids = np.array([os.path.splitext(image_path)[0] for image_path in path.tolist()])
+    table = ExampleTable(LocalFiles(root), ids, path, label, names, made_of="file")
+    return table.without(_refuse_repeated_ids(table, refuse))
 
 
 def _class_names(folder: Path, refuse: Refuse) -> list[str]:
@@ -123,67 +125,71 @@ def _class_names(folder: Path, refuse: Refuse) -> list[str]:
     return [name for name in names if _is_utf8(name)]
 
 
-def _split_folder(home: Path, split: Split) -> Path:
-    if split == "train" and holds_folders(home) is Match.PARTLY:
-        return home
+def _split_folder(root: Path, split: Split) -> Path:
+    if split == "train" and holds_folders(root) is Match.PARTLY:
+        return root
     for name in _FOLDERS[split]:
-        if (home / name).is_dir():
-            return home / name
+        if (root / name).is_dir():
+            return root / name
     names = " or ".join(f"{name}/" for name in _FOLDERS[split])
-    raise InputError(f"{home}: no folder {names}; put the {split} images there, in one folder a class")
+    raise InputError(f"{root}: no folder {names}; put the {split} images there, in one folder a class")
 
 
 def _visible_folders(folder: Path) -> set[str]:
-    with _listing(folder) as entries:
+    with _list_folder(folder) as entries:
         return {entry.name for entry in entries if not entry.name.startswith(".") and is_folder(entry)}
 
 
 def _has_image(folder: Path) -> bool:
-    # A folder that cannot be read is treated as one without images. If the directory is a tree of classes,
-    # `read_folders` reports the folder.
+    # A folder that cannot be read counts as a folder without images. If the directory is of this format,
+    # `read_folders` reports the fault.
     with suppress(OSError), os.scandir(folder) as entries:
-        return any(os.path.splitext(entry.name)[1].lower() in _IMAGES for entry in entries)
+        return any(os.path.splitext(entry.name)[1].lower() in _SUPPORTED for entry in entries)
     return False
 
 
-def _refuse_beside(trained: Path, refuse: Refuse) -> None:
-    """Rejects image folders beside train/: if "train" is a class too, the other classes would be left out."""
-    home = trained.parent
-    for other in sorted(name for name in _visible_folders(home) if name != trained.name and _has_image(home / name)):
+def _refuse_folders_beside_train(train_folder: Path, refuse: Refuse) -> None:
+    """Reject image folders beside train/. If "train" is itself a class, the other classes would be left out."""
+    root = train_folder.parent
+    for other in sorted(
+        name for name in _visible_folders(root) if name != train_folder.name and _has_image(root / name)
+    ):
         refuse(
-            f"{home / other}: images beside {trained.name}/, which is taken for the training split; move them into "
-            f"a class folder there, or call {trained.name}/ something else if it is a class"
+            f"{root / other}: images beside {train_folder.name}/, which is taken for the training split; move them "
+            f"into a class folder there, or call {train_folder.name}/ something else if it is a class"
         )
 
 
-def _refuse_strays(folder: Path, refuse: Refuse) -> None:
-    with _listing(folder) as entries:
-        strays = sorted(one.name for one in entries if _suffix(one) in _IMAGES | _FOREIGN and not is_folder(one))
-    for name in strays:
+def _refuse_images_outside_classes(folder: Path, refuse: Refuse) -> None:
+    with _list_folder(folder) as entries:
+        names = sorted(
+            entry.name for entry in entries if _suffix(entry) in _SUPPORTED | _UNSUPPORTED and not is_folder(entry)
+        )
+    for name in names:
         refuse(
-            f"{folder / name}: an image outside the class folders ({len(strays)} in all) has no class; move it into one"
+            f"{folder / name}: an image outside the class folders ({len(names)} in all) has no class; move it into one"
         )
 
 
-def _class_images(home: Path, folder: Path) -> tuple[list[str], list[str]]:
-    """Returns the images below one class's folder, as sorted paths relative to the root, and its faults."""
+def _class_images(root: Path, folder: Path) -> tuple[list[str], list[str]]:
+    """Return the images of a class's folder, as sorted paths relative to the root, and the faults of the folder."""
     faults: list[str] = []
-    images = _images(home, folder, (), faults.append)
-    paths = sorted(os.path.relpath(path, home).replace(os.sep, "/") for path in images)
+    images = _images(root, folder, (), faults.append)
+    paths = sorted(os.path.relpath(path, root).replace(os.sep, "/") for path in images)
     if not paths and not faults:
         faults.append(f"{folder}: no image in this class's folder; put images there, or remove the folder")
     return paths, faults
 
 
-def _images(home: Path, folder: Path, above: tuple[str, ...], refuse: Refuse) -> Iterator[str]:
-    """Yields every image below a folder; `above` is the real paths of its parent folders."""
+def _images(root: Path, folder: Path, parents: tuple[str, ...], refuse: Refuse) -> Iterator[str]:
+    """Yield every image below a folder; `parents` holds the real paths of its parent folders."""
     with pass_faults_to(refuse):
-        real_path = _within(home, folder)
-        if real_path in above:
+        real_path = _real_path(root, folder)
+        if real_path in parents:
             raise InputError(
                 f"{folder}: a symbolic link leads into a folder above itself, {real_path!r}; remove the link"
             )
-        with _listing(folder) as listed:
+        with _list_folder(folder) as listed:
             entries = sorted(listed, key=lambda entry: entry.name)
         for entry in entries:
             try:
@@ -191,11 +197,11 @@ def _images(home: Path, folder: Path, above: tuple[str, ...], refuse: Refuse) ->
                     continue
                 if is_folder(entry):
                     _check_utf8(folder, entry.name)
-                    yield from _images(home, folder / entry.name, (*above, real_path), refuse)
+                    yield from _images(root, folder / entry.name, (*parents, real_path), refuse)
                 elif _is_image(entry):
                     _check_utf8(folder, entry.name)
                     if entry.is_symlink():
-                        _within(home, folder / entry.name)
+                        _real_path(root, folder / entry.name)
                     yield entry.path
             except InputError as error:
                 refuse(str(error))
@@ -203,18 +209,18 @@ def _images(home: Path, folder: Path, above: tuple[str, ...], refuse: Refuse) ->
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
     suffix = _suffix(entry)
-    if suffix in _FOREIGN:
+    if suffix in _UNSUPPORTED:
         raise InputError(f"{entry.path}: its image type is not supported; convert it to PNG, or remove it")
-    return suffix in _IMAGES
+    return suffix in _SUPPORTED
 
 
 def _suffix(entry: os.DirEntry[str]) -> str:
     return "" if entry.name.startswith(".") else os.path.splitext(entry.name)[1].lower()
 
 
-def _within(home: Path, path: Path) -> str:
-    """Returns the real path, with links followed. Raises: InputError if it is outside the real root."""
-    if fault := link_out(os.fsencode(path), os.path.realpath(os.fsencode(home))):
+def _real_path(root: Path, path: Path) -> str:
+    """Return a path with its symbolic links resolved. Raises: InputError if it is outside the root."""
+    if fault := link_out(os.fsencode(path), os.path.realpath(os.fsencode(root))):
         raise InputError(f"{path}: {fault}; put the files themselves into the root")
     return os.path.realpath(path)
 
@@ -232,18 +238,18 @@ def _is_utf8(name: str) -> bool:
     return True
 
 
-def _repeated(table: ExampleTable, refuse: Refuse) -> list[int]:
-    """Returns and rejects the rows whose id is also the id of an earlier row."""
-    again = find_repeats(table.id)
-    for _, first in again:
+def _refuse_repeated_ids(table: ExampleTable, refuse: Refuse) -> list[int]:
+    """Reject the rows whose id is also the id of an earlier row; return their numbers."""
+    repeated = find_repeats(table.id)
+    for _, first in repeated:
         refuse(
             f"{table.name(first)}: the name of another image differs only in the suffix, and ids are names without "
             "suffixes; rename either"
         )
-    return [row for row, _ in again]
+    return [row for row, _ in repeated]
 
 
-def _listing(folder: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+def _list_folder(folder: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
     with files.reading(folder, "make it a readable folder"):
         return os.scandir(folder)
 

@@ -4,9 +4,9 @@
     FOLDER/t10k-images-idx3-ubyte   t10k-labels-idx1-ubyte     the validation examples
     FOLDER/classes.txt                                         optional: the names of the classes, one per line
 
-A file may be compressed and end in .gz. If the plain file exists too, it is read. Colour images [N, H, W, C] have four
-dimensions and may be named idx4. A file is two zero bytes, the code of the elements' type, the number of dimensions,
-their sizes as big-endian uint32, and the elements, the last dimension running fastest
+A file may be compressed and end in .gz. If both files exist, the plain file is read. Colour images [N, H, W, C] have
+four dimensions and may be named idx4. A file consists of two zero bytes, the code of the elements' type, the number of
+dimensions, their sizes as big-endian uint32, and the elements in row-major order
 (https://yann.lecun.com/exdb/mnist, "the IDX file format").
 """
 
@@ -21,7 +21,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import LocalFormat
-from jaxddp.data.formats.array_files import errors_of, make_table, numbered_names, read_names, read_rest
+from jaxddp.data.formats.array_files import as_input_errors, make_table, numbered_names, read_names, read_rest
 from jaxddp.data.source import Split
 from jaxddp.registry import FORMATS
 
@@ -39,24 +39,26 @@ _GZIP = b"\x1f\x8b"
 
 
 def holds_idx(folder: Path) -> bool:
-    """Returns whether any of the published files is in the folder."""
+    """Return whether the folder holds any of these files."""
     return _find(folder, _NAMES) is not None
 
 
 def read_idx(folder: Path, split: Split) -> ArrayTable:
-    """Reads one split: images uint8[N, H, W, C], with C = 1 for gray images.
+    """Read one split: images uint8[N, H, W, C], with C = 1 for gray images.
 
     Raises:
         InputError: a file is missing, not IDX, cut short, too long or damaged, or its elements are not unsigned bytes;
-            labels and images differ in number, or a label has no name. The message names the file.
+            the numbers of labels and images differ, or a label has no name. The message names the file.
     """
-    images_file, labels_file = _need(folder, _IMAGES[split]), _need(folder, _LABELS[split])
+    images_file, labels_file = _find_or_raise(folder, _IMAGES[split]), _find_or_raise(folder, _LABELS[split])
     labels = _read(labels_file, {1: "labels"})
     if (classes := folder / CLASSES_FILE).is_file():
         names = read_names(classes)
     else:
-        others = [_read(file, {1: "labels"}) for published in _LABELS.values() if (file := _find(folder, published))]
-        names = numbered_names(*others)
+        labels_of_splits = [
+            _read(file, {1: "labels"}) for published in _LABELS.values() if (file := _find(folder, published))
+        ]
+        names = numbered_names(*labels_of_splits)
     images = _read(images_file, {3: "gray images", 4: "colour images"})
     if images.ndim == 3:
         images = images[..., None]
@@ -68,7 +70,7 @@ def _find(folder: Path, names: tuple[str, ...]) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _need(folder: Path, names: tuple[str, ...]) -> Path:
+def _find_or_raise(folder: Path, names: tuple[str, ...]) -> Path:
     if file := _find(folder, names):
         return file
     beside = sorted(file.name for name in _NAMES if (file := _find(folder, (name,))))
@@ -79,12 +81,12 @@ def _need(folder: Path, names: tuple[str, ...]) -> Path:
 
 
 def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
-    """Reads one file as uint8[...].
+    """Read one file as uint8[...].
 
     Args:
         kinds: a dict from each allowed number of dimensions to the kind of content, for messages.
     """
-    with errors_of(file), files.open_regular(file) as raw:
+    with as_input_errors(file), files.open_regular(file) as raw:
         # Browsers unpack some downloads but keep their names, so only the content shows whether a file is compressed.
         stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP else raw
         magic = stream.read(4)

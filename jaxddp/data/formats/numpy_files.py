@@ -4,8 +4,8 @@
     train_labels  val_labels     integers [N], class indices from 0
     class_names                  optional: strings [K]
 
-Images in a folder are memory maps: a batch reads only its own rows, so the images may be larger than the memory. Arrays
-of floats are read into memory at once. Pickled objects are never read, since reading them can run any code.
+Images in a folder are memory-mapped: a batch reads only its own rows, so the images may be larger than the memory.
+Arrays of floats are read into memory at once. Pickled objects are never read, since reading them can run any code.
 """
 
 import math
@@ -22,7 +22,14 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import LocalFormat
-from jaxddp.data.formats.array_files import check_length, check_names, errors_of, make_table, numbered_names, read_rest
+from jaxddp.data.formats.array_files import (
+    as_input_errors,
+    check_length,
+    check_names,
+    make_table,
+    numbered_names,
+    read_rest,
+)
 from jaxddp.data.source import Split
 from jaxddp.registry import FORMATS
 
@@ -32,7 +39,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 def holds_numpy(path: Path) -> bool:
-    """Returns whether the path is an .npz file, or a folder with an array of either split."""
+    """Return whether the path is an .npz file, or a folder with an array of either split."""
     if path.is_file():
         return path.suffix == ".npz"
     names = (f"{split}_{kind}.npy" for split in _SPLITS for kind in ("images", "labels"))
@@ -40,61 +47,65 @@ def holds_numpy(path: Path) -> bool:
 
 
 def read_numpy(path: Path, split: Split) -> ArrayTable:
-    """Reads the arrays of one split.
+    """Read the arrays of one split.
 
     Raises:
         InputError: an array is missing (the message names the existing ones), a file is cut short, was not saved by
             NumPy or holds pickled objects, or `ArrayTable` rejects the arrays.
     """
-    present = _present(path)
-    images, labels = (_load(path, f"{split}_{kind}", present) for kind in ("images", "labels"))
-    images_from, labels_from = _where(path, f"{split}_images"), _where(path, f"{split}_labels")
-    if _NAMES in present:
-        names = _load(path, _NAMES, present)
+    array_names = _array_names(path)
+    images, labels = (_read_array(path, f"{split}_{kind}", array_names) for kind in ("images", "labels"))
+    images_from, labels_from = _array_place(path, f"{split}_images"), _array_place(path, f"{split}_labels")
+    if _NAMES in array_names:
+        names = _read_array(path, _NAMES, array_names)
         if names.ndim != 1 or names.dtype.kind != "U":
-            raise InputError(f"{_where(path, _NAMES)}: {names.dtype} of shape {names.shape}: give strings, one a class")
+            raise InputError(
+                f"{_array_place(path, _NAMES)}: {names.dtype} of shape {names.shape}: give strings, one a class"
+            )
         names = tuple(map(str, names))
-        check_names(names, lambda place: f"{_where(path, _NAMES)}[{place}]")
+        check_names(names, lambda place: f"{_array_place(path, _NAMES)}[{place}]")
     else:
         labels_of_splits = [
-            _load(path, name, present) for of_split in _SPLITS if (name := f"{of_split}_labels") in present
+            _read_array(path, name, array_names)
+            for each_split in _SPLITS
+            if (name := f"{each_split}_labels") in array_names
         ]
-        with errors_of(path):
+        with as_input_errors(path):
             names = numbered_names(*labels_of_splits)
     return make_table(images, labels, names, images_from=images_from, labels_from=labels_from)
 
 
-def _present(path: Path) -> list[str]:
-    """Returns the names of all arrays in the file or folder."""
+def _array_names(path: Path) -> list[str]:
+    """Return the names of all arrays in the file or folder."""
     if not path.is_file():
         return sorted(file.stem for file in path.glob("*.npy"))
-    with errors_of(path), zipfile.ZipFile(path) as archive:
+    with as_input_errors(path), zipfile.ZipFile(path) as archive:
         names = sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
         if twice := [name for name, following in pairwise(names) if name == following]:
             raise InputError(f"two arrays {twice[0]!r}; save it again, with each array once")
         return names
 
 
-def _where(path: Path, name: str) -> str:
+def _array_place(path: Path, name: str) -> str:
     return f"{path}: {name}" if path.is_file() else f"{path / name}.npy"
 
 
-def _load(path: Path, name: str, present: list[str]) -> np.ndarray:
-    if name not in present:
-        advice = choices(name, present) if present else "give an .npz file, or a folder of .npy files"
+def _read_array(path: Path, name: str, names_in_file: list[str]) -> np.ndarray:
+    if name not in names_in_file:
+        advice = choices(name, names_in_file) if names_in_file else "give an .npz file, or a folder of .npy files"
         raise InputError(f"{path}: no array {name!r}; {advice}")
-    with errors_of(_where(path, name)):
-        return _unpacked(path, name) if path.is_file() else _mapped(path / f"{name}.npy")
+    with as_input_errors(_array_place(path, name)):
+        return _unpack_array(path, name) if path.is_file() else _map_array(path / f"{name}.npy")
 
 
-def _mapped(file: Path) -> np.ndarray:
+def _map_array(file: Path) -> np.ndarray:
     with files.open_regular(file) as stream:
-        shape, _, dtype = _header(stream)
+        shape, _, dtype = _read_header(stream)
         check_length(file.stat().st_size - stream.tell(), math.prod(shape) * dtype.itemsize)
     return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
-def _unpacked(path: Path, name: str) -> np.ndarray:
+def _unpack_array(path: Path, name: str) -> np.ndarray:
     # np.load would allocate the memory that the array's header promises before it reads the first byte.
     with zipfile.ZipFile(path) as archive:
         try:
@@ -103,13 +114,13 @@ def _unpacked(path: Path, name: str) -> np.ndarray:
             # The array is encrypted, or compressed with a method that this Python lacks.
             raise InputError(f"{error}; save it again with np.savez") from None
         with stream:
-            shape, column_major, dtype = _header(stream)
+            shape, column_major, dtype = _read_header(stream)
             data = read_rest(stream, math.prod(shape) * dtype.itemsize)
     return np.frombuffer(data, dtype).reshape(shape, order="F" if column_major else "C")
 
 
-def _header(stream: IO[bytes] | zipfile.ZipExtFile) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Reads the header of an array; returns (shape, whether it is column-major, dtype)."""
+def _read_header(stream: IO[bytes] | zipfile.ZipExtFile) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Read the header of an array; return (shape, whether it is column-major, dtype)."""
     try:
         shape, column_major, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
     # The header is a Python expression, so damage can raise many errors.

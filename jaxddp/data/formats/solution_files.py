@@ -20,7 +20,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.formats.csv_text import check_utf8, csv_rows
-from jaxddp.data.storage.home import TextFile
+from jaxddp.data.storage.data_root import TextFile
 
 SYNSET_MAPPING = "LOC_synset_mapping.txt"
 
@@ -28,7 +28,7 @@ SYNSET_MAPPING = "LOC_synset_mapping.txt"
 _NAME = re.compile(r"(?!\s*\Z)(?!\.{1,2}\Z)[^/\\\x00-\x1f\x7f]{1,200}")
 _NAME_RULE = "write a plain name of 1 to 200 characters, without slashes, backslashes or control characters"
 _NUMBER = r"-?[0-9]++(?:\.[0-9]++)?+"
-# Possessive quantifiers take a third less time. They match the same texts, since no text matches in two ways.
+# Possessive quantifiers take a third less time, and match the same texts.
 _BOXES = re.compile(rf"\s*+(\S++)(?:\s++{_NUMBER}){{4}}(?:\s++\1(?:\s++{_NUMBER}){{4}})*+\s*+")
 
 
@@ -48,23 +48,23 @@ class Solutions:
         return f"Solutions({self.file}, {counted(len(self.label), 'row')})"
 
     def where(self, image_id: bytes) -> str:
-        """Returns `FILE:LINE` of an image, for messages."""
-        return f"{self.file}:{self._first[image_id]}"
+        """Return `FILE:LINE` of an image, for messages."""
+        return f"{self.file}:{self._line_of_image[image_id]}"
 
     def without(self, rows: np.ndarray) -> "Solutions":
-        """Returns all rows except the given ones, int[n]."""
+        """Return a copy without the rows of some indices, int[n]."""
         if not len(rows):
             return self
         return Solutions(self.file, *(np.delete(column, rows) for column in (self.image_id, self.label, self.line)))
 
     @cached_property
-    def _first(self) -> dict[bytes, int]:
-        """The line of each image; the first line if it has several."""
+    def _line_of_image(self) -> dict[bytes, int]:
+        """The line of each image; the first line if an image has several lines."""
         return dict(zip(self.image_id[::-1].tolist(), self.line[::-1].tolist(), strict=True))
 
 
 def read_mapping(file: TextFile, refuse: Refuse = raise_fault) -> dict[str, str]:
-    """Reads `LOC_synset_mapping.txt`: a dict from synset to readable name, in the order of the labels.
+    """Read `LOC_synset_mapping.txt`: a dict from synset to readable name, in the order of the labels.
 
     These are rejected: a line that is not UTF-8; and a synset that is listed twice, looks like another synset, or is
     not a valid name of a folder.
@@ -95,13 +95,13 @@ def read_mapping(file: TextFile, refuse: Refuse = raise_fault) -> dict[str, str]
 
 
 def read_solutions(file: TextFile, synsets: Sequence[str] | None, refuse: Refuse = raise_fault) -> Solutions:
-    """Reads a solution file. If `synsets` is None, reads only the column ImageId of a listing.
+    """Read a solution file; if `synsets` is None, only its column ImageId.
 
-    This takes about 2 microseconds a row: 1,281,167 rows in under 3 s. Rows that do not have the form above are
-    rejected.
+    This takes about 2 microseconds a row: 1,281,167 rows in under 3 s. Rows of another format than the module describes
+    are rejected.
 
     Raises:
-        InputError: there is no such file or column, or no row is left.
+        InputError: the file or a column is missing, or no row can be used.
     """
     columns = ("ImageId",) if synsets is None else ("ImageId", "PredictionString")
     index = {synset: label for label, synset in enumerate(synsets or ())}
@@ -113,7 +113,7 @@ def read_solutions(file: TextFile, synsets: Sequence[str] | None, refuse: Refuse
             if not _NAME.fullmatch(image_id):
                 fault = f"ImageId {show(image_id)} cannot name a file" if image_id.strip() else "blank ImageId"
                 raise InputError(f"{file}:{line}: {fault}; {_NAME_RULE}")
-            labels.append(_label(prediction[0], index, file, line) if prediction else -1)
+            labels.append(_parse_label(prediction[0], index, file, line) if prediction else -1)
         except InputError as error:
             refuse(str(error))
             continue
@@ -122,14 +122,15 @@ def read_solutions(file: TextFile, synsets: Sequence[str] | None, refuse: Refuse
     if not names:
         raise InputError(f"{file}: no rows below the header; give each image a row")
     solutions = Solutions(file, np.array(names), np.array(labels, np.int32), np.array(lines, np.int32))
-    return _each_once(solutions, refuse)
+    return _refuse_repeated_ids(solutions, refuse)
 
 
-def _label(prediction: str, index: Mapping[str, int], file: TextFile, line: int) -> int:
+def _parse_label(prediction: str, index: Mapping[str, int], file: TextFile, line: int) -> int:
     match = _BOXES.fullmatch(prediction)
     if match is None:
         raise InputError(
-            f"{file}:{line}: PredictionString {show(prediction)} {_fault(prediction)}; write 'synset x1 y1 x2 y2' a box"
+            f"{file}:{line}: PredictionString {show(prediction)} {_describe_fault(prediction)}; "
+            "write 'synset x1 y1 x2 y2' a box"
         )
     label = index.get(match[1])
     if label is None:
@@ -140,7 +141,7 @@ def _label(prediction: str, index: Mapping[str, int], file: TextFile, line: int)
     return label
 
 
-def _fault(prediction: str) -> str:
+def _describe_fault(prediction: str) -> str:
     tokens = prediction.split()
     if not tokens or len(tokens) % 5:
         return f"is incomplete: it has {len(tokens)} words, and each box needs 5"
@@ -151,12 +152,12 @@ def _fault(prediction: str) -> str:
     return f"has the coordinate {show(number)}, which is not a number"
 
 
-def _each_once(solutions: Solutions, refuse: Refuse) -> Solutions:
-    again = find_repeats(solutions.image_id)
-    for row, first in again:
+def _refuse_repeated_ids(solutions: Solutions, refuse: Refuse) -> Solutions:
+    repeated = find_repeats(solutions.image_id)
+    for row, first in repeated:
         image_id, line = bytes(solutions.image_id[row]), solutions.line
         refuse(
             f"{solutions.file}:{line[row]}: duplicate ImageId {show(image_id.decode())}, first on line {line[first]}; "
             "remove one"
         )
-    return solutions.without(np.array([row for row, _ in again], np.int64))
+    return solutions.without(np.array([row for row, _ in repeated], np.int64))

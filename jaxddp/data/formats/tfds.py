@@ -2,7 +2,7 @@
 
     DATA_DIR/<name>[/<config>]/<version>/{dataset_info.json,features.json,<name>-train.tfrecord-00000-of-00004,...}
 
-Nothing is downloaded, and no image is decoded: the stream gets the encoded images of the files. TFRecord files are read
+Nothing is downloaded, and no image is decoded here: the input stream reads encoded images. TFRecord files are read
 at the offset of a record; ArrayRecord files are read through the data source of tensorflow-datasets.
 """
 
@@ -24,7 +24,7 @@ from jaxddp.core.wording import counted, first_line, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
-from jaxddp.data.storage.record_index import RecordIndex, kept_index
+from jaxddp.data.storage.record_index import RecordIndex, load_or_build_index
 from jaxddp.data.storage.records import ArrayRecords, RecordFiles, record_columns
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
@@ -32,19 +32,19 @@ from jaxddp.registry import FORMATS
 _PREFIX = "tfds:"
 _SPLITS = {"train": ("train",), "val": ("validation", "test")}
 _REFUSED = -1
-"""Marks a rejected record in place of its label."""
+"""The label of a rejected record."""
 # Reading labels mostly waits for the disk or a server.
-_THREADS = 16
+_READING_THREADS = 16
 
 
 def read_tfds(
     name: str, split: Split, data_dir: str | PathLike[str] | None = None, refuse: Refuse = raise_fault
 ) -> ExampleTable:
-    """Reads the examples of one split of a prepared set.
+    """Read the examples of one split of a prepared set.
 
-    The first time, the label of every record is read, and an index is saved; see `kept_index`. Ids are those of
-    tensorflow-datasets, `cifar10-train.tfrecord-00000-of-00001__17`. Class ids and names are the names of the set's
-    classes. A file that is missing or cut short is rejected, and so are records without labels.
+    The first call reads the label of every record, and saves an index; see `load_or_build_index`. Ids are those of
+    tensorflow-datasets, such as `cifar10-train.tfrecord-00000-of-00001__17`. Class ids and names are the names of the
+    set's classes. A file that is missing or cut short is rejected, and so are records without labels.
 
     Args:
         name: `cifar10`, `cifar10:3.0.2` or `name/config`.
@@ -53,12 +53,12 @@ def read_tfds(
         refuse: called with a message for each fault; by default it raises an error.
 
     Raises:
-        InputError: the set is missing (with the command that prepares it), is not for image classification, has no such
-            split, or no record is left.
+        InputError: the set is missing (the message holds the command that prepares it), is not for image classification
+            or lacks the split; or no record can be used.
     """
-    shards = _shards(_builder(name, data_dir), split)
-    store = _store(shards)
-    index = _refusing_index(shards, store, refuse)
+    shards = _find_shards(_open_builder(name, data_dir), split)
+    store = _open_store(shards)
+    index = _load_or_build_index(shards, store, refuse)
     files = np.array([os.fsencode(file) for file in shards.files])
     example_id, path, _ = record_columns(files, shards.lengths)
     names = shards.class_names
@@ -81,8 +81,8 @@ class _Shards:
     class_names: tuple[str, ...]
 
 
-def _library() -> Any:
-    # This must be the first import of TensorFlow, to silence TensorFlow and keep it from allocating GPUs.
+def _import_tfds() -> Any:
+    # This must be the first import of TensorFlow: it silences TensorFlow, and hides the GPUs from it.
     from jaxddp.data.stream import tensorflow_cpu  # noqa: F401
 
     # Without this variable, TensorFlow makes a network request to find out whether it runs on Google's machines.
@@ -92,8 +92,8 @@ def _library() -> Any:
     return tensorflow_datasets
 
 
-def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
-    tfds = _library()
+def _open_builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
+    tfds = _import_tfds()
     # This is also the default folder of tensorflow-datasets.
     home = Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser().absolute()
     _check_regular(home / re.split("[/:]", name)[0])
@@ -101,7 +101,7 @@ def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
         return _opener(tfds)(name, data_dir=str(home))
     except tfds.core.DatasetNotFoundError:
         raise _not_prepared(name, home) from None
-    # The library documents no error for a damaged description or an invalid name.
+    # The library documents no exception types for a damaged description or an invalid name.
     except Exception as error:
         reason = first_line(error) or type(error).__name__
         raise InputError(
@@ -111,21 +111,23 @@ def _builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
 
 
 def _check_regular(folder: Path) -> None:
-    """Checks the files of a set, since the library would wait for a FIFO. Raises: InputError if one is not regular."""
+    """Check that the files of a set are regular files: the library would block on a FIFO. Raises: InputError."""
     for file in sorted(path for path in folder.rglob("*") if path.exists() and not path.is_dir()):
         with reading(file, "prepare the set again"):
             open_regular(file).close()
 
 
 def _opener(tfds: Any) -> Callable[..., Any]:
-    """Returns a function that opens a prepared set from its files. The public `tfds.builder` runs the set's code."""
+    """Return a function that opens a set from its files alone. The public `tfds.builder` also runs the set's code."""
     opener = private_names.function(
         getattr(tfds.core, "read_only_builder", None), "builder_from_files", ["name"], ["builder_kwargs"]
     )
     if opener is None:
-        lost = "a set of TensorFlow Datasets is opened through the code that made it, which may need more packages"
+        consequence = (
+            "a set of TensorFlow Datasets is opened through the code that made it, which may need more packages"
+        )
         private_names.warn_missing(
-            "tensorflow-datasets", "tensorflow_datasets.core.read_only_builder.builder_from_files", lost
+            "tensorflow-datasets", "tensorflow_datasets.core.read_only_builder.builder_from_files", consequence
         )
         return tfds.builder
     return opener
@@ -143,9 +145,9 @@ def _not_prepared(name: str, home: Path) -> InputError:
     )
 
 
-def _shards(builder: Any, split: Split) -> _Shards:
+def _find_shards(builder: Any, split: Split) -> _Shards:
     root = Path(builder.data_dir)
-    image, label = _features(root, builder.info.features)
+    image, label = _feature_names(root, builder.info.features)
     splits = builder.info.splits
     name = next((name for name in _SPLITS[split] if name in splits), None)
     if name is None:
@@ -161,9 +163,9 @@ def _shards(builder: Any, split: Split) -> _Shards:
     return _Shards(builder, name, root, tuple(lengths), tuple(lengths.values()), image, label, class_names)
 
 
-def _features(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the names of the image and label features. Raises: InputError if there is not exactly one of each."""
-    kinds = _library().features
+def _feature_names(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the names of the image and label features. Raises: InputError if there is not exactly one of each."""
+    kinds = _import_tfds().features
     top = dict(features.items()) if isinstance(features, kinds.FeaturesDict) else {}
     images = [name for name, kind in top.items() if isinstance(kind, kinds.Image) and kind.np_dtype == np.uint8]
     labels = [name for name, kind in top.items() if isinstance(kind, kinds.ClassLabel)]
@@ -177,8 +179,8 @@ def _features(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
     return images[0], labels[0]
 
 
-def _store(shards: _Shards) -> RecordFiles | ArrayRecords:
-    tfds, kind = _library(), shards.builder.info.file_format.value
+def _open_store(shards: _Shards) -> RecordFiles | ArrayRecords:
+    tfds, kind = _import_tfds(), shards.builder.info.file_format.value
     if kind == "tfrecord":
         return RecordFiles(shards.root, shards.image)
     if kind != "array_record":
@@ -190,37 +192,39 @@ def _store(shards: _Shards) -> RecordFiles | ArrayRecords:
     return ArrayRecords(shards.root, source, first, shards.image)
 
 
-def _refusing_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
-    """Returns the saved index, or builds and saves one. An index with faults is not saved; faults are shown again."""
-    about = f"{shards.label} of {len(shards.class_names)} in {shards.lengths}"
+def _load_or_build_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
+    """Return the saved index, or build and save it. An index with faults is not saved: they are reported again."""
+    depends_on = f"{shards.label} of {len(shards.class_names)} in {shards.lengths}"
     try:
-        return kept_index(shards.split, shards.root, shards.files, about, lambda: _index(shards, store, raise_fault))
+        return load_or_build_index(
+            shards.split, shards.root, shards.files, depends_on, lambda: _build_index(shards, store, raise_fault)
+        )
     except InputError:
         if refuse is raise_fault:
             raise
-    return _index(shards, store, refuse)
+    return _build_index(shards, store, refuse)
 
 
-def _index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
-    """Builds the index; rejected records have the label `_REFUSED`. Raises: InputError if `refuse` raises it."""
+def _build_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
+    """Build the index; rejected records have the label `_REFUSED`. Raises: InputError if `refuse` raises it."""
 
-    def look(file: str, length: int) -> tuple[np.ndarray, np.ndarray] | InputError:
+    def read_labels(file: str, length: int) -> tuple[np.ndarray, np.ndarray] | InputError:
         try:
             return store.labels(os.fsencode(file), length, shards.label)
         except InputError as error:
             return error
 
-    offsets, labels, whole = [], [], []
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for length, result in zip(shards.lengths, pool.map(look, shards.files, shards.lengths), strict=True):
-            whole.append(np.full(length, not isinstance(result, InputError)))
+    offsets, labels, is_read = [], [], []
+    with ThreadPoolExecutor(_READING_THREADS) as pool:
+        for length, result in zip(shards.lengths, pool.map(read_labels, shards.files, shards.lengths), strict=True):
+            is_read.append(np.full(length, not isinstance(result, InputError)))
             if isinstance(result, InputError):
                 refuse(str(result))
                 result = np.zeros(length, np.int64), np.full(length, _REFUSED)
             offsets.append(result[0])
             labels.append(result[1])
-    offset, label, whole = map(np.concatenate, (offsets, labels, whole))
-    wrong = np.flatnonzero(whole & ((label < 0) | (label >= len(shards.class_names))))
+    offset, label, is_read = map(np.concatenate, (offsets, labels, is_read))
+    wrong = np.flatnonzero(is_read & ((label < 0) | (label >= len(shards.class_names))))
     if len(wrong):
         place = int(np.searchsorted(np.cumsum(shards.lengths), wrong[0], side="right"))
         name = store.name(os.fsencode(shards.files[place]), int(offset[wrong[0]]))
@@ -233,7 +237,7 @@ def _index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -
 
 
 class PreparedSets:
-    """The format of addresses that begin with tfds:."""
+    """The format of addresses with the prefix tfds:."""
 
     description = f"{_PREFIX}NAME (a prepared set of tensorflow-datasets)"
 

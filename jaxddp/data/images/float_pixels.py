@@ -7,53 +7,54 @@ import numpy as np
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 
-_MOST = 65_535
-_AT_ONCE = 1024
+_UINT16_MAX = 65_535
+_CHUNK = 1024
 """The number of images that are converted at a time, to bound the memory."""
 _log = logging.getLogger("jaxddp.data")
 
 
 def from_floats(images: np.ndarray) -> np.ndarray:
-    """Converts images [N, H, W, C] of floats to uint8 or uint16, without loss where possible.
+    """Convert images [N, H, W, C] of floats to uint8 or uint16, without loss where possible.
 
     Numbers from 0 to 1 become uint8 if all are multiples of 1/255, as in an image divided by 255. Otherwise they become
     uint16, rounded to multiples of 1/65,535; a warning is logged if that changes a number. If a number is above 1, all
     numbers must be whole, and they keep their values.
 
     Raises:
-        InputError: a number is negative, infinite, NaN or above 65,535, or one is above 1 and not all are whole.
+        InputError: a number is negative, infinite, NaN or above 65,535, or the largest number is above 1 and not all
+            are whole.
     """
-    parts = [images[start : start + _AT_ONCE] for start in range(0, len(images), _AT_ONCE)]
-    lowest, highest = float(min(part.min() for part in parts)), float(max(part.max() for part in parts))
+    chunks = [images[start : start + _CHUNK] for start in range(0, len(images), _CHUNK)]
+    lowest, highest = float(min(chunk.min() for chunk in chunks)), float(max(chunk.max() for chunk in chunks))
     span = f"images of {images.dtype} from {lowest:g} to {highest:g}"
     if not (lowest >= 0 and np.isfinite(highest)):
         raise InputError(
             f"{span}: give floats from 0 to 1, or uint8 from 0 to 255",
             advice=("the device normalizes, by ", Key("data.mean"), " and ", Key("data.std")),
         )
-    scales = (1,) if highest > 1 else (255, _MOST)
-    scale = next((one for one in scales if all(_are_multiples(part, one) for part in parts)), None)
-    if highest > _MOST or (highest > 1 and scale is None):
+    scales = (1,) if highest > 1 else (255, _UINT16_MAX)
+    scale = next((scale for scale in scales if all(_are_multiples(chunk, scale) for chunk in chunks)), None)
+    if highest > _UINT16_MAX or (highest > 1 and scale is None):
         advice = f"give floats from 0 to 1, images / {highest:g}"
-        raise InputError(f"{span}, which are not whole numbers up to {_MOST:,}: {advice}")
+        raise InputError(f"{span}, which are not whole numbers up to {_UINT16_MAX:,}: {advice}")
     if scale is None:
-        scale = _MOST
+        scale = _UINT16_MAX
         _log.warning(
             f"images: {images.dtype} that are not multiples of 1/255 are kept as uint16, each number rounded by at "
             f"most {0.5 / scale:.1e}"
         )
-    pixels = np.empty(images.shape, np.uint16 if scale == _MOST or highest > 255 else np.uint8)
-    for start, part in zip(range(0, len(images), _AT_ONCE), parts, strict=True):
-        pixels[start : start + _AT_ONCE] = np.rint(part.astype(np.float64) * scale)
+    pixels = np.empty(images.shape, np.uint16 if scale == _UINT16_MAX or highest > 255 else np.uint8)
+    for start, chunk in zip(range(0, len(images), _CHUNK), chunks, strict=True):
+        pixels[start : start + _CHUNK] = np.rint(chunk.astype(np.float64) * scale)
     return pixels
 
 
 def widened(pixels: np.ndarray) -> np.ndarray:
-    """Converts uint8 to uint16 by repeating the 8 bits, so white stays white."""
+    """Convert uint8 to uint16 by repeating the 8 bits, so white stays white."""
     return pixels.astype(np.uint16) * 257
 
 
-def _are_multiples(part: np.ndarray, scale: int) -> bool:
-    """Returns whether all numbers are multiples of 1 / scale, within the rounding error of a division."""
-    wide = part.astype(np.float64)
-    return bool((np.abs(wide - np.rint(wide * scale) / scale) <= 2 * np.spacing(part)).all())
+def _are_multiples(chunk: np.ndarray, scale: int) -> bool:
+    """Return whether all numbers are multiples of 1 / scale, within the rounding error of a division."""
+    wide = chunk.astype(np.float64)
+    return bool((np.abs(wide - np.rint(wide * scale) / scale) <= 2 * np.spacing(chunk)).all())

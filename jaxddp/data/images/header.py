@@ -3,8 +3,8 @@
 This module finds faults that no decoder reports. In a test, 180 progressive files were cut between two scans
 and closed with an end marker: TurboJPEG in its strict mode and Pillow accepted all of them, and `has_every_scan`
 rejected all. These decoders cannot skip metadata, and an error in the metadata can hide an error in the image, so
-`essence` removes the metadata. Finding the segments of a file of 53 kB takes 28 microseconds; Pillow takes 20 to read
-the header alone.
+`strip_metadata` removes the metadata. Finding the segments of a file of 53 kB takes 28 microseconds; Pillow takes 20 to
+read the header alone.
 """
 
 import re
@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from jaxddp.core.errors import InputError
-from jaxddp.data.images.image_types import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
+from jaxddp.data.images.image_types import DOWNLOAD_AGAIN, MAX_PIXELS, ImageHeader, PillowKind
 
-RULES = 3
-"""The version of the rules of `verify`. Raise it if they become stricter, so cached images are verified again."""
+RULES_VERSION = 3
+"""The version of the rules of `verify`. Increase it if they become stricter, so that every image is verified again."""
 
 JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
@@ -26,12 +26,12 @@ PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 DHT, EOI, SOS, DRI = 0xC4, 0xD9, 0xDA, 0xDD
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
-# Frames with Huffman codes. The decoder that training uses also reads arithmetic codes. But any bytes are valid
-# arithmetic codes, and their decoder continues past the end of the data, so missing data cannot be detected.
-READABLE = frozenset((0xC0, 0xC1, 0xC2))
+# Frames with Huffman codes. Frames with arithmetic codes are rejected, although training could decode them. Any bytes
+# are valid arithmetic codes, and the decoder continues past the end of the data, so it cannot detect missing data.
+HUFFMAN_FRAMES = frozenset((0xC0, 0xC1, 0xC2))
 APP0, APP14, COMMENT = 0xE0, 0xEE, 0xFE
 
-# Neither a stuffed zero in entropy-coded data nor a restart marker begins a segment.
+# The marker of a segment. A stuffed zero in entropy-coded data and a restart marker begin no segment.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]")
 _COEFFICIENTS = 64
 
@@ -43,7 +43,7 @@ _STARTS: tuple[tuple[bytes, PillowKind], ...] = (
 
 
 def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> ImageHeader:
-    """Returns the header of a complete JPEG or PNG file, or of a WebP, TIFF or BMP file.
+    """Return the header of a complete JPEG or PNG file, or of a WebP, TIFF or BMP file.
 
     A JPEG is complete if the end-of-image marker (ITU-T T.81, B.1.1.3) follows its last scan. Bytes after that marker
     are accepted, as by every decoder (cameras append their own data). A marker inside an embedded thumbnail does not
@@ -53,11 +53,11 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
         segments: the segments of a JPEG, if they are already known.
 
     Raises:
-        InputError: the file is empty, cut short, without pixels or with more than `MAX_PIXELS`, a JPEG without Huffman
-            codes, holds several images, or is of another kind.
+        InputError: the file is empty or cut short, has no pixels or more than `MAX_PIXELS`, holds several images, is a
+            JPEG without Huffman codes, or is of another kind.
     """
     if not data:
-        raise InputError(f"empty file; {AGAIN}")
+        raise InputError(f"empty file; {DOWNLOAD_AGAIN}")
     if data.startswith(JPEG_START):
         header, end = _scan_jpeg(data, jpeg_segments(data) if segments is None else segments)
     elif data.startswith(PNG_START):
@@ -78,9 +78,9 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
         size = f"{header.width}x{header.height} pixels"
         raise InputError(f"{size}, more than the limit of {MAX_PIXELS:,}; shrink it or leave it out")
     if end is not None:
-        raise InputError(f"cut short: no {end} at the end; {AGAIN}")
+        raise InputError(f"cut short: no {end} at the end; {DOWNLOAD_AGAIN}")
     if not header.height or not header.width:
-        raise InputError(f"damaged: its header says {header.width}x{header.height} pixels; {AGAIN}")
+        raise InputError(f"damaged: its header says {header.width}x{header.height} pixels; {DOWNLOAD_AGAIN}")
     return header
 
 
@@ -89,14 +89,14 @@ def _pillow_kind(data: bytes) -> PillowKind | None:
 
 
 def _scan_jpeg(data: bytes, segments: Iterable["Segment"]) -> tuple[ImageHeader, str | None]:
-    """Returns the header, of 0x0 pixels without a frame, and the name of a missing part at the end, or None."""
+    """Return the header (0x0 pixels if there is no frame), and the name of the part that is missing at the end."""
     height = width = 0
     scanned = False
     for marker, _, body, _ in segments:
         if marker == EOI:
             return ImageHeader("jpeg", height, width), None if scanned else "image data"
         if marker in FRAMES:
-            if marker not in READABLE:
+            if marker not in HUFFMAN_FRAMES:
                 raise InputError(f"a JPEG of the rare kind SOF{marker - 0xC0}, which cannot be verified; convert it")
             height, width = int.from_bytes(data[body + 3 : body + 5]), int.from_bytes(data[body + 5 : body + 7])
         scanned = scanned or marker == SOS
@@ -106,7 +106,7 @@ def _scan_jpeg(data: bytes, segments: Iterable["Segment"]) -> tuple[ImageHeader,
 class Segment(NamedTuple):
     """One segment: the second byte of its marker, and the positions of its start, its length field and its end.
 
-    Entropy-coded data follow the header of a scan. Other segments follow each other directly.
+    The entropy-coded data of a scan lie between its segment and the next segment. Other segments are adjacent.
     """
 
     marker: int
@@ -116,7 +116,7 @@ class Segment(NamedTuple):
 
 
 def jpeg_segments(data: bytes) -> Iterator[Segment]:
-    """Yields the segments of a JPEG after its first marker, up to the end-of-image marker if there is one."""
+    """Yield the segments of a JPEG after its first marker, up to the end-of-image marker if there is one."""
     position = 0
     while (match := _MARKER.search(data, position)) is not None:
         marker, body = data[match.end() - 1], match.end()
@@ -126,26 +126,26 @@ def jpeg_segments(data: bytes) -> Iterator[Segment]:
             return
 
 
-def essence(data: bytes, segments: Sequence[Segment], *, adobe: bool = False) -> tuple[bytes, list[Segment]]:
-    """Returns a JPEG and its segments, without metadata and without bytes that belong to no segment.
+def strip_metadata(data: bytes, segments: Sequence[Segment], *, adobe: bool = False) -> tuple[bytes, list[Segment]]:
+    """Return a JPEG and its segments, without metadata and without bytes that belong to no segment.
 
-    No pixel depends on what is removed. Adobe's marker, which holds the color space, stays only with `adobe`.
+    No coefficient depends on the removed bytes. Adobe's marker, which holds the color space, stays only with `adobe`.
     """
     view = memoryview(data)
-    parts, kept, start = [view[:2]], [], 2
+    parts, new_segments, start = [view[:2]], [], 2
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
         metadata = APP0 <= segment.marker < APP0 + 16 or segment.marker == COMMENT
         if metadata and not (adobe and segment.marker == APP14):
             continue
         end = following.start if following and segment.marker == SOS else segment.end
         parts.append(view[segment.start : end])
-        kept.append(Segment(segment.marker, start, start + 2, start + segment.end - segment.start))
+        new_segments.append(Segment(segment.marker, start, start + 2, start + segment.end - segment.start))
         start += len(parts[-1])
-    return b"".join(parts), kept
+    return b"".join(parts), new_segments
 
 
 def has_every_scan(data: bytes, segments: Iterable[Segment]) -> bool:
-    """Returns whether the scans contain every coefficient of every component to its last bit (T.81, G.1.1.1).
+    """Return whether the scans contain every coefficient of every component to its last bit (T.81, G.1.1.1).
 
     A progressive file that was cut between two scans and closed with an end marker decodes without an error, to a
     coarse image. A file with one scan for each component also decodes without an error if its last scans are missing.
@@ -166,7 +166,7 @@ def has_every_scan(data: bytes, segments: Iterable[Segment]) -> bool:
 
 
 def without_stray_bytes(data: bytes, left_over: int) -> bytes:
-    """Returns the image without stray bytes between segments and after the last block; `data` if there are none.
+    """Return the image without stray bytes between segments and after the last block; `data` itself if there are none.
 
     Decoders skip stray bytes, and libjpeg reports them on stderr without the name of a file.
 

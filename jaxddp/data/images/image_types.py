@@ -8,9 +8,9 @@ import numpy as np
 from jaxddp.config import DataConfig
 
 MAX_PIXELS = 100_000_000
-"""The most pixels of an image that is decoded. Without a limit, a file of a few kilobytes could need gigabytes."""
+"""The largest number of pixels of an image. Without a limit, a file of a few kilobytes could need gigabytes."""
 
-AGAIN = "download it again or leave it out"
+DOWNLOAD_AGAIN = "download it again or leave it out"
 """The advice for a damaged file."""
 
 PillowKind = Literal["webp", "tiff", "bmp"]
@@ -20,7 +20,7 @@ Kind = Literal["jpeg", "png"] | PillowKind
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """The kind of a file, from its content and not its name, and the size of its image in pixels."""
+    """The kind of a file, read from its content and not its name, and the size of its image in pixels."""
 
     kind: Kind
     height: int
@@ -38,11 +38,11 @@ class PixelFormat:
     channels: int = 3
     """1 gray (the luma of RGB, ITU-R BT.601), 3 RGB, 4 RGBA (opaque where the file has no alpha)."""
     bits: int = 8
-    """8 or 16. Conversion from 16 bits to 8 keeps the upper 8. From 8 bits to 16 it repeats them: white stays white."""
+    """8 or 16. Conversion to 8 bits keeps the upper 8; conversion to 16 repeats the 8 bits, so white stays white."""
 
     @classmethod
     def of(cls, data: DataConfig) -> "PixelFormat":
-        """Returns the format of a config."""
+        """Return the format of a config."""
         return cls(data.channels, data.bits)
 
     @property

@@ -18,14 +18,16 @@ from PIL import Image
 
 from jaxddp.data.images.header import DHT, DRI, FRAMES, JPEG_END, PROGRESSIVE, SOS, Segment, jpeg_segments
 
-FORGIVEN = 7
-"""The most bytes that may be left over after the last block. An encoder that writes words of 8 bytes may leave 7.
+MAX_LEFT_OVER = 7
+"""The largest number of bytes that may be left over after the last block.
+
+An encoder that writes words of 8 bytes may leave 7 bytes.
 
 None of 60,200 real files has bytes left over. If the height in the header is reduced by one row of blocks, each of
 these files has 10 or more bytes left over.
 """
 
-_AHEAD = bytes(16)
+_PADDING = bytes(16)
 
 _HOLE = bytes(16)
 """Zeros that mark a stretch of lost data. In 60,200 real files, at most 4 zero bytes follow each other."""
@@ -37,14 +39,14 @@ _ENDS_EARLY = re.compile("premature end", re.IGNORECASE)
 _UNKNOWN_SAMPLING = "Could not determine subsampling"
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 
-_LARGEST = 0xFFFF
+_UINT16_MAX = 0xFFFF
 """The largest number in a field of 2 bytes: the blocks between two restarts, or the rows of pixels."""
 
 
 def bytes_left_over(data: bytes, segments: Sequence[Segment]) -> int:
-    """Returns the number of bytes between the last block and the end of a JPEG without metadata.
+    """Return the number of bytes between the last block and the end of a JPEG without metadata.
 
-    Above `FORGIVEN`, the number is a lower bound.
+    Above `MAX_LEFT_OVER`, the number is a lower bound.
 
     Raises: ValueError or an error of Pillow, with the decoder's first message, if the data are damaged or end before
         the image does.
@@ -55,18 +57,18 @@ def bytes_left_over(data: bytes, segments: Sequence[Segment]) -> int:
         end -= 1
     if _RESTART.fullmatch(data, end - 2, end):
         return 2 + bytes_left_over(shorter := data[: end - 2] + JPEG_END, [*jpeg_segments(shorter)])
-    extended = _with_one_row_more(data, segments, end)
+    extended = _add_row_of_blocks(data, segments, end)
     data = data[:end]
     try:
-        return _by_cutting(data) if extended is None else _by_extending(extended)
+        return _count_by_cutting(data) if extended is None else _count_by_extending(extended)
     except ValueError as error:
         if _UNKNOWN_SAMPLING in str(error):
-            return _by_altering(data)
+            return _count_by_altering(data)
         raise
 
 
 def check_holes(data: bytes, segments: Sequence[Segment]) -> None:
-    """Checks that zeros do not replace data of a scan, as in a block of a disk that was never written.
+    """Check that zeros do not replace data of a scan, as in a block of a disk that was never written.
 
     Zeros decode as a sequence of the shortest code. An encoder writes many of these codes only if the shortest code
     stands for an empty block. Scans that refine coefficients hold plain bits, which may be zeros.
@@ -96,12 +98,12 @@ def check_holes(data: bytes, segments: Sequence[Segment]) -> None:
 
 
 def _decode(data: bytes) -> None:
-    """Decodes strictly, at an eighth of the size, in gray. Raises: ValueError with the decoder's first message."""
+    """Decode strictly, at an eighth of the size, in gray. Raises: ValueError with the decoder's first message."""
     simplejpeg.decode_jpeg(data, "gray", fastdct=True, min_height=1, min_width=1, min_factor=8)
 
 
-def _with_one_row_more(data: bytes, segments: Sequence[Segment], end: int) -> bytes | None:
-    """Returns the file up to `end`, with a restart and one more row of blocks, and zeros in place of that row's data.
+def _add_row_of_blocks(data: bytes, segments: Sequence[Segment], end: int) -> bytes | None:
+    """Return the file up to `end`, with a restart and one more row of blocks, and zeros in place of that row's data.
 
     Returns None if no restart can be added, because the file has several scans or its last restart interval does not
     end with the image.
@@ -124,35 +126,35 @@ def _with_one_row_more(data: bytes, segments: Sequence[Segment], end: int) -> by
     restarts = [int.from_bytes(data[one.body + 2 : one.end]) for one in segments if one.marker == DRI]
     interval = (restarts[-1] if restarts else 0) or rows * columns
     taller = rows * block_height + 1
-    if max(interval, taller) > _LARGEST or rows * columns % interval:
+    if max(interval, taller) > _UINT16_MAX or rows * columns % interval:
         return None
-    # The decoder counts restarts modulo 8, and would accept an end that is 8 restarts early.
+    # The decoder counts restarts modulo 8, and would accept data that end 8 restarts early.
     if restarts and len(_RESTART.findall(data, scan.end)) != rows * columns // interval - 1:
         return None
     restart = b"\xff\xdd\x00\x04" + interval.to_bytes(2)
     header = data[: frame + 3], taller.to_bytes(2), data[frame + 5 : scan.start], restart
-    # A view, because a copy of a photograph would take a tenth of the time that its verification takes.
-    return b"".join((*header, memoryview(data)[scan.start : end], _AHEAD, JPEG_END))
+    # Use a view: a copy of a photograph would add a tenth to the time of its verification.
+    return b"".join((*header, memoryview(data)[scan.start : end], _PADDING, JPEG_END))
 
 
-def _by_extending(extended: bytes) -> int:
-    """Returns the number of bytes left over: those that the decoder skips where it expects the last restart."""
+def _count_by_extending(extended: bytes) -> int:
+    """Return the number of bytes left over, which the decoder skips where it expects the last restart."""
     try:
         _decode(extended)
     except ValueError as error:
         reported = _LEFT_OVER.search(str(error))
         if reported is None and not _NO_RESTART.search(str(error)):
             raise
-        left = int(reported[1]) - len(_AHEAD) if reported else -1
+        left = int(reported[1]) - len(_PADDING) if reported else -1
         if left >= 0:
             return left
     raise ValueError("premature end of data segment")
 
 
-def _by_cutting(data: bytes) -> int:
-    """Returns the number of bytes left over in a file without end marker, by removing bytes until one is missed."""
+def _count_by_cutting(data: bytes) -> int:
+    """Return the number of bytes left over in a file without end marker: remove bytes until one is missing."""
     cut = 0
-    while cut <= FORGIVEN + 1:
+    while cut <= MAX_LEFT_OVER + 1:
         try:
             _decode(data[: len(data) - cut] + JPEG_END)
             cut += 1
@@ -162,30 +164,32 @@ def _by_cutting(data: bytes) -> int:
             if (reported := _LEFT_OVER.search(str(error))) is None:
                 raise
             cut += int(reported[1])
-            if cut > FORGIVEN:
+            if cut > MAX_LEFT_OVER:
                 return cut
     return cut - 1
 
 
-def _by_altering(data: bytes) -> int:
-    """Returns how many of the last bytes can change before a pixel changes, with a tolerant decoder.
+def _count_by_altering(data: bytes) -> int:
+    """Return the number of last bytes that no pixel depends on, found with a tolerant decoder.
 
     This nearly always detects data that end early, and bytes that are left over because of damage in the middle.
 
     Raises: ValueError if bytes after the data change a pixel.
     """
-    whole = {_pixels(one) for one in _with_other_ends(data)}
-    if len(whole) > 1:
+    expected = {_pixels(variant) for variant in _make_end_variants(data)}
+    if len(expected) > 1:
         raise ValueError("premature end of data segment")
     cut = 1
     # If needed bytes are replaced, the file may not decode.
     with suppress(OSError):
-        while cut <= FORGIVEN + 1 and {_pixels(one) for one in _with_other_ends(data[:-cut])} == whole:
+        while (
+            cut <= MAX_LEFT_OVER + 1 and {_pixels(variant) for variant in _make_end_variants(data[:-cut])} == expected
+        ):
             cut += 1
     return cut - 1
 
 
-def _with_other_ends(scan: bytes) -> list[bytes]:
+def _make_end_variants(scan: bytes) -> list[bytes]:
     scan = scan.rstrip(b"\xff")
     return [scan + 64 * end + JPEG_END for end in (b"\x00", b"\x55", b"\xaa", b"\xfe")]
 

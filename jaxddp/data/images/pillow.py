@@ -11,7 +11,7 @@ from PIL import Image
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
-from jaxddp.data.images.image_types import AGAIN, MAX_PIXELS, ImageHeader, PillowKind
+from jaxddp.data.images.image_types import DOWNLOAD_AGAIN, MAX_PIXELS, ImageHeader, PillowKind
 
 _MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"))
 _GRAY16 = frozenset(("I;16", "I;16B", "I;16L"))
@@ -23,25 +23,25 @@ _BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
 
 
 def pillow_header(data: bytes, kind: PillowKind) -> ImageHeader:
-    """Returns the header of a file. Raises: InputError if it is damaged, or its pixels are not supported."""
-    with _opened(data, kind) as image:
+    """Return the header of a file. Raises: InputError if it is damaged, or its pixels are not supported."""
+    with _open_image(data, kind) as image:
         return ImageHeader(kind, image.height, image.width, bits=_checked_bits(image))
 
 
 def check_pillow(data: bytes, kind: PillowKind) -> None:
-    """Decodes a file to its last pixel. Raises: InputError if it is cut short or damaged."""
-    with _opened(data, kind) as image:
+    """Decode a file to its last pixel. Raises: InputError if it is cut short or damaged."""
+    with _open_image(data, kind) as image:
         image.load()
 
 
 def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np.ndarray:
-    """Returns the pixels, uint8 or uint16 [H, W, channels]; `channels` is 3 or 4, as in `PixelFormat`.
+    """Return the pixels, uint8 or uint16 [H, W, channels]; `channels` is 3 or 4, as in `PixelFormat`.
 
     Raises:
         InputError: the file is damaged, or `bits` is 16 and the file has colors of 16 bits. Pillow would read only the
             upper 8 bits of these colors.
     """
-    with _opened(data, kind) as image:
+    with _open_image(data, kind) as image:
         depth = _checked_bits(image)
         if image.mode in _GRAY16:
             gray = np.asarray(image).astype(np.uint16)
@@ -57,7 +57,7 @@ def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np
 
 
 def _checked_bits(image: Image.Image) -> int:
-    """Returns the bits of a value, at least 8. Raises: InputError if there are several images or unsupported values."""
+    """Return the bits of a value, at least 8. Raises: InputError if there are several images or unsupported values."""
     frames = getattr(image, "n_frames", 1)
     if frames > 1:
         raise InputError(f"holds {frames} images; keep one in a file")
@@ -71,24 +71,24 @@ def _checked_bits(image: Image.Image) -> int:
 
 
 @contextmanager
-def _opened(data: bytes, kind: PillowKind) -> Iterator[Image.Image]:
-    """Opens a Pillow image, and turns any error of Pillow in the block into an `InputError`."""
+def _open_image(data: bytes, kind: PillowKind) -> Iterator[Image.Image]:
+    """Open a Pillow image, and turn any error of Pillow in the block into an `InputError`."""
     _libtiff_errors.lines = []
     try:
         with Image.open(io.BytesIO(data), formats=(kind.upper(),)) as image:
             yield image
         if _libtiff_errors.lines:
-            raise InputError(f"damaged: {_libtiff_errors.lines[0]}; {AGAIN}")
+            raise InputError(f"damaged: {_libtiff_errors.lines[0]}; {DOWNLOAD_AGAIN}")
     except InputError:
         raise
     except Image.DecompressionBombError:
         raise InputError(f"more pixels than the limit of {MAX_PIXELS:,}; shrink it or leave it out") from None
     except Image.UnidentifiedImageError:
-        raise InputError(f"damaged: no header of a {kind.upper()} file; {AGAIN}") from None
+        raise InputError(f"damaged: no header of a {kind.upper()} file; {DOWNLOAD_AGAIN}") from None
     # A damaged header can cause any error.
     except Exception as error:
         reason = next(iter(_libtiff_errors.lines), None) or error or type(error).__name__
-        raise InputError(f"damaged: {reason}; {AGAIN}") from None
+        raise InputError(f"damaged: {reason}; {DOWNLOAD_AGAIN}") from None
 
 
 _libtiff_errors = threading.local()
@@ -96,23 +96,23 @@ _libtiff_errors = threading.local()
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
-def _keep_error(module: bytes | None, form: bytes | None, values: int | None) -> None:
+def _store_error(module: bytes | None, format_string: bytes | None, values: int | None) -> None:
     # The values are left out, because their C type differs between machines.
     # The file name is left out, because Pillow calls every file tempfile.tif.
     where = b"" if module is None or b"." in module else module
-    words = [b"libtiff", where, (form or b"").partition(b"%")[0].strip()]
+    words = [b"libtiff", where, (format_string or b"").partition(b"%")[0].strip()]
     getattr(_libtiff_errors, "lines", []).append(": ".join(word.decode(errors="replace") for word in words if word))
 
 
 def _catch_libtiff_errors() -> None:
-    """Makes libtiff pass its errors to `_keep_error`; it would write them to stderr without the name of the file."""
+    """Make libtiff pass its errors to `_store_error`. By default it writes them to stderr without a file name."""
     # The symbols of a linked library are found through the extension module.
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(Image.core.__file__)
-        for name, handler in (("TIFFSetErrorHandler", _keep_error), ("TIFFSetWarningHandler", None)):
-            take = getattr(library, name)
-            take.argtypes, take.restype = [ctypes.c_void_p], ctypes.c_void_p
-            take(ctypes.cast(handler, ctypes.c_void_p) if handler else None)
+        for name, handler in (("TIFFSetErrorHandler", _store_error), ("TIFFSetWarningHandler", None)):
+            set_handler = getattr(library, name)
+            set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
+            set_handler(ctypes.cast(handler, ctypes.c_void_p) if handler else None)
 
 
 _catch_libtiff_errors()

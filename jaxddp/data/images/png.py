@@ -1,4 +1,4 @@
-"""Verifies a PNG file to its end: its checksums, and that it has as many rows as its header says.
+"""Verifies a PNG file to its end: its checksums, and the number of its rows.
 
 Pillow is not enough: it ignores additional rows, and accepts a missing palette, which TensorFlow's decoder rejects.
 
@@ -18,40 +18,40 @@ _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 
 _SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PALETTE = 3
 # The first row and column of Adam7's passes, and the steps between rows and columns (8.2).
-_WHOLE = ((0, 0, 1, 1),)
+_NO_PASSES = ((0, 0, 1, 1),)
 _ADAM7 = (0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)
 _FILTERS = 5
-_KNOWN = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
+_CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 
 
 def png_bytes_left_over(data: bytes) -> int:
-    """Returns the number of bytes of image data after the last row. Raises: ValueError or zlib.error if damaged."""
-    header, coded, before, palette = b"", [], b"", False
+    """Return the number of bytes of image data after the last row. Raises: ValueError or zlib.error if damaged."""
+    header, compressed, previous, palette = b"", [], b"", False
     for kind, body in _chunks(data):
-        if (kind == b"IHDR") != (before == b"") or (kind[0] < ord("a") and kind not in _KNOWN):
+        if (kind == b"IHDR") != (previous == b"") or (kind[0] < ord("a") and kind not in _CRITICAL):
             raise ValueError(f"a chunk {kind!r} in a wrong place")
         if kind == b"IHDR":
             header = body
         elif kind == b"IDAT":
-            if coded and before != kind:
+            if compressed and previous != kind:
                 raise ValueError("image data in two places")
-            coded.append(body)
+            compressed.append(body)
         elif kind == b"PLTE":
-            if coded or not 0 < len(body) <= 3 * 256 or len(body) % 3:
+            if compressed or not 0 < len(body) <= 3 * 256 or len(body) % 3:
                 raise ValueError(f"a wrong palette of {len(body)} bytes")
             palette = True
-        before = kind
+        previous = kind
     width, height, depth, color, compression, filtering, interlaced = struct.unpack(">IIBBBBB", header)
     if depth not in _DEPTHS.get(color, ()) or compression or filtering or interlaced > 1:
         raise ValueError(f"a header with {depth} bits of color type {color}, which do not exist")
     if color == _PALETTE and not palette:
         raise ValueError("no palette, though its pixels are indices of one")
-    rows = _rows(height, width, depth * _SAMPLES[color], _ADAM7 if interlaced else _WHOLE)
-    return _inflate(b"".join(coded), rows)
+    rows = _rows(height, width, depth * _SAMPLES[color], _ADAM7 if interlaced else _NO_PASSES)
+    return _inflate(b"".join(compressed), rows)
 
 
 def _rows(height: int, width: int, bits: int, passes: tuple[tuple[int, int, int, int], ...]) -> list[tuple[int, int]]:
-    """Returns, for each pass, the number of rows and the bytes of a row, including the byte of the filter (7.2)."""
+    """Return, for each pass, the number of rows and the bytes of a row, including the byte of the filter (7.2)."""
     sizes = []
     for top, left, down, across in passes:
         columns = -(-max(width - left, 0) // across)
@@ -60,11 +60,11 @@ def _rows(height: int, width: int, bits: int, passes: tuple[tuple[int, int, int,
     return sizes
 
 
-def _inflate(coded: bytes, rows: list[tuple[int, int]]) -> int:
-    """Returns the number of bytes after the compressed rows. Raises: ValueError or zlib.error if the rows are wrong."""
+def _inflate(compressed: bytes, rows: list[tuple[int, int]]) -> int:
+    """Return the number of bytes after the compressed rows. Raises: ValueError or zlib.error if the rows are wrong."""
     expected = sum(count * size for count, size in rows)
     stream = zlib.decompressobj()
-    pixels = stream.decompress(coded, expected + 1)
+    pixels = stream.decompress(compressed, expected + 1)
     if len(pixels) != expected:
         raise ValueError(f"{'fewer' if len(pixels) < expected else 'more'} rows than its header says")
     # zlib reads the checksum at the end only if one more byte is requested. That byte must not exist.
@@ -80,7 +80,7 @@ def _inflate(coded: bytes, rows: list[tuple[int, int]]) -> int:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields kind and content of each chunk up to the last one. Raises: ValueError if a checksum is wrong."""
+    """Yield kind and content of each chunk up to the last one. Raises: ValueError if a checksum is wrong."""
     position, kind = len(PNG_START), b""
     while kind != b"IEND":
         size, kind = struct.unpack_from(">I4s", data, position)

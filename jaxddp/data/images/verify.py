@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from PIL import Image
 
 from jaxddp.core.errors import InputError
-from jaxddp.data.images.header import JPEG_START, Segment, essence, has_every_scan, jpeg_segments, parse_header
-from jaxddp.data.images.image_types import AGAIN, ImageHeader, Kind
-from jaxddp.data.images.jpeg import FORGIVEN, bytes_left_over, check_holes
+from jaxddp.data.images.header import JPEG_START, Segment, has_every_scan, jpeg_segments, parse_header, strip_metadata
+from jaxddp.data.images.image_types import DOWNLOAD_AGAIN, ImageHeader, Kind
+from jaxddp.data.images.jpeg import MAX_LEFT_OVER, bytes_left_over, check_holes
 from jaxddp.data.images.pillow import check_pillow
 from jaxddp.data.images.png import png_bytes_left_over
 
 
 def verify(data: bytes) -> ImageHeader:
-    """Returns the header of an image file, with the number of bytes that follow its image data.
+    """Return the header of an image file, with the number of bytes that follow its image data.
 
     The image data must be complete, and decode without an error.
 
     A JPEG's entropy-coded data are read to their end. The file is decoded to a gray image of an eighth of the size,
     which takes about half the work of a full decoding. The data must hold as many blocks as the frame has, and end at
-    most `FORGIVEN` bytes after the last block. This detects three faults: additional data, a header with
-    another size, and a file that was cut short and closed with an end marker, whose missing part a decoder would fill
+    most `MAX_LEFT_OVER` bytes after the last block. This detects three faults: additional data, a header with another
+    size, and a file that was cut short and closed with an end marker, whose missing part a decoder would fill
     with gray. A PNG is decompressed, and its checksums are compared. WebP, TIFF and BMP are decoded whole.
 
     A JPEG has no checksum, and nearly any bits decode. So a change can be missed if it keeps the number of blocks.
@@ -41,19 +41,19 @@ def verify(data: bytes) -> ImageHeader:
         left_over = _read_to_end(data, header.kind, segments)
     except InputError:
         raise
-    # A damaged header can raise the last three of these errors.
+    # A damaged header can cause the last three of these errors.
     except (ValueError, OSError, SyntaxError, zlib.error, LookupError, struct.error) as error:
-        raise InputError(f"damaged: {error}; {AGAIN}") from None
-    if left_over > FORGIVEN:
+        raise InputError(f"damaged: {error}; {DOWNLOAD_AGAIN}") from None
+    if left_over > MAX_LEFT_OVER:
         raise InputError(
             f"damaged: {left_over:,} bytes are left over after its last pixel, so data were lost or gained, or its "
-            f"header says another size; {AGAIN}"
+            f"header says another size; {DOWNLOAD_AGAIN}"
         )
     return dataclasses.replace(header, left_over=left_over)
 
 
 def _read_to_end(data: bytes, kind: Kind, segments: Sequence[Segment]) -> int:
-    """Returns the number of bytes left over. Raises: InputError, ValueError, or another if the header is damaged."""
+    """Return the number of bytes left over. Raises: InputError, or the errors that `verify` catches."""
     if kind == "jpeg":
         return _read_jpeg(data, segments)
     if kind == "png":
@@ -63,17 +63,17 @@ def _read_to_end(data: bytes, kind: Kind, segments: Sequence[Segment]) -> int:
 
 
 def _read_jpeg(data: bytes, segments: Sequence[Segment]) -> int:
-    """Returns the number of bytes left over. Raises: InputError, ValueError, or an error of Pillow."""
+    """Return the number of bytes left over. Raises: InputError, ValueError, or an error of Pillow."""
     if not has_every_scan(data, segments):
-        raise InputError(f"cut short: the scans of its finer detail are missing; {AGAIN}")
+        raise InputError(f"cut short: the scans of its finer detail are missing; {DOWNLOAD_AGAIN}")
     check_holes(data, segments)
     # The decoder reports only its first error. An error in the metadata would hide an error in the image data, so
     # the metadata are removed.
-    return bytes_left_over(*essence(data, segments))
+    return bytes_left_over(*strip_metadata(data, segments))
 
 
 def open_sound(data: bytes) -> Image.Image:
-    """Opens an image file with Pillow, to describe or pack it. The file must be one that `verify` accepts.
+    """Open an image file with Pillow, to describe or pack it. `verify` must accept the file.
 
     Pillow rejects a JPEG with broken metadata on which no pixel depends, such as an empty color profile. This function
     then removes the metadata, because the decoders of training ignore metadata. Adobe's marker, which holds the color
@@ -84,6 +84,6 @@ def open_sound(data: bytes) -> Image.Image:
     except OSError:
         segments = [*jpeg_segments(data)]
     try:
-        return Image.open(io.BytesIO(essence(data, segments, adobe=True)[0]))
+        return Image.open(io.BytesIO(strip_metadata(data, segments, adobe=True)[0]))
     except OSError:
-        return Image.open(io.BytesIO(essence(data, segments)[0]))
+        return Image.open(io.BytesIO(strip_metadata(data, segments)[0]))

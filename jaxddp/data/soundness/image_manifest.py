@@ -22,7 +22,7 @@ from jaxddp.core.message import Key
 from jaxddp.core.wording import counted
 from jaxddp.data.soundness.image_digests import Digests
 from jaxddp.data.source import SourceTable, Table
-from jaxddp.data.storage.home import is_address
+from jaxddp.data.storage.data_root import is_address
 from jaxddp.data.table import ExampleTable
 
 VERSION = 1

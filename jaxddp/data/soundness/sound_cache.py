@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.core.cache_folder import cache_folder
-from jaxddp.data.images.header import RULES
-from jaxddp.data.storage.cache import name_of_folder, put_sealed, sealed
+from jaxddp.data.images.header import RULES_VERSION
+from jaxddp.data.storage.cache import name_of_folder, read_sealed, write_sealed
 from jaxddp.data.storage.store import Fault, Store
 
 _FOLDER = "verified"
@@ -102,7 +102,7 @@ class Verified:
 
 def _part(root: Path, part: int) -> Path:
     """Return the file of a part. Raises: RuntimeError; see `cache_folder`."""
-    return cache_folder() / _FOLDER / f"{name_of_folder(root)}-{RULES}.{part % _PARTS}"
+    return cache_folder() / _FOLDER / f"{name_of_folder(root)}-{RULES_VERSION}.{part % _PARTS}"
 
 
 def _parts(root: Path) -> list[Path]:
@@ -111,13 +111,13 @@ def _parts(root: Path) -> list[Path]:
 
 
 def _put(file: Path, digests: np.ndarray) -> None:
-    put_sealed(file, digests.astype("<u8").tobytes())
+    write_sealed(file, digests.astype("<u8").tobytes())
 
 
 def _read(file: Path) -> np.ndarray:
     """Return the digests of a part, uint64[n]; empty if the file is damaged or cannot be read. Damage is logged."""
     try:
-        content = sealed(file)
+        content = read_sealed(file)
     except OSError:
         return np.zeros(0, np.uint64)
     if content is None:

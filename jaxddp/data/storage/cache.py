@@ -1,4 +1,4 @@
-"""`CachedStore` keeps fetched images of a remote store in a local folder. `put_sealed` writes files with a checksum."""
+"""`CachedStore` keeps fetched images of a remote store in a local folder. `write_sealed` adds a checksum to a file."""
 
 import hashlib
 import logging
@@ -15,7 +15,7 @@ import jaxddp.core.files as files
 from jaxddp.data.storage.store import Fault, Store
 
 _log = logging.getLogger("jaxddp.data")
-_warning = threading.Lock()
+_warning_lock = threading.Lock()
 _DIGEST = 32
 
 
@@ -25,9 +25,9 @@ class CachedStore:
     A file holds the image, followed by the SHA-256 of the image's name and bytes, so a damaged file is detected and the
     image fetched again. Several processes may share the folder, which is made if it does not exist.
 
-    Files are never removed, nor compared with the store again. So the folder needs room for the data set, and the user
-    must empty it when images change but keep their names. If the folder cannot be written, for example because the disk
-    is full, a warning is logged once, and reading continues.
+    Files are never removed, and never compared with the store again. So the folder needs room for the data set, and
+    the user must empty it when images change but keep their names. If the folder cannot be written, for example because
+    the disk is full, a warning is logged once, and reading continues.
 
     Raises: InputError if the folder cannot be made.
     """
@@ -37,7 +37,7 @@ class CachedStore:
     def __init__(self, store: Store, folder: str | PathLike[str]):
         self.store = store
         self.folder = files.create(Path(folder).expanduser().absolute())
-        self._writing = True
+        self._can_write = True
 
     def name(self, path: bytes, offset: int = 0) -> str:
         return self.store.name(path, offset)
@@ -47,33 +47,33 @@ class CachedStore:
         key = hashlib.sha256(name).hexdigest()
         file = self.folder / key[:2] / key
         with suppress(OSError):
-            kept = files.read(file)
-            if kept[-_DIGEST:] == _digest(name, kept[:-_DIGEST]):
-                return kept[:-_DIGEST]
+            content = files.read(file)
+            if content[-_DIGEST:] == _digest(name, content[:-_DIGEST]):
+                return content[:-_DIGEST]
         data = self.store.read(path, offset)
-        if self._writing:
-            self._keep(file, data + _digest(name, data))
+        if self._can_write:
+            self._save(file, data + _digest(name, data))
         return data
 
-    # Images are never read inside the graph, because TensorFlow's ops would not write them to the cache folder.
+    # TensorFlow's ops would not write the images to the cache folder.
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         return self.store.faults(paths)
 
-    def _keep(self, file: Path, content: bytes) -> None:
+    def _save(self, file: Path, content: bytes) -> None:
         try:
-            put(file, content)
+            write_atomically(file, content)
         except OSError as error:
-            with _warning:
-                first, self._writing = self._writing, False
-            if first:
+            with _warning_lock:
+                is_first, self._can_write = self._can_write, False
+            if is_first:
                 advice = "no more images are kept there, so free some space or name another folder"
                 _log.warning(f"{self.folder}: cannot be written ({error.strerror}); {advice}")
 
 
-def put(file: Path, content: bytes) -> None:
-    """Writes a whole file; other processes may read or write it at the same time. Raises: OSError."""
+def write_atomically(file: Path, content: bytes) -> None:
+    """Write a file atomically; other processes may read or write it at the same time. Raises: OSError."""
     unfinished = file.with_name(f".{uuid.uuid4().hex}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -85,20 +85,20 @@ def put(file: Path, content: bytes) -> None:
             unfinished.unlink()
 
 
-def put_sealed(file: Path, content: bytes) -> None:
-    """Writes a file as `put` does, with a SHA-256 before the content, which `sealed` checks."""
-    put(file, hashlib.sha256(content).digest() + content)
+def write_sealed(file: Path, content: bytes) -> None:
+    """Write a file atomically, with the SHA-256 of its content at the beginning, for `read_sealed`."""
+    write_atomically(file, hashlib.sha256(content).digest() + content)
 
 
-def sealed(file: Path) -> bytes | None:
-    """Returns the content that `put_sealed` wrote; None if the file is damaged. Raises: OSError."""
+def read_sealed(file: Path) -> bytes | None:
+    """Return the content that `write_sealed` wrote; None if the file is damaged. Raises: OSError."""
     data = files.read(file)
     content = data[_DIGEST:]
     return content if data[:_DIGEST] == hashlib.sha256(content).digest() else None
 
 
 def name_of_folder(folder: Path) -> str:
-    """Returns 16 hex digits that identify a folder in a cache, however its path is written."""
+    """Return 16 hex digits that identify a folder, the same for every path of the folder."""
     return hashlib.sha256(os.path.realpath(os.fsencode(folder))).hexdigest()[:16]
 
 

@@ -16,7 +16,7 @@ from jaxddp.core.errors import InputError, about
 from jaxddp.core.message import Option
 from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import check_distinct
-from jaxddp.data.storage.home import is_address
+from jaxddp.data.storage.data_root import is_address
 
 CATALOG_VARIABLE = "JAXDDP_DATASETS"
 CATALOG_FILE = "datasets.toml"
@@ -24,7 +24,7 @@ CATALOG_FILE = "datasets.toml"
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """One data set of the catalog. Its path is absolute, or an address such as a URL, as written."""
+    """One data set of the catalog. Its path is absolute, or an unchanged address such as a URL."""
 
     path: str
     train: str | None = None
@@ -33,16 +33,16 @@ class DatasetEntry:
 
 
 def resolve(name: str) -> DatasetEntry:
-    """Returns the entry of a data set in the file that JAXDDP_DATASETS names, or in ./datasets.toml.
+    """Return the entry of a data set in the file that JAXDDP_DATASETS names, or in ./datasets.toml.
 
     Raises:
         InputError: the catalog is missing or not TOML, two headings look alike, the name or a key is unknown, or a
             value is not a string.
     """
-    catalog = _place()
+    catalog = _catalog_path()
     text = _read(catalog)
-    tables = _parsed(catalog, text)
-    check_distinct(tables, lambda name: f"{catalog}:{_line(text, name)}")
+    tables = _parse(catalog, text)
+    check_distinct(tables, lambda name: f"{catalog}:{_heading_line(text, name)}")
     if name not in tables:
         names = ", ".join(tables) or "none"
         raise InputError(f"{catalog}: no data set {show(name)}{nearest(name, tables)}; it has: {names}")
@@ -56,21 +56,21 @@ def resolve(name: str) -> DatasetEntry:
     return DatasetEntry(**table | {"path": path})
 
 
-def place_of(place: str | os.PathLike[str]) -> DatasetEntry:
-    """Returns the data set that an argument stands for: an existing path, an address, or a name in the catalog.
+def find_dataset(place: str | os.PathLike[str]) -> DatasetEntry:
+    """Return the entry of a data set, from an existing path, an address, or a name in the catalog.
 
     Raises:
         InputError: there is a catalog, and the argument is a name that `resolve` rejects.
     """
-    word = os.fspath(place)
-    is_path = not isinstance(place, str) or "/" in word or word.startswith("~") or os.path.exists(word)
-    if is_path or is_address(word) or not os.path.isfile(_place()):
-        return DatasetEntry(word)
-    with about(f"{show(word)} is not a path"):
-        return resolve(word)
+    text = os.fspath(place)
+    is_path = not isinstance(place, str) or "/" in text or text.startswith("~") or os.path.exists(text)
+    if is_path or is_address(text) or not os.path.isfile(_catalog_path()):
+        return DatasetEntry(text)
+    with about(f"{show(text)} is not a path"):
+        return resolve(text)
 
 
-def _place() -> Path:
+def _catalog_path() -> Path:
     return Path(os.environ.get(CATALOG_VARIABLE) or CATALOG_FILE).expanduser().absolute()
 
 
@@ -86,7 +86,7 @@ def _read(catalog: Path) -> str:
         raise InputError(f"{catalog}: not UTF-8; save the file as UTF-8") from None
 
 
-def _parsed(catalog: Path, text: str) -> dict[str, Any]:
+def _parse(catalog: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -95,8 +95,8 @@ def _parsed(catalog: Path, text: str) -> dict[str, Any]:
         raise InputError(f"{where}: not TOML: {error}; correct it") from None
 
 
-def _line(text: str, name: str) -> int:
-    """Returns the line of a data set's heading."""
+def _heading_line(text: str, name: str) -> int:
+    """Return the number of the line with a data set's heading."""
     for number, line in enumerate(text.splitlines(), 1):
         with suppress(tomllib.TOMLDecodeError):
             if line.lstrip().startswith("[") and name in tomllib.loads(line):

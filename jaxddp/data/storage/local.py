@@ -1,4 +1,4 @@
-"""Images on disk below a data set's root: reads them; checks that they exist and are in the root."""
+"""`LocalFiles`: reads image files below a directory, and checks that they exist and are inside the directory."""
 
 import hashlib
 import os
@@ -35,53 +35,53 @@ class LocalFiles:
             return files.read(name)
 
     def in_graph(self) -> Callable[[Any, Any], Any]:
-        return _file
+        return _read_op
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        """Returns the faults of `Store.faults`, and images that are not regular files or are outside the root.
+        """Return the faults of `Store.faults`, and also images that are not regular files or are outside the root.
 
         All paths must be different.
         """
-        return _faults(self.root, paths, partial(_unusable, paths=paths, identity=identity))
+        return _faults(self.root, paths, partial(_faults_of_folder, paths=paths, identity=identity))
 
 
 def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
-    """Returns the rows of bytes 'S'[N] whose image, or a folder above it, is a symbolic link out of the root.
+    """Return the rows of bytes 'S'[N] whose image, or a folder above it, is a symbolic link out of the root.
 
     The root itself may be a link, and links may lead anywhere within the root. Missing files are ignored. Each folder
     is listed once, because the listing shows which entries are links without a system call for each entry.
     """
-    return _faults(root, paths, _leaving)
+    return _faults(root, paths, _links_out_of_folder)
 
 
-def _file(path: Any, offset: Any) -> Any:
+def _read_op(path: Any, offset: Any) -> Any:
     from jaxddp.data.stream.tensorflow_cpu import tf
 
     return tf.io.read_file(path)
 
 
-def _faults(root: Path, paths: np.ndarray, look: Callable[..., Iterator[Fault]]) -> list[Fault]:
-    """Returns the faults that `look` finds in each folder. It takes the folder's path, its rows, and the real root."""
-    top, home = os.fsencode(root), os.path.realpath(os.fsencode(root))
+def _faults(root: Path, paths: np.ndarray, find_faults: Callable[..., Iterator[Fault]]) -> list[Fault]:
+    """Return the faults of all folders. The arguments of `find_faults` are a folder, its rows, and the real root."""
+    root_bytes, real_root = os.fsencode(root), os.path.realpath(os.fsencode(root))
 
     def in_folder(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
-        place = os.path.join(top, folder)
-        if fault := link_out(place, home):
+        place = os.path.join(root_bytes, folder)
+        if fault := link_out(place, real_root):
             return [(row, fault) for row in rows.values()]
-        return list(look(place, rows, home))
+        return list(find_faults(place, rows, real_root))
 
     return faults_by_folder(paths, in_folder, _THREADS)
 
 
-def _leaving(folder: bytes, rows: dict[bytes, int], home: bytes) -> Iterator[Fault]:
+def _links_out_of_folder(folder: bytes, rows: dict[bytes, int], real_root: bytes) -> Iterator[Fault]:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name in rows and entry.is_symlink() and (fault := link_out(entry.path, home)):
+            if entry.name in rows and entry.is_symlink() and (fault := link_out(entry.path, real_root)):
                 yield rows[entry.name], fault
 
 
-def _unusable(
-    folder: bytes, rows: dict[bytes, int], home: bytes, paths: np.ndarray, identity: np.ndarray | None
+def _faults_of_folder(
+    folder: bytes, rows: dict[bytes, int], real_root: bytes, paths: np.ndarray, identity: np.ndarray | None
 ) -> Iterator[Fault]:
     absent, missing = "the image is missing", dict(rows)
     try:
@@ -90,7 +90,7 @@ def _unusable(
                 row = missing.pop(entry.name, None)
                 if row is None:
                     continue
-                if fault := _fault(entry, home):
+                if fault := _fault(entry, real_root):
                     yield row, fault
                 elif identity is not None:
                     # `_fault` has read the status of the file, and the entry keeps it.
@@ -102,8 +102,8 @@ def _unusable(
     yield from ((row, absent) for row in missing.values())
 
 
-def _fault(entry: os.DirEntry[bytes], home: bytes) -> str | None:
-    if entry.is_symlink() and (fault := link_out(entry.path, home)):
+def _fault(entry: os.DirEntry[bytes], real_root: bytes) -> str | None:
+    if entry.is_symlink() and (fault := link_out(entry.path, real_root)):
         return fault
     try:
         status = entry.stat()
@@ -120,9 +120,9 @@ def _identity(path: bytes, status: os.stat_result) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) or 1
 
 
-def link_out(path: bytes, home: bytes) -> str | None:
-    """Returns a fault with the target of a path if it is outside `home`, a real path; None if it is inside."""
+def link_out(path: bytes, real_root: bytes) -> str | None:
+    """Return a fault if a path, with links resolved, is outside `real_root`; None if it is inside."""
     target = os.path.realpath(path)
-    if target == home or target.startswith(os.path.join(home, b"")):
+    if target == real_root or target.startswith(os.path.join(real_root, b"")):
         return None
     return f"a symbolic link leads out of the data set, to {os.fsdecode(target)!r}"

@@ -1,6 +1,6 @@
 """Objects of a remote store: `s3://bucket/prefix`, `gs://bucket/prefix`, `https://host/prefix`.
 
-obstore makes each request and never retries it. `Patience` retries, so one deadline holds for all tries.
+obstore makes each request once. `RetryPolicy` repeats requests, so one deadline applies to all tries.
 
 obstore reads keys and endpoints from the environment; docs/data.md names the variables.
 """
@@ -16,14 +16,14 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices, not_installed, show
-from jaxddp.data.storage.patience import Cut, Patience, T, cause
+from jaxddp.data.storage.retry_policy import IncompleteResponse, RetryPolicy, T, classify_error
 from jaxddp.data.storage.store import Fault, faults_by_folder
 
 # Listing waits for the server, and a training set has a thousand folders of two pages each.
 _THREADS = 32
 # The deadline of a text file, which may have tens of MB, as a multiple of an image's deadline.
-_LARGE = 10
-_PATIENCE = Patience()
+_TEXT_FACTOR = 10
+_RETRY_POLICY = RetryPolicy()
 
 _ADVICE = {
     "s3": "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL, or set "
@@ -36,18 +36,18 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Objects:
-    """The objects below a URL, each fetched whole. `open` creates it. Threads may share it, and it can be pickled."""
+    """The objects below a URL. Create it with `open`. Threads may share it, and it can be pickled."""
 
     url: str
-    patience: Patience
+    retry_policy: RetryPolicy
 
     root = None
 
     @classmethod
-    def open(cls, url: str, patience: Patience = _PATIENCE) -> "Objects":
-        """Returns the objects of a URL without a request. Raises: InputError if the URL is wrong or obstore missing."""
+    def open(cls, url: str, retry_policy: RetryPolicy = _RETRY_POLICY) -> "Objects":
+        """Return the objects of a URL without a request. Raises: InputError if the URL is wrong or obstore missing."""
         scheme, mark, rest = url.partition("://")
-        store = cls(scheme + mark + rest.rstrip("/"), patience)
+        store = cls(scheme + mark + rest.rstrip("/"), retry_policy)
         place, *prefix = rest.rstrip("/").split("/")
         # A secret key in a URL would appear in every message.
         if not place or any(sign in rest for sign in "?#@"):
@@ -63,7 +63,7 @@ class Objects:
         except ImportError:
             raise InputError(f"{url}: {not_installed('obstore', 'cloud')}") from None
         except Exception as error:
-            raise InputError(f"{url}: {cause(error)[1]}; {_ADVICE[store._scheme]}") from None
+            raise InputError(f"{url}: {classify_error(error)[1]}; {_ADVICE[store._scheme]}") from None
         return store
 
     @property
@@ -76,36 +76,36 @@ class Objects:
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         try:
-            return self._insist(self.name(path), self._download(path))
+            return self._call(self.name(path), self._download(path))
         except FileNotFoundError:
             raise InputError(f"{self.name(path)}: missing image; upload it or leave it out") from None
 
     def read_text(self, path: bytes) -> bytes:
-        """Returns the bytes of a text file, which may be large, with ten times an image's deadline.
+        """Return the bytes of a text file, which may be large, with ten times an image's deadline.
 
         Raises: FileNotFoundError if there is no such object; otherwise the errors of `read`.
         """
-        return self._insist(self.name(path), self._download(path), times=_LARGE)
+        return self._call(self.name(path), self._download(path), times=_TEXT_FACTOR)
 
     def sizes(self, folder: bytes) -> dict[bytes, int]:
-        """Returns the size in bytes of each object directly in a folder, by path. Raises: see `read`."""
+        """Return the size in bytes of each object directly in a folder, by path. Raises: see `read`."""
         name = self.name(folder + b"/") if folder else f"{self.url}/"
 
-        def listed(_: float) -> dict[bytes, int]:
+        def list_sizes(_: float) -> dict[bytes, int]:
             import obstore
 
             objects = obstore.list_with_delimiter(self._client, os.fsdecode(folder) or None)["objects"]
             return {os.fsencode(one["path"]): one["size"] for one in objects}
 
-        return self._insist(name, listed)
+        return self._call(name, list_sizes)
 
-    # TensorFlow ops would neither retry nor keep a deadline.
+    # TensorFlow's ops do not retry, and have no deadline.
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        """Lists folders to find the faults of `Store.faults`. Over plain HTTP it finds none, because HTTP cannot list.
+        """List folders to find the faults of `Store.faults`. Return no fault over plain HTTP, which cannot list.
 
-        Raises: see `read`, for a folder.
+        Raises: the errors of `read`, for a folder.
         """
         if not self.can_list:
             return []
@@ -131,18 +131,18 @@ class Objects:
             chunks = []
             for chunk in answer.stream(min_chunk_size=1):
                 chunks.append(chunk)
-                # A server that sends a few bytes at a time is never silent long enough to time out.
+                # A server that sends a few bytes at a time never causes a read timeout, so check the deadline.
                 if time.monotonic() > until:
-                    raise Cut(f"{sum(map(len, chunks))} of {answer.meta['size']} bytes had arrived")
+                    raise IncompleteResponse(f"{sum(map(len, chunks))} of {answer.meta['size']} bytes had arrived")
             data = b"".join(chunks)
             if len(data) != answer.meta["size"]:
-                raise Cut(f"{len(data)} of {answer.meta['size']} bytes came")
+                raise IncompleteResponse(f"{len(data)} of {answer.meta['size']} bytes arrived")
             return data
 
         return attempt
 
-    def _insist(self, name: str, attempt: Callable[[float], T], times: int = 1) -> T:
-        return self.patience.insist(name, attempt, times * self.patience.deadline, _ADVICE[self._scheme])
+    def _call(self, name: str, attempt: Callable[[float], T], times: int = 1) -> T:
+        return self.retry_policy.call(name, attempt, times * self.retry_policy.deadline, _ADVICE[self._scheme])
 
     @cached_property
     def _client(self) -> Any:
@@ -151,12 +151,12 @@ class Objects:
         allow_http = self._scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")
         options: Any = {
             "allow_http": allow_http,
-            "connect_timeout": f"{round(1000 * min(5, self.patience.silence))}ms",
-            "read_timeout": f"{round(1000 * self.patience.silence)}ms",
-            "timeout": f"{round(1000 * _LARGE * self.patience.deadline)}ms",
+            "connect_timeout": f"{round(1000 * min(5, self.retry_policy.read_timeout))}ms",
+            "read_timeout": f"{round(1000 * self.retry_policy.read_timeout)}ms",
+            "timeout": f"{round(1000 * _TEXT_FACTOR * self.retry_policy.deadline)}ms",
             "pool_max_idle_per_host": str(_THREADS),
         }
-        # Retries of obstore would multiply with those of `Patience`, and ignore its deadline.
+        # Retries of obstore would multiply with those of `RetryPolicy`, and ignore its deadline.
         retries: Any = {"max_retries": 0}
         kind = {"s3": store.S3Store, "gs": store.GCSStore}.get(self._scheme, store.HTTPStore)
         return kind.from_url(self.url, client_options=options, retry_config=retries)
@@ -167,11 +167,11 @@ class Objects:
 
     def __getstate__(self) -> dict[str, Any]:
         # The client holds connections, and keys, which must not be written to a file.
-        return {"url": self.url, "patience": self.patience}
+        return {"url": self.url, "retry_policy": self.retry_policy}
 
 
 def _key(name: str, path: str) -> str:
-    """Returns the path if it is valid in a store. Raises: InputError if it is not."""
+    """Return the path if it is valid in a store. Raises: InputError if it is not."""
     if any(part in ("", ".", "..") for part in path.split("/")):
         raise InputError(
             f"{name}: {show(path)} is not a path in a store; write names with single slashes between them, no . or .."

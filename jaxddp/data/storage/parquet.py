@@ -22,9 +22,9 @@ from jaxddp.core.wording import first_line, not_installed
 from jaxddp.data.storage.records import missing_files
 from jaxddp.data.storage.store import Fault
 
-MOST_KEPT = 1 << 30
-"""The most bytes of row groups in memory."""
-AGAIN = "download it again, or write it again"
+MAX_CACHED = 1 << 30
+"""The largest size of all row groups in memory, in bytes."""
+WRITE_AGAIN = "download it again, or write it again"
 
 
 class ParquetFiles:
@@ -32,12 +32,12 @@ class ParquetFiles:
 
     Args:
         column: the column of structs with a field `bytes`.
-        most_kept: the most bytes of row groups that stay in memory; readers may hold others.
+        max_cached: the largest size of the row groups that stay in memory, in bytes; a thread that reads may hold more.
     """
 
-    def __init__(self, root: Path, column: str, most_kept: int = MOST_KEPT):
+    def __init__(self, root: Path, column: str, max_cached: int = MAX_CACHED):
         self.root, self.column = root, column
-        self._groups = _RowGroups(most_kept)
+        self._groups = _RowGroups(max_cached)
         self._starts: dict[bytes, list[int]] = {}
 
     def name(self, path: bytes, offset: int = 0) -> str:
@@ -46,7 +46,7 @@ class ParquetFiles:
     def read(self, path: bytes, offset: int = 0) -> bytes:
         file = self.root / os.fsdecode(path)
         if path not in self._starts:
-            # Two threads may read them at the same time; both get the same result.
+            # Two threads may compute the same list at the same time, which does no harm.
             self._starts[path] = _starts(file)
         number = bisect_right(self._starts[path], offset) - 1
         cells = self._groups.get((path, number), lambda: self._cells(file, number))
@@ -64,22 +64,22 @@ class ParquetFiles:
         return missing_files(self.root, paths, identity)
 
     def _cells(self, file: Path, number: int) -> Any:
-        with opened(file) as parquet, errors_of(file):
+        with open_parquet(file) as parquet, as_input_errors(file):
             return parquet.read_row_group(number, columns=[f"{self.column}.bytes"]).column(0)
 
 
 @dataclass(eq=False)
 class _Group:
-    reading: Any = field(default_factory=threading.Lock)
+    lock: Any = field(default_factory=threading.Lock)
     cells: Any = None
     """The column of structs; None until the group is read."""
 
 
 class _RowGroups:
-    """The most recently used row groups: at most `most_kept` bytes, or one group that is larger."""
+    """The most recently used row groups: at most `max_cached` bytes, or one group that is larger."""
 
-    def __init__(self, most_kept: int):
-        self._most_kept, self._kept = most_kept, 0
+    def __init__(self, max_cached: int):
+        self._max_cached, self._cached = max_cached, 0
         self._groups: OrderedDict[tuple[bytes, int], _Group] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -88,7 +88,7 @@ class _RowGroups:
             group = self._groups.setdefault(key, _Group())
             self._groups.move_to_end(key)
         # The first thread reads the group; other threads that need it wait.
-        with group.reading:
+        with group.lock:
             if group.cells is None:
                 group.cells = read()
                 self._count(group)
@@ -96,31 +96,31 @@ class _RowGroups:
 
     def _count(self, new: _Group) -> None:
         with self._lock:
-            self._kept += new.cells.nbytes
+            self._cached += new.cells.nbytes
             for key, group in list(self._groups.items()):
-                if self._kept <= self._most_kept:
+                if self._cached <= self._max_cached:
                     return
                 # A group that is being read is counted when it is complete.
                 if group is not new and group.cells is not None:
-                    self._kept -= group.cells.nbytes
+                    self._cached -= group.cells.nbytes
                     del self._groups[key]
 
 
 def _starts(file: Path) -> list[int]:
-    """Returns the first row of each row group."""
-    with opened(file) as parquet:
+    """Return the first row of each row group."""
+    with open_parquet(file) as parquet:
         lengths = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
     return list(accumulate(lengths[:-1], initial=0))
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[Any]:
-    """Opens a `pyarrow.parquet.ParquetFile`. Raises: InputError if it is damaged, or pyarrow is missing."""
+def open_parquet(file: Path) -> Iterator[Any]:
+    """Open a `pyarrow.parquet.ParquetFile`. Raises: InputError if it is damaged, or pyarrow is missing."""
     try:
         import pyarrow.parquet
     except ImportError:
         raise InputError(f"{file}: {not_installed('pyarrow', 'parquet')}") from None
-    with errors_of(file):
+    with as_input_errors(file):
         # pyarrow would wait for a FIFO.
         open_regular(file).close()
         parquet = pyarrow.parquet.ParquetFile(file, memory_map=True, page_checksum_verification=True)
@@ -129,8 +129,8 @@ def opened(file: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def errors_of(file: Path) -> Iterator[None]:
-    """Turns an error of pyarrow in the block into an `InputError` about the file."""
+def as_input_errors(file: Path) -> Iterator[None]:
+    """Turn an error of pyarrow in the block into an `InputError` about the file."""
     import pyarrow
 
     try:
@@ -138,8 +138,8 @@ def errors_of(file: Path) -> Iterator[None]:
     except InputError:
         raise
     except FileNotFoundError:
-        raise InputError(f"{file}: no such file; {AGAIN}") from None
+        raise InputError(f"{file}: no such file; {WRITE_AGAIN}") from None
     # The errors of pyarrow have many classes; most are ValueErrors or OSErrors.
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = first_line(error) or type(error).__name__
-        raise InputError(f"{file}: damaged, or not a Parquet file ({reason}); {AGAIN}") from None
+        raise InputError(f"{file}: damaged, or not a Parquet file ({reason}); {WRITE_AGAIN}") from None

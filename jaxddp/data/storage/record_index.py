@@ -18,7 +18,7 @@ import jaxddp.core.files as files
 from jaxddp.core.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted
-from jaxddp.data.storage.cache import name_of_folder, put_sealed, sealed
+from jaxddp.data.storage.cache import name_of_folder, read_sealed, write_sealed
 
 _FORMAT = 1
 _log = logging.getLogger("jaxddp.data")
@@ -37,10 +37,10 @@ class RecordIndex:
         return f"RecordIndex({counted(len(self.offset), 'record')})"
 
 
-def kept_index(
+def load_or_build_index(
     name: str, folder: Path, files: Sequence[str], about: str, build: Callable[[], RecordIndex]
 ) -> RecordIndex:
-    """Returns the saved index of some files if they have not changed; else builds and saves it.
+    """Return the saved index of some files if they have not changed; otherwise build and save it.
 
     If the index cannot be saved, a warning is logged.
 
@@ -78,7 +78,7 @@ def _state(file: Path) -> tuple[str, int, int]:
 
 def _load(place: Path, stamp: str) -> RecordIndex | None:
     try:
-        content = sealed(place)
+        content = read_sealed(place)
     except OSError:
         return None
     if content is None:
@@ -92,4 +92,4 @@ def _load(place: Path, stamp: str) -> RecordIndex | None:
 def _save(place: Path, index: RecordIndex, stamp: str) -> None:
     content = io.BytesIO()
     np.savez(content, stamp=np.array(stamp), offset=index.offset, label=index.label)
-    put_sealed(place, content.getvalue())
+    write_sealed(place, content.getvalue())

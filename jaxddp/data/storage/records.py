@@ -21,7 +21,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.storage.local import LocalFiles
 from jaxddp.data.storage.store import Fault
 
-AGAIN = "make the files again, or remove the index of them"
+MAKE_OR_INDEX_AGAIN = "make the files again, or remove their index"
 _MAKE_AGAIN = "make the files again"
 
 _HEAD, _TAIL = 12, 4
@@ -42,31 +42,35 @@ class RecordFiles:
         from jaxddp.data.stream.tensorflow_cpu import tf
 
         file, name = self.root / os.fsdecode(path), self.name(path, offset)
-        with _opened(file) as records:
-            # TensorFlow allocates as many bytes as the header says, so `_end` first compares that with the file's size.
+        with _open_records(file) as records:
+            # TensorFlow allocates as many bytes as the header states. `_end` first compares this with the file size.
             _end(records, offset, file)
         try:
             return _record_image(os.fsencode(file), tf.constant(offset, tf.int64), self.feature).numpy()
         except tf.errors.DataLossError:
-            raise InputError(f"{name}: damaged, its checksum is wrong; {AGAIN}") from None
+            raise InputError(f"{name}: damaged, its checksum is wrong; {MAKE_OR_INDEX_AGAIN}") from None
         except tf.errors.InvalidArgumentError:
-            raise InputError(f"{name}: holds no single value of the feature {self.feature!r}; {AGAIN}") from None
+            raise InputError(
+                f"{name}: holds no single value of the feature {self.feature!r}; {MAKE_OR_INDEX_AGAIN}"
+            ) from None
 
     def in_graph(self) -> Callable[[Any, Any], Any]:
         return _reader(self.feature)
 
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns offsets and an integer feature of all records of a file, int64[length] each. Raises: InputError."""
+        """Return offsets and an integer feature of all records of a file, int64[length] each. Raises: InputError."""
         file = self.root / os.fsdecode(path)
         offsets = record_offsets(file)
         if len(offsets) != length:
-            raise InputError(f"{file}: {len(offsets)} records, where the set's description has {length}; {AGAIN}")
+            raise InputError(
+                f"{file}: {len(offsets)} records, where the set's description has {length}; {MAKE_OR_INDEX_AGAIN}"
+            )
         labels = np.empty(length, np.int64)
-        with _opened(file) as records:
+        with _open_records(file) as records:
             for row, offset in enumerate(offsets.tolist()):
                 end = _end(records, offset, file)
                 data = records.read(end - offset - _HEAD - _TAIL)
-                labels[row] = _value(data, feature, "int64_list", self.name(path, offset), AGAIN)
+                labels[row] = _value(data, feature, "int64_list", self.name(path, offset), MAKE_OR_INDEX_AGAIN)
         return offsets, labels
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
@@ -83,7 +87,7 @@ class ArrayRecords:
     first: Mapping[bytes, int]
     """The number of each file's first record in `source`."""
     feature: str = "image"
-    """The feature of a record with the encoded image."""
+    """The name of the feature with the encoded image."""
 
     def name(self, path: bytes, offset: int = 0) -> str:
         return f"{self.root / os.fsdecode(path)}, record {offset}"
@@ -95,7 +99,7 @@ class ArrayRecords:
     def in_graph(self) -> None: ...
 
     def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns offsets and an integer feature; see `RecordFiles.labels`."""
+        """Return offsets and an integer feature; see `RecordFiles.labels`."""
         return np.arange(length), np.array([self._value(path, row, feature, "int64_list") for row in range(length)])
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
@@ -112,9 +116,9 @@ class ArrayRecords:
 
 
 def record_offsets(file: Path) -> np.ndarray:
-    """Returns the first byte of each record of a TFRecord file, int64[N], from its headers. Raises: InputError."""
+    """Return the first byte of each record of a TFRecord file, int64[N], from its headers. Raises: InputError."""
     offsets, offset = [], 0
-    with _opened(file) as records:
+    with _open_records(file) as records:
         size = os.fstat(records.fileno()).st_size
         while offset < size:
             offsets.append(offset)
@@ -128,7 +132,7 @@ def _reader(feature: str) -> Callable[[Any, Any], Any]:
 
 
 def _record_image(file: Any, offset: Any, feature: str) -> Any:
-    """Reads the image of the record at a byte of a TFRecord file, with TensorFlow ops; returns a string scalar.
+    """Read the image of the record at a byte offset in a TFRecord file, with TensorFlow ops; return a string scalar.
 
     The ops read one record and check its checksums. They fail if there is no whole record, or no such feature in it.
     """
@@ -144,7 +148,7 @@ def _record_image(file: Any, offset: Any, feature: str) -> Any:
 
 
 def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"], name: str, advice: str) -> Any:
-    """Returns the first value of a feature of a serialized Example. Raises: InputError."""
+    """Return the first value of a feature of a serialized Example. Raises: InputError."""
     # TensorFlow takes seconds to import.
     from google.protobuf.message import DecodeError
 
@@ -161,7 +165,7 @@ def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"],
 
 
 def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns (id, path, number) for each record of several files, one file after the other.
+    """Return (id, path, number) for each record of several files, one file after the other.
 
     Args:
         files: bytes 'S'[F], their paths in the store.
@@ -176,7 +180,7 @@ def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarra
 
 
 def missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) -> list[Fault]:
-    """Returns the rows of bytes 'S'[N] whose file, which many rows share, is missing, empty or outside the root."""
+    """Return the rows of `paths`, bytes 'S'[N], whose file is missing, empty or outside the root."""
     files, inverse = np.unique(paths, return_inverse=True)
     of_file = None if identity is None else np.zeros(len(files), np.uint64)
     # `LocalFiles` checks each file as if it were an image.
@@ -188,19 +192,19 @@ def missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) ->
 
 
 def _end(records: BinaryIO, offset: int, file: Path) -> int:
-    """Returns the end of the record at an offset, from its header. Leaves the file's position after the header."""
+    """Return the end of the record at an offset, from its header. The file position is then after the header."""
     size = os.fstat(records.fileno()).st_size
     records.seek(offset)
     head = records.read(_HEAD)
     length = struct.unpack("<Q", head[:8])[0] if len(head) == _HEAD else size
     end = offset + _HEAD + length + _TAIL
     if end > size:
-        raise InputError(f"{file}: no whole record at byte {offset} of {size}; {AGAIN}")
+        raise InputError(f"{file}: no whole record at byte {offset} of {size}; {MAKE_OR_INDEX_AGAIN}")
     return end
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[BinaryIO]:
-    # Unbuffered: only headers are read, and megabytes follow each header.
-    with files.reading(file, AGAIN), files.open_regular(file, buffering=0) as records:
+def _open_records(file: Path) -> Iterator[BinaryIO]:
+    # Do not buffer: most reads are of a header, and megabytes follow each header.
+    with files.reading(file, MAKE_OR_INDEX_AGAIN), files.open_regular(file, buffering=0) as records:
         yield records

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 
 Fault = tuple[int, str]
-"""A row, and a clause that says what is wrong with its image."""
+"""A row, and a clause that describes the fault of its image."""
 
 
 class Store(Protocol):
-    """A store of encoded images. A path names a file in it; an offset names an image in a file of many images."""
+    """A store of encoded images. A path identifies a file; an offset identifies an image in a file of many images."""
 
     @property
     def root(self) -> Path | None:
@@ -21,11 +21,11 @@ class Store(Protocol):
         ...
 
     def name(self, path: bytes, offset: int = 0) -> str:
-        """Returns a readable name of the image, for messages."""
+        """Return a readable name of the image, for messages."""
         ...
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        """Returns the encoded image. Several threads may call this at the same time.
+        """Return the encoded image. Several threads may call this at the same time.
 
         Raises:
             InputError: the image is missing, or cannot be read; the message names it.
@@ -34,16 +34,16 @@ class Store(Protocol):
         ...
 
     def in_graph(self) -> Callable[[Any, Any], Any] | None:
-        """Returns TensorFlow ops that read an image faster than `read`; None if threads must call `read`.
+        """Return a function of TensorFlow ops that reads an image faster than `read`; None if threads must call `read`.
 
         The function takes a file below the `root`, a string scalar, and an offset, an int64 scalar, and returns the
-        encoded image, a string scalar. Stores that read in the same way return the same function, so a graph with
-        it is traced only once.
+        encoded image, a string scalar. Stores that read in the same way return the same function, so a graph
+        with the function is traced only once.
         """
         ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        """Returns the rows of bytes 'S'[N] whose image is missing or empty, ascending. No image is opened.
+        """Return the rows of `paths`, bytes 'S'[N], whose image is missing or empty, ascending. No image is opened.
 
         A store with a `root` writes to `identity`, uint64[N], a number other than 0 that depends on a file's path below
         the root, its size, and its times of change.
@@ -52,16 +52,18 @@ class Store(Protocol):
 
 
 def faults_by_folder(
-    paths: np.ndarray, look: Callable[[bytes, dict[bytes, int]], Iterable[Fault]], threads: int
+    paths: np.ndarray, find_faults: Callable[[bytes, dict[bytes, int]], Iterable[Fault]], threads: int
 ) -> list[Fault]:
-    """Returns the faults that `look` finds in each folder of the paths, bytes 'S'[N], all different.
+    """Return the faults that `find_faults` finds in each folder of `paths`, bytes 'S'[N], all different.
 
     Args:
-        look: a function of a folder and its rows, by the names of their files, that returns faults.
+        find_faults: a function of a folder and a dict from its file names to rows; it returns faults.
     """
     folders: dict[bytes, dict[bytes, int]] = defaultdict(dict)
     for row, path in enumerate(paths.tolist()):
         folder, _, name = path.rpartition(b"/")
         folders[folder][name] = row
     with ThreadPoolExecutor(threads) as pool:
-        return sorted(fault for faults in pool.map(lambda item: list(look(*item)), folders.items()) for fault in faults)
+        return sorted(
+            fault for faults in pool.map(lambda item: list(find_faults(*item)), folders.items()) for fault in faults
+        )

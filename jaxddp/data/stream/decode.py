@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.data.images.header import JPEG_END, JPEG_START, parse_header
-from jaxddp.data.images.image_types import AGAIN, MAX_PIXELS, PillowKind, PixelFormat
+from jaxddp.data.images.image_types import DOWNLOAD_AGAIN, MAX_PIXELS, PillowKind, PixelFormat
 from jaxddp.data.images.pillow import decode_pillow
 from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.stream.windows import Area, center_box, filter_window, random_area_window, resample, resize
@@ -76,7 +76,7 @@ def check_decoding(data: bytes, pixels: PixelFormat = RGB) -> None:
     try:
         tf.io.decode_image(data, channels=3, expand_animations=False)
     except tf.errors.OpError as error:
-        raise InputError(f"does not decode ({error.message}); {AGAIN}") from None
+        raise InputError(f"does not decode ({error.message}); {DOWNLOAD_AGAIN}") from None
 
 
 def decode_window(

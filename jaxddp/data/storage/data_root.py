@@ -21,21 +21,21 @@ from jaxddp.data.storage.store import Store
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text file, on this machine or elsewhere."""
+    """A text file, on this machine or in a remote store."""
 
     name: str
     """A readable name for messages; `str(file)` returns it too."""
     open: Callable[[], BinaryIO]
     """Opens the file. Raises: FileNotFoundError, another OSError, or an error of the store."""
     hint: Callable[[], str]
-    """Returns where to look for a missing file, as the end of a message."""
+    """Returns a hint about a missing file, for the end of an error message."""
 
     def __str__(self) -> str:
         return self.name
 
     @contextmanager
     def text(self, newline: str | None = None) -> Iterator[TextIO]:
-        """Opens the file as UTF-8, with or without a byte order mark; other bytes become lone surrogates.
+        """Open the file as UTF-8, with or without a byte order mark; other bytes become lone surrogates.
 
         Raises: InputError if the file cannot be opened, or a read in the block fails.
         """
@@ -49,7 +49,7 @@ class TextFile:
 
 
 @dataclass(frozen=True)
-class Home:
+class DataRoot:
     """The root of a data set: a folder, or a URL with objects."""
 
     store: Store
@@ -57,27 +57,29 @@ class Home:
     objects: Objects | None = None
 
     def file(self, name: str | PathLike[str]) -> TextFile:
-        """Returns a text file, by its name relative to the root or its absolute path on this machine."""
+        """Return a text file, by its name relative to the root or its absolute path on this machine."""
         path = Path(self.folder or "/", name)
         if self.objects is None or Path(name).is_absolute():
-            return TextFile(str(path), lambda: files.open_regular(path), lambda: _elsewhere(path))
+            return TextFile(str(path), lambda: files.open_regular(path), lambda: _hint_of_file(path))
         objects, key = self.objects, os.fsencode(name)
-        return TextFile(objects.name(key), lambda: io.BytesIO(objects.read_text(key)), lambda: _near(objects, key))
+        return TextFile(
+            objects.name(key), lambda: io.BytesIO(objects.read_text(key)), lambda: _hint_of_object(objects, key)
+        )
 
 
 def is_url(root: str) -> bool:
-    """Returns whether a root is a URL of any kind, and not a path of this machine."""
+    """Return whether a root is a URL of any kind, and not a path of this machine."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", root) is not None
 
 
 def is_address(path: str) -> bool:
-    """Returns whether a place is a URL, or NAME:REST such as tfds:cifar10, and not a path of this machine."""
+    """Return whether a place is a URL, or NAME:REST such as tfds:cifar10, and not a path of this machine."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) is not None
 
 
 @contextmanager
-def permitted() -> Iterator[None]:
-    """Turns an OSError in the block, which even `Path.exists` may raise, into an InputError."""
+def convert_os_errors() -> Iterator[None]:
+    """Turn an OSError in the block into an InputError. Even `Path.exists` may raise an OSError."""
     try:
         yield
     except OSError as error:
@@ -85,52 +87,52 @@ def permitted() -> Iterator[None]:
         raise InputError(f"{error.filename}: may not be read ({error.strerror}); {advice}") from None
 
 
-@permitted()
-def open_root(root: str | PathLike[str], holds: str, cache: str | PathLike[str] | None = None) -> Home:
-    """Opens a directory, as an absolute path with links not resolved, or a URL that `Objects` accepts.
+@convert_os_errors()
+def open_root(root: str | PathLike[str], file_name: str, cache: str | PathLike[str] | None = None) -> DataRoot:
+    """Open a directory, or a URL that `Objects` accepts. A path becomes absolute, with links not resolved.
 
     Args:
-        holds: the name of a file in it, for messages.
+        file_name: the name of a file in the root, for messages.
         cache: a local folder that keeps the images fetched from a URL; see `CachedStore`. Text files are always fetched
             again.
 
     Raises:
-        InputError: there is no such directory, it may not be entered, the URL is not valid, or `cache` is given for a
+        InputError: the directory is missing or cannot be entered, the URL is not valid, or `cache` is given for a
             directory.
     """
     if is_url(os.fspath(root)):
         objects = Objects.open(os.fspath(root))
         images = objects if cache is None else CachedStore(objects, cache)
-        return Home(images, None, objects)
+        return DataRoot(images, None, objects)
     path = Path(root).expanduser().absolute()
     if not path.is_dir():
         state = "is not a directory" if path.exists() else "no such directory"
-        raise InputError(f"{path}: {state}; give the directory that holds {holds}{nearest_beside(path)}")
+        raise InputError(f"{path}: {state}; give the directory that holds {file_name}{nearest_beside(path)}")
     if cache is not None:
         raise InputError(f"{path}: images of a directory are read in place; leave out the cache {cache}")
-    return Home(LocalFiles(path), path)
+    return DataRoot(LocalFiles(path), path)
 
 
-def _elsewhere(path: Path) -> str:
-    """Returns a hint if a missing file is one directory up or down, since archives often unpack one level deeper."""
-    near = [path.parent.parent / path.name, *sorted(path.parent.glob(f"*/{path.name}"))]
-    folder = next((other.parent for other in near if other.is_file()), None)
+def _hint_of_file(path: Path) -> str:
+    """Return a hint if a missing file is one directory up or down, since archives often unpack one level deeper."""
+    nearby = [path.parent.parent / path.name, *sorted(path.parent.glob(f"*/{path.name}"))]
+    folder = next((other.parent for other in nearby if other.is_file()), None)
     return f"; it is in {folder}: give that directory instead" if folder else nearest_beside(path) or "; check the path"
 
 
 def nearest_beside(path: Path) -> str:
-    """Returns a hint with the most similar entry beside a path that does not exist."""
-    # An entry of the same name is a broken link, which is no useful hint.
-    beside = [entry.name for entry in path.parent.iterdir() if entry != path] if path.parent.is_dir() else []
-    return nearest(path.name, beside)
+    """Return a hint with the most similar entry beside a path that does not exist."""
+    # Leave out an entry of the same name, which is a broken link.
+    names_beside = [entry.name for entry in path.parent.iterdir() if entry != path] if path.parent.is_dir() else []
+    return nearest(path.name, names_beside)
 
 
-def _near(objects: Objects, path: bytes) -> str:
-    """Returns a hint with the most similar object beside a missing one, if the store can list objects."""
+def _hint_of_object(objects: Objects, path: bytes) -> str:
+    """Return a hint with the most similar object beside a missing one, if the store can list objects."""
     folder, _, name = os.fsdecode(path).rpartition("/")
-    beside: list[str] = []
+    names_beside: list[str] = []
     # Permission to read an object does not include permission to list.
     with suppress(JaxddpError):
         if objects.can_list:
-            beside = [os.fsdecode(other).rpartition("/")[2] for other in objects.sizes(os.fsencode(folder))]
-    return nearest(name, beside) or "; check the URL"
+            names_beside = [os.fsdecode(other).rpartition("/")[2] for other in objects.sizes(os.fsencode(folder))]
+    return nearest(name, names_beside) or "; check the URL"

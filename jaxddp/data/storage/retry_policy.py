@@ -1,4 +1,4 @@
-"""`Patience`: how long to wait for a remote store, and which failures are retried."""
+"""`RetryPolicy`: the deadline of requests to a remote store, and the failures after which a request is repeated."""
 
 import random
 import re
@@ -17,51 +17,52 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
 _KEY_SERVICE = re.compile("/latest/api/token|/latest/meta-data/|/computeMetadata/")
 
 
-class Cut(Exception):
-    """Raised if the body of a response is shorter than its header promises, or is not complete at the deadline."""
+class IncompleteResponse(Exception):
+    """Raised if the body of a response is shorter than its header states, or is not complete at the deadline."""
 
 
 @dataclass(frozen=True)
-class Patience:
-    """The limits of waiting for one object."""
+class RetryPolicy:
+    """The time and the number of tries after which a request for an object fails."""
 
     deadline: float = 60.0
     """Seconds for all tries and the pauses between them."""
-    silence: float = 20.0
+    read_timeout: float = 20.0
     """Seconds without a byte after which a try ends; the last try may end this long after the deadline."""
     tries: int = 10
 
-    def insist(self, name: str, attempt: Callable[[float], T], deadline: float, advice: str) -> T:
-        """Calls `attempt`, and repeats it if another try may help; returns its result.
+    def call(self, name: str, attempt: Callable[[float], T], deadline: float, advice: str) -> T:
+        """Return the result of `attempt`, which is called again after a temporary failure.
 
-        The pauses double. Each is shortened by up to a half at random, so many hosts do not retry at the same time.
+        The pauses between tries double. Each pause is shortened by up to a half at random, so many hosts do not retry
+        at the same time.
 
         Args:
             name: the object to fetch, for messages.
             attempt: a function that takes the time, as of time.monotonic(), by which it should return or raise.
             deadline: the seconds for all tries; it replaces the attribute, because text files need more time.
-            advice: what to do if another try would not help.
+            advice: the advice in the message of a permanent failure.
 
         Raises:
             FileNotFoundError: the attempt raised it.
-            InputError: another try would not help.
+            InputError: the failure is permanent.
             Unreachable: no tries or no time is left.
         """
-        began, tries = time.monotonic(), 0
+        start, tries = time.monotonic(), 0
         while True:
             tries += 1
             try:
-                return attempt(began + deadline)
+                return attempt(start + deadline)
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise InputError(f"{name}: no such bucket; {advice}") from None
                 raise
             except Exception as error:
-                passing, reason = cause(error)
-            if not passing:
+                is_temporary, reason = classify_error(error)
+            if not is_temporary:
                 raise InputError(f"{name}: {reason}; {advice}")
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (tries - 1)) * random.uniform(0.5, 1)
-            elapsed = time.monotonic() - began
+            elapsed = time.monotonic() - start
             if tries >= self.tries or elapsed + pause > deadline:
                 raise Unreachable(
                     f"{name}: no answer in {elapsed:.0f} s and {counted(tries, 'try')}, the last: "
@@ -70,16 +71,16 @@ class Patience:
             time.sleep(pause)
 
 
-def cause(error: Exception) -> tuple[bool, str]:
-    """Returns whether another try may help, and the cause in a few words, from the text of obstore's error."""
-    if isinstance(error, Cut):
+def classify_error(error: Exception) -> tuple[bool, str]:
+    """Return whether a failure is temporary, and its cause in a few words, from the text of obstore's error."""
+    if isinstance(error, IncompleteResponse):
         return True, str(error)
     text, _, detail = str(error).partition("Debug source:")
     keys = "no credentials are set, and the machine has none: " if _KEY_SERVICE.search(text) else ""
     if status := re.search(r"status code: (\d+)( [\w ]+)?", text):
         code = re.search(r"<Code>(\w+)</Code>", text)
-        passing = status[1].startswith("5") or status[1] in ("408", "429")
-        return passing, keys + status[1] + (status[2] or "") + (f" ({code[1]})" if code else "")
+        is_temporary = status[1].startswith("5") or status[1] in ("408", "429")
+        return is_temporary, keys + status[1] + (status[2] or "") + (f" ({code[1]})" if code else "")
     if "BadScheme" in detail:
         return False, "plain http is not allowed unless AWS_ALLOW_HTTP=true is set"
     if "HTTP error" not in text:
