@@ -15,26 +15,21 @@ model and not a measurement. With `data.cache` "device" a call takes several ste
 convolutions. The file has the figures of the first topology at its top level, and those of the others in "others".
 """
 
-import argparse
-import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jax
-import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common.harness import Figures, machine
+import benchmarks.programs.command as command
+from benchmarks.common.harness import Figures
 from benchmarks.programs.config_step import Data, compile_step
 from benchmarks.programs.counts import count, table
 from benchmarks.programs.gpu_plugin import compiler_options, described_devices
 from benchmarks.programs.roofline import predict
 from benchmarks.programs.schedule import read_schedule
-from jaxddp.command_line.parse import parse_recipe
-from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import RecipeFile
@@ -42,46 +37,14 @@ from jaxddp.recipe_file import RecipeFile
 TOPOLOGIES = ("1x1x1", "1x1x8", "1x2x8")
 
 
-@dataclass(frozen=True)
-class Overrides:
-    """The config, with overrides from the command line."""
-
-    config: Annotated[Config, tyro.conf.arg(name="")]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", help="name or file of a config")
-    parser.add_argument("--topology", nargs="+", default=TOPOLOGIES)
-    parser.add_argument("--batch", type=int, help="images on each GPU (default: the batch size of the config)")
-    parser.add_argument("--classes", type=int, default=1000, help="number of classes of the data")
-    parser.add_argument("--examples", type=int, default=50_000, help="number of training examples")
-    parser.add_argument("--channels", type=int, default=3, help="channels of the images")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/gpu_program.json"))
-    options, overrides = parser.parse_known_args()
-    jax.config.update("jax_platforms", "cpu")
-    try:
-        _, file = parse_recipe(Overrides, "gpu_program.py", [options.config, *overrides])
-        data = Data(options.examples, options.classes, options.channels)
-        results = {name: program_figures(file, name, options.batch, data) for name in options.topology}
-    except InputError as error:
-        print(f"gpu_program.py: {error}", file=sys.stderr)
-        sys.exit(2)
-    report = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
-    first, *others = options.topology
-    report |= results[first] | {"others": {name: results[name] for name in others}}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"{table(results)}\n\nresults: {options.out}")
+    command.main("gpu_program.py", __doc__, TOPOLOGIES, program_figures, table)
 
 
 def program_figures(file: RecipeFile, topology: str, batch: int | None, data: Data) -> Figures:
     """Returns all figures of one program. Raises InputError for a bad config or topology."""
     devices = found_devices(topology)
-    images = file.config.train.batch_size if batch is None else batch
-    config = file.config.replace(train={"batch_size": images * len(devices)})
-    if config.train.precision is None:
-        config = config.replace(train={"precision": "bfloat16"})
+    config, images = command.config_for(file, batch, len(devices))
     compiled, steps = compile_step(
         file, config, Topology.create(devices), data, platform="gpu", compiler_options=compiler_options()
     )

@@ -38,7 +38,7 @@ HOUSE = (
     ),
     Room(2, "mesh", "jax"),
     Room(2, "data"),
-    Room(3, "models", "jax flax"),
+    Room(3, "models platforms", "jax flax"),
     Room(3, "losses metrics", "jax optax"),
     Room(3, "optimizers schedules", "jax optax"),
     Room(3, "augment", "jax"),

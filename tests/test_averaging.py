@@ -19,12 +19,13 @@ from support.shared import sgd
 from jaxddp.api import prepare_training, resnet
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.engine.buckets import GPU_BUCKETS, Averaging, fill_buckets, order_of_readiness
+from jaxddp.engine.buckets import Averaging, fill_buckets, order_of_readiness
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import adapt
+from jaxddp.platforms import PLATFORMS
 from jaxddp.workdir.claim import Claim, claim
 
 LATENCY_HIDING = "xla_gpu_enable_latency_hiding_scheduler"
@@ -139,6 +140,17 @@ def test_each_bucket_is_an_all_reduce_that_waits_for_the_previous_one(buckets, m
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_separate_gradients_have_the_same_average_as_ravelled_ones(buckets, dtype):
+    _, ravelled, _ = averaged(2, Averaging(buckets, dtype))
+    _, separate, text = averaged(2, Averaging(buckets, dtype, ravels=False))
+    jax.tree.map(np.testing.assert_array_equal, separate, ravelled)
+    # No bucket is copied into one array. The platform combines the all-reduces.
+    assert text.count("stablehlo.concatenate") == 0
+    assert text.count("stablehlo.all_reduce") == len(SHAPES) + 2
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
 @pytest.mark.parametrize("devices", few((2,), 4, 8))
 def test_with_bfloat16_gradients_are_rounded_and_all_other_values_are_exact(devices, buckets):
     (grads, _), found, _ = averaged(devices, Averaging(buckets, "bfloat16"))
@@ -198,10 +210,12 @@ def test_the_optimizer_reads_the_parameters_behind_a_barrier(buckets):
     [
         ("cpu", 4, None, 1),
         ("cpu", 4, 3, 3),
-        ("gpu", 4, None, GPU_BUCKETS),
+        ("gpu", 4, None, PLATFORMS["gpu"].buckets),
         ("gpu", 4, 1, 1),
         ("gpu", 1, None, 1),
         ("gpu", 1, 9, 1),
+        ("tpu", 4, None, 1),
+        ("tpu", 4, 3, 3),
     ],
 )
 def test_the_number_of_buckets_comes_from_the_config_or_from_the_devices(platform, devices, asked, taken, monkeypatch):

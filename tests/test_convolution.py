@@ -17,6 +17,7 @@ from jaxddp.config import Config, load
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.ops.cpu_convolution import convolve
+from jaxddp.models.ops.operations import Operations
 from jaxddp.models.ops.stems import small_stem
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
 from jaxddp.recipe_file import config_names
@@ -223,9 +224,9 @@ def test_forward_mode_works_where_the_librarys_convolution_is_used():
 
 def test_the_platforms_version_is_chosen_once_and_changes_no_number():
     library, cpu = small_networks()
-    assert library.convolution is None and cpu.convolution is convolve
+    assert library.operations is None and cpu.operations.convolution is convolve
     assert for_platform(cpu, "gpu") is cpu and for_platform(cpu, "cpu") is cpu
-    own = library.clone(convolution=by_xla)
+    own = library.clone(operations=Operations(by_xla))
     assert for_platform(own, "cpu") is own
     assert for_platform(adapt(library), "cpu").module == cpu
     pair = (lambda key, example: {}, lambda params, images: images)

@@ -288,6 +288,13 @@ def test_a_run_compiles_its_step_once(cache, caplog, monkeypatch):
         ("NVIDIA H20", "bfloat16", None),
         ("NVIDIA GH200 480GB", "bfloat16", None),
         ("NVIDIA L40", "bfloat16", None),
+        ("TPU v3", "bfloat16", 61.5),
+        ("TPU v4", "bfloat16", 275),
+        ("TPU v4 lite", "bfloat16", None),
+        ("TPU v5 lite", "bfloat16", 197),
+        ("TPU v5", "float32", 459),
+        ("TPU v6 lite", "bfloat16", 918),
+        ("TPU7x", "bfloat16", None),
         ("cpu", "float32", None),
     ],
 )

@@ -9,23 +9,21 @@ time kernels, is off.
 """
 
 import functools
-import importlib.util
 import os
-import subprocess
 import sys
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.programs.wheels import fetch_wheels
 from jaxddp.core.cache_folder import cache_folder
 
 FOLDER_VARIABLE = "JAXDDP_GPU_PLUGIN"
 ASSEMBLER = "nvidia-cuda-nvcc-cu12==12.9.86"
-FETCH_SECONDS = 600
 
 # From NVIDIA's data sheet of the H200 (SXM), and for compute capability 9.0 (CUDA C++ Programming Guide, appendix
 # "Compute Capabilities").
@@ -55,23 +53,7 @@ def is_present() -> bool:
 
 def fetch() -> None:
     """Downloads the wheels if they are missing. Raises SystemExit if that fails."""
-    folder = plugin_folder()
-    if is_present():
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        whole = Path(scratch) / "whole"
-        # An environment that uv created has no pip.
-        pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["uv", "pip"]
-        wheels = [f"jax-cuda12-pjrt=={jax.__version__}", ASSEMBLER]
-        command = [*pip, "install", "--quiet", "--no-deps", "--target", str(whole), *wheels]
-        try:
-            subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS, check=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            reason = [*str(getattr(error, "stderr", None) or error).strip().splitlines(), ""][0]
-            sys.exit(f"gpu_plugin.py: {' and '.join(wheels)} cannot be installed ({reason}); try again with a network")
-        with suppress(OSError):  # another process was faster
-            whole.rename(folder)
+    fetch_wheels(plugin_folder(), [f"jax-cuda12-pjrt=={jax.__version__}", ASSEMBLER])
 
 
 @functools.cache

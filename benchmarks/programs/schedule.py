@@ -23,7 +23,7 @@ _CONVOLUTIONS = {
 }
 # Part of the operation name of the backward pass.
 _BACKWARD = "transpose(jvp"
-_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # Instructions that launch nothing: names for memory, and values that the host knows.
 _FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "opt-barrier"}
 _FREE |= {"after-all", "partition-id", "replica-id"}
@@ -71,11 +71,16 @@ class Schedule:
 
 def read_schedule(program: bytes, *, steps_in_a_loop: bool = False) -> Schedule:
     """Reads the schedule of a serialized `HloModuleProto`. With steps in a loop, only the loop's body counts."""
+    return ProgramReader(parse_program(program)).schedule(steps_in_a_loop)
+
+
+def parse_program(program: bytes) -> Any:
+    """Returns the `HloModuleProto` of a serialized one."""
     messages = importlib.import_module("tensorflow.compiler.xla.service.hlo_pb2")
-    return _Reader(messages.HloModuleProto.FromString(program)).schedule(steps_in_a_loop)
+    return messages.HloModuleProto.FromString(program)
 
 
-class _Reader:
+class ProgramReader:
     """Walks the scheduled computations of a module."""
 
     def __init__(self, module: Any):
@@ -169,7 +174,7 @@ class _Reader:
 
     def _kind(self, instruction: Any, fused: list[Any]) -> str:
         opcode, target = instruction.opcode, instruction.custom_call_target
-        if opcode.startswith(_COLLECTIVES):
+        if opcode.startswith(COLLECTIVES):
             return COLLECTIVE
         if opcode == "custom-call":
             kind = _CONVOLUTIONS.get(target, "matrix product" if _multiplies(target) else "other")

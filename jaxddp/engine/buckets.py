@@ -24,13 +24,10 @@ from jax.flatten_util import ravel_pytree
 
 from jaxddp.config import Config
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.platforms import platform_named
 
 AVERAGING = "average_gradients"
 """The named scope of the gradients' all-reduces, which appears in profiles and compiled programs."""
-
-GPU_BUCKETS = 7
-"""The default number of buckets on GPUs. With 7 buckets all communication of a ResNet-50 overlaps with computation; see
-benchmarks/RESULTS.md."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +38,19 @@ class Averaging:
         buckets: the largest number of all-reduces. One all-reduce is fastest if communication cannot overlap with
             computation, as with gloo.
         dtype: the dtype in which gradients are sent; None keeps the gradients' own dtype.
+        ravels: whether a bucket is sent as one array, or as a separate operand for each gradient.
     """
 
     buckets: int = 1
     dtype: str | None = None
+    ravels: bool = True
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Averaging":
         """Create an `Averaging` from a config. Without `parallel.buckets` the default depends on the platform."""
-        default = GPU_BUCKETS if topology.platform == "gpu" else 1
-        buckets = config.parallel.buckets or default
-        return cls(1 if topology.num_devices == 1 else buckets, config.train.gradient_precision)
+        platform = platform_named(topology.platform)
+        buckets = 1 if topology.num_devices == 1 else config.parallel.buckets or platform.buckets
+        return cls(buckets, config.train.gradient_precision, platform.ravels)
 
     def differentiate(self, loss: Callable[[Any], Any], params: Any) -> tuple[Any, Any, Sequence[int]]:
         """Differentiate `loss`, which returns (loss, aux).
@@ -89,13 +88,22 @@ class Averaging:
         averaged = {index: lax.pmax(leaf, AXIS) for index, leaf in enumerate(leaves) if not _is_float(leaf)}
         previous = None
         for bucket in buckets:
-            buffer, unravel = ravel_pytree([leaves[index] for index in bucket])
-            message = buffer if bucket is early or self.dtype is None else buffer.astype(self.dtype)
+            arrays, restore = self._arrays_to_send([leaves[index] for index in bucket])
+            message = arrays if bucket is early or self.dtype is None else [x.astype(self.dtype) for x in arrays]
             if previous is not None:
-                message = _compute_after(message, previous)
-            previous = lax.pmean(message, AXIS)
-            averaged.update(zip(bucket, unravel(previous.astype(buffer.dtype)), strict=True))
+                message = [_compute_after(x, previous) for x in message]
+            means = lax.pmean(message, AXIS)
+            previous = means[0]
+            restored = restore([mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)])
+            averaged.update(zip(bucket, restored, strict=True))
         return jax.tree.unflatten(structure, [averaged[index] for index in range(len(leaves))])
+
+    def _arrays_to_send(self, leaves: list[jax.Array]) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:
+        """Return a bucket's operands for the all-reduce, and a function that returns the leaves of their means."""
+        if not self.ravels:
+            return leaves, lambda means: means
+        buffer, unravel = ravel_pytree(leaves)
+        return [buffer], lambda means: unravel(means[0])
 
     def parameters(self, params: Any) -> Any:
         """Return the parameters for the optimizer, behind a barrier if there are several buckets."""
@@ -156,7 +164,7 @@ def _compute_after(buffer: jax.Array, previous: jax.Array) -> jax.Array:
     The condition is never true, but XLA cannot derive this. An optimization barrier would prevent XLA from fusing the
     division of a mean with the operation that reads the mean.
     """
-    return jnp.where(previous[:1].sum() > jnp.inf, 0, buffer)
+    return jnp.where(previous.ravel()[:1].sum() > jnp.inf, 0, buffer)
 
 
 def _is_float(leaf: jax.Array) -> bool:

@@ -16,16 +16,10 @@ from jaxddp.core.message import Key
 from jaxddp.core.wording import show
 from jaxddp.engine.buckets import Averaging
 from jaxddp.mesh import Topology
+from jaxddp.platforms import platform_named
 
 KEY = "parallel.xla_options"
 _PREFIX = "xla_"
-_OVERLAP = {"xla_gpu_enable_latency_hiding_scheduler": "True"}
-"""This option schedules computation between the start and the end of an all-reduce. It is the default in jaxlib
-0.10.2."""
-_DETERMINISTIC = {"xla_gpu_deterministic_ops": "True"}
-"""Without this option XLA chooses GPU algorithms by their measured time, and the order of additions varies."""
-_ONE_CALL = {"xla_backend_optimization_level": "1"}
-_UNOPTIMIZED = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"}
 _NO_EMITTERS = ("xla_cpu_use_fusion_emitters", "False")
 """An option of jaxlib 0.10. Later releases do not have this option and do not need it."""
 _BOOLEANS = {"true": "True", "false": "False"}
@@ -70,17 +64,18 @@ def step_options(config: Config, topology: Topology) -> dict[str, str]:
     Raises:
         InputError: an option of the config is wrong; see `compiler_options`.
     """
-    options: dict[str, str] = {}
-    if topology.platform == "gpu" and config.parallel.reproducible:
-        options = _accepted(_DETERMINISTIC, "parallel.reproducible may not give the same bits twice on GPUs")
-    elif topology.platform == "gpu" and Averaging.of(config, topology).buckets > 1:
-        options = _accepted(_OVERLAP, "gradients may not be averaged while the next ones are computed")
+    options, platform = {}, platform_named(topology.platform)
+    if config.parallel.reproducible:
+        options = _accepted(platform.reproducible_options, "parallel.reproducible may not give the same bits twice")
+    elif Averaging.of(config, topology).buckets > 1:
+        options = _accepted(platform.overlap_options, "gradients may not be averaged while the next ones are computed")
     return options | compiler_options(config.parallel.xla_options)
 
 
 def options_of_one_call(platform: str) -> dict[str, str]:
     """Return the options of a program that runs once: on a CPU, optimization level 1, which halves the compile time."""
-    return _accepted(_ONE_CALL, "programs take longer to compile at the start of a run") if platform == "cpu" else {}
+    options = platform_named(platform).single_use_options
+    return _accepted(options, "programs take longer to compile at the start of a run")
 
 
 def unoptimized_options(platform: str) -> dict[str, str]:
@@ -89,10 +84,10 @@ def unoptimized_options(platform: str) -> dict[str, str]:
     On a CPU the options disable optimization, which reduces the compile time to a fifth. Options that the installed
     jaxlib rejects are left out.
     """
-    if platform != "cpu":
-        return {}
-    emitters = {} if _rejection_reason(*_NO_EMITTERS) else dict([_NO_EMITTERS])
-    return _accepted(_UNOPTIMIZED, "the self-test takes longer to compile") | emitters
+    choices = platform_named(platform)
+    options = _accepted(choices.unoptimized_options, "the self-test takes longer to compile")
+    uses_emitters = choices.uses_cpu_compiler and not _rejection_reason(*_NO_EMITTERS)
+    return options | ({_NO_EMITTERS[0]: _NO_EMITTERS[1]} if uses_emitters else {})
 
 
 def _accepted(options: Mapping[str, str], consequence: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums, TrainObjective
 from jaxddp.mesh import AXIS, Topology, varying
 from jaxddp.models.frozen import with_frozen, with_frozen_state, without_frozen
+from jaxddp.platforms import platform_named
 from jaxddp.sections.layers import NO_LAYERS, Layers
 
 StepLoss = Callable[..., tuple[jax.Array, tuple[MetricSums, Any]]]
@@ -75,7 +76,7 @@ class Gradients:
             averaging=Averaging.of(config, topology),
             accumulate=config.train.accumulate,
             reproducible=reproducible,
-            for_cpu=topology.platform == "cpu",
+            for_cpu=platform_named(topology.platform).uses_cpu_compiler,
             frozen=config.frozen,
             settled=config.frozen_norms,
         )

@@ -14,6 +14,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import EvalStep, TrainStep, make_eval_step, make_train_step
 from jaxddp.engine.step_objective import MetricSums, Objective
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.platforms import platform_named
 
 ResidentImages = jax.Array | tuple[jax.Array, jax.Array]
 """All images of a source, [N, H, W, C], replicated. With a second, unlabelled source, a pair of such
@@ -82,7 +83,7 @@ def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[i
     (https://github.com/jax-ml/jax/issues/12868). Inside a loop, the gradient of a convolution takes a hundred times as
     long.
     """
-    if topology.platform != "cpu":
+    if not platform_named(topology.platform).uses_cpu_compiler:
         return False
     image = jax.ShapeDtypeStruct((1, *image_shape), objective.preprocess.dtype)
 

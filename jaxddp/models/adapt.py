@@ -22,7 +22,8 @@ from jaxddp.models.interface import (
     signature,
 )
 from jaxddp.models.nnx_modules import NNXModel
-from jaxddp.models.ops.cpu_convolution import convolve
+from jaxddp.models.ops.operations import Operations
+from jaxddp.platforms import platform_named
 from jaxddp.sections.layers import NO_LAYERS, Layers
 
 ACCEPTED = "a Linen module, an NNX module, a pair of functions (init, apply), or an object with a Model's two methods"
@@ -165,15 +166,16 @@ def with_frozen_norms(model: Model, layers: Layers) -> Model:
 
 
 def for_platform(model: Any, platform: str) -> Any:
-    """Return the fastest version of a model or a module for a platform ("cpu", "gpu").
+    """Return the fastest version of a model or a module for a platform ("cpu", "gpu", "tpu").
 
-    On CPUs a network with a method `with_convolution(convolution)`, such as `jaxddp.models.resnet.ResNet`, gets the
-    convolution of `jaxddp.models.ops.cpu_convolution`. Any other model is returned unchanged.
+    A network with a method `with_operations(operations)`, such as `jaxddp.models.resnet.ResNet`, gets the operations of
+    `jaxddp.platforms`. Any other model is returned unchanged.
     """
-    if platform != "cpu":
+    operations = platform_named(platform).operations
+    if operations == Operations():
         return model
     if isinstance(model, LinenModel):
         module = for_platform(model.module, platform)
         return model if module is model.module else replace(model, module=module)
-    with_convolution = getattr(model, "with_convolution", None)
-    return model if with_convolution is None else with_convolution(convolve)
+    with_operations = getattr(model, "with_operations", None)
+    return model if with_operations is None else with_operations(operations)

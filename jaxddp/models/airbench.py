@@ -20,8 +20,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.models.ops.batch_norm import BatchNorm
-from jaxddp.models.ops.max_pool import max_pool
-from jaxddp.models.resnet import Operation, for_flax
+from jaxddp.models.ops.operations import Operations
 from jaxddp.registry import MODELS
 from jaxddp.sections.model_section import Width
 
@@ -81,7 +80,7 @@ class Airbench(nn.Module):
 
     Attributes:
         width: the number of features of the first group. The other groups have four times as many features.
-        axis_name, group, dtype, param_dtype, convolution: as in `jaxddp.models.resnet.ResNet`.
+        axis_name, group, dtype, param_dtype, operations: as in `jaxddp.models.resnet.ResNet`.
     """
 
     num_classes: int
@@ -90,11 +89,11 @@ class Airbench(nn.Module):
     group: int | None = None
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
-    convolution: Operation | None = None
+    operations: Operations | None = None
 
-    def with_convolution(self, convolution: Operation) -> "Airbench":
-        """Return the network with this operation for its 3x3 convolutions, or unchanged if it has an operation."""
-        return self.clone(convolution=convolution) if self.convolution is None else self
+    def with_operations(self, operations: Operations) -> "Airbench":
+        """Return the network with these implementations, or unchanged if it has implementations."""
+        return self.clone(operations=operations) if self.operations is None else self
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -105,10 +104,11 @@ class Airbench(nn.Module):
                 f"airbench: images of {size} pixels are too small",
                 advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more"),
             )
+        operations = self.operations or Operations()
         x = _gelu(self.whiten(images.astype(self.dtype)))
         for group, features in enumerate((self.width, 4 * self.width, 4 * self.width), start=1):
             x = self.conv(features, f"conv{group}_1")(x)
-            x = max_pool(x, 2, 2, 0)
+            x = operations.max_pool(x, 2, 2, 0)
             x = _gelu(self.norm(train, f"norm{group}_1")(x))
             x = self.conv(features, f"conv{group}_2")(x)
             x = _gelu(self.norm(train, f"norm{group}_2")(x))
@@ -141,7 +141,7 @@ class Airbench(nn.Module):
             dtype=self.dtype,
             param_dtype=self.param_dtype,
             kernel_init=identity_like,
-            conv_general_dilated=self.convolution and for_flax(self.convolution, 1, 1),
+            conv_general_dilated=(self.operations or Operations()).conv_general_dilated(1, 1),
             name=name,
         )
 
@@ -156,7 +156,8 @@ class Airbench(nn.Module):
         if self.group is None:
             return nn.BatchNorm(use_scale=False, axis_name=self.axis_name, **settings)
         # Flax's batch norm has no groups.
-        return BatchNorm(scale_init=None, group=self.group, custom_gradient=self.convolution is None, **settings)
+        custom_gradient = (self.operations or Operations()).custom_norm_gradient
+        return BatchNorm(scale_init=None, group=self.group, custom_gradient=custom_gradient, **settings)
 
 
 def _convolve_fixed_kernel(images: jax.Array, kernel: jax.Array, *settings: Any, **more: Any) -> jax.Array:

@@ -20,9 +20,9 @@ from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay
 from jaxddp.models.ops.drop_path import add_branch, branch_factors
 from jaxddp.models.ops.gelu import gelu
+from jaxddp.models.ops.operations import Operations
 from jaxddp.models.ops.stems import ModuleFactory
 from jaxddp.models.published import Naming, depth_of, naming
-from jaxddp.models.resnet import Operation, for_flax
 from jaxddp.registry import MODELS
 
 STAGE_SIZES = {"convnext_tiny": (3, 3, 9, 3), "convnext_small": (3, 3, 27, 3)}
@@ -108,7 +108,7 @@ class ConvNeXt(nn.Module):
         drop_path: the probability that an example skips the last block in training.
         dtype: the dtype of the computation. The mean over pixels, the last norm and the head use float32 or wider.
         param_dtype: the dtype of parameters (float64 for exact comparisons, with `jax_enable_x64`).
-        convolution: the operation that computes the convolutions; None for Flax's default.
+        operations: the implementations of the operations; None for the defaults. See `jaxddp.platforms`.
     """
 
     stage_sizes: tuple[int, ...]
@@ -117,11 +117,11 @@ class ConvNeXt(nn.Module):
     drop_path: float = 0.0
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
-    convolution: Operation | None = None
+    operations: Operations | None = None
 
-    def with_convolution(self, convolution: Operation) -> "ConvNeXt":
-        """Return the network with this operation for its convolutions, or unchanged if an operation is already set."""
-        return self.clone(convolution=convolution) if self.convolution is None else self
+    def with_operations(self, operations: Operations) -> "ConvNeXt":
+        """Return the network with these implementations, or unchanged if it has implementations."""
+        return self.clone(operations=operations) if self.operations is None else self
 
     def published_names(self) -> tuple[Naming, ...]:
         """Return the namings of torchvision and timm; see `jaxddp.models.published`."""
@@ -165,7 +165,7 @@ class ConvNeXt(nn.Module):
         if train and self.drop_path:
             factors = branch_factors(self.drop_path, sum(self.stage_sizes), 1, example_keys)
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        settings = {"conv": functools.partial(_conv, self.convolution, **dtypes), **dtypes}
+        settings = {"conv": functools.partial(_conv, self.operations or Operations(), **dtypes), **dtypes}
         x = Downsample(self.width, 4, norm_first=False, name="stem", **settings)(images.astype(self.dtype))
         done = 0
         for stage, size in enumerate(self.stage_sizes):
@@ -182,16 +182,14 @@ class ConvNeXt(nn.Module):
         return nn.Dense(self.num_classes, kernel_init=_kernel_init, name="head", **wide)(x)
 
 
-def _conv(
-    operation: Operation | None, features: int, *, kernel: int, stride: int, padding: int, **settings: Any
-) -> nn.Conv:
+def _conv(operations: Operations, features: int, *, kernel: int, stride: int, padding: int, **settings: Any) -> nn.Conv:
     return nn.Conv(
         features,
         (kernel, kernel),
         stride,
         padding,
         kernel_init=_kernel_init,
-        conv_general_dilated=operation and for_flax(operation, stride, padding),
+        conv_general_dilated=operations.conv_general_dilated(stride, padding),
         **settings,
     )
 

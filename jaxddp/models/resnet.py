@@ -21,14 +21,12 @@ from jaxddp.config import Config, ModelConfig
 from jaxddp.core.errors import InputError
 from jaxddp.models.ops.batch_norm import BatchNorm
 from jaxddp.models.ops.blur import blurring
+from jaxddp.models.ops.operations import Operations
 from jaxddp.models.ops.stems import STEMS, ModuleFactory, imagenet_stem
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init, lookup
 from jaxddp.registry import MODELS
 from jaxddp.sections.model_section import Stem, Width
-
-Operation = Callable[[jax.Array, jax.Array, int, int], jax.Array]
-"""(images [B, H, W, C], kernel [k, k, C, F], stride, padding) -> [B, H', W', F]."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ class ResNet(nn.Module):
         dtype: the dtype of the computation. The mean over pixels and the head use float32 or wider.
         param_dtype: the dtype of parameters and running statistics (float64 for exact comparisons, with
             `jax_enable_x64`).
-        convolution: the operation that computes the convolutions; None for Flax's default.
+        operations: the implementations of the operations; None for the defaults. See `jaxddp.platforms`.
     """
 
     architecture: Architecture
@@ -143,11 +141,11 @@ class ResNet(nn.Module):
     group: int | None = None
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
-    convolution: Operation | None = None
+    operations: Operations | None = None
 
-    def with_convolution(self, convolution: Operation) -> "ResNet":
-        """Return the network with this operation for its convolutions, or unchanged if an operation is already set."""
-        return self.clone(convolution=convolution) if self.convolution is None else self
+    def with_operations(self, operations: Operations) -> "ResNet":
+        """Return the network with these implementations, or unchanged if it has implementations."""
+        return self.clone(operations=operations) if self.operations is None else self
 
     def published_names(self) -> tuple[Naming, ...]:
         """Return the naming of torchvision and timm; see `jaxddp.models.published`."""
@@ -171,7 +169,8 @@ class ResNet(nn.Module):
         collection `batch_stats`. As in Flax, the running variance is biased. (PyTorch's is unbiased.)
         """
         conv, norm = self.layers(train)
-        x = self.stem(images.astype(self.dtype), self.width, conv, norm)
+        max_pool = (self.operations or Operations()).max_pool
+        x = self.stem(images.astype(self.dtype), self.width, conv, norm, max_pool)
         for stage, blocks in enumerate(self.architecture.stage_sizes):
             for block in range(blocks):
                 x = ResidualBlock(
@@ -195,6 +194,7 @@ class ResNet(nn.Module):
         Call the factories as `conv(features, kernel=3, stride=1, name="conv1")(x)` and `norm(name="bn1")(x)`. A norm
         also takes `residual=y`, which is added, and `relu=True`, which applies a ReLU last.
         """
+        operations = self.operations or Operations()
 
         def conv(features: int, *, kernel: int, stride: int, name: str, use_bias: bool = False) -> nn.Conv:
             # This is PyTorch's padding, which is symmetric for any stride, unlike "SAME".
@@ -208,7 +208,7 @@ class ResNet(nn.Module):
                 dtype=self.dtype,
                 param_dtype=self.param_dtype,
                 kernel_init=self.kernel_init,
-                conv_general_dilated=self.convolution and for_flax(self.convolution, stride, padding),
+                conv_general_dilated=operations.conv_general_dilated(stride, padding),
                 name=name,
             )
 
@@ -219,15 +219,9 @@ class ResNet(nn.Module):
             group=self.group,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
-            # `jaxddp.models.adapt.for_platform` sets `convolution` only on CPUs.
-            custom_gradient=self.convolution is None,
+            custom_gradient=operations.custom_norm_gradient,
         )
         return blurring(conv) if self.blur_pool else conv, norm
-
-
-def for_flax(operation: Operation, stride: int, padding: int) -> Callable[..., jax.Array]:
-    """Return an operation with the signature of `lax.conv_general_dilated`, for a fixed stride and padding."""
-    return lambda images, kernel, *_, **__: operation(images, kernel, stride, padding)
 
 
 @dataclass(frozen=True)

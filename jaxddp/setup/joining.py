@@ -9,6 +9,7 @@ from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import join
 from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
 from jaxddp.overrides import flatten
+from jaxddp.platforms import platform_named
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.workdir.paths import with_absolute_paths
 
@@ -44,5 +45,5 @@ def join_and_resolve(file: RecipeFile) -> tuple[Topology, Config]:
         _log.info(file.taken.notice)
     config = with_absolute_paths(config, peers)
     if config.train.precision is None:
-        config = config.replace(train={"precision": "float32" if topology.platform == "cpu" else "bfloat16"})
+        config = config.replace(train={"precision": platform_named(topology.platform).precision})
     return topology, config

@@ -18,7 +18,7 @@ from benchmarks.programs.counts import communication, count, total_bytes
 from benchmarks.programs.projection import ring
 from benchmarks.programs.schedule import COLLECTIVE, KERNEL_GRADIENT, Kernel, Schedule, read_schedule
 from jaxddp.api import resnet
-from jaxddp.engine.buckets import GPU_BUCKETS
+from jaxddp.platforms import PLATFORMS
 from jaxddp.models.adapt import adapt
 
 PROGRAM = """
@@ -258,7 +258,7 @@ def test_on_two_hosts_most_gradients_travel_beside_the_backward_pass():
     found = figures("imagenet_resnet50", "--topology", "1x2x8")
     assert found["overlapped"] >= 0.85 and found["roofline"]["overlap"] >= 0.85
     assert found["gradient_bytes"] == averaged_bytes("resnet50")
-    assert len(found["collectives"]) == GPU_BUCKETS
+    assert len(found["collectives"]) == PLATFORMS["gpu"].buckets
     assert found["kernels"] <= 900 and found["bytes_per_image"] <= 352e6 and found["conditionals"] == 0
 
 

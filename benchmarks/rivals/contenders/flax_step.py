@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from flax.training.train_state import TrainState
 from jax import lax
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
@@ -94,21 +95,29 @@ def train_step(state: State, pixels: jax.Array, labels: jax.Array) -> tuple[Stat
     return state.apply_gradients(grads=grads, batch_stats=batch_stats), {"loss": loss}
 
 
+def make_state(network: ResNet, variables: Any) -> State:
+    return State.create(
+        apply_fn=network.apply,
+        params=variables["params"],
+        tx=optax.sgd(network.case.learning_rate, MOMENTUM),
+        batch_stats=variables["batch_stats"],
+    )
+
+
+def make_step(mesh: Mesh) -> Any:
+    """Returns the compiled step: (state, pixels, labels) -> (state, figures)."""
+    specs = {"in_specs": (P(), P(AXIS), P(AXIS)), "out_specs": P()}
+    return jax.jit(jax.shard_map(train_step, mesh=mesh, **specs), donate_argnums=0)
+
+
 def main(task: Task) -> None:
     topology, case = lay_out(task), task.case
     network = ResNet(case)
-    variables = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, case.size, case.size, 3)))
-    params = read_weights(task.weights, variables["params"])
-    state = State.create(
-        apply_fn=network.apply,
-        params=params,
-        tx=optax.sgd(case.learning_rate, MOMENTUM),
-        batch_stats=variables["batch_stats"],
-    )
-    state = topology.replicate(state)
+    variables = dict(jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, case.size, case.size, 3))))
+    variables["params"] = read_weights(task.weights, variables["params"])
+    state = topology.replicate(make_state(network, variables))
     pixels, labels = topology.place(local_images(task))
-    specs = {"in_specs": (P(), P(AXIS), P(AXIS)), "out_specs": P()}
-    step = jax.jit(jax.shard_map(train_step, mesh=topology.mesh, **specs), donate_argnums=0)
+    step = make_step(topology.mesh)
 
     def take_step() -> Any:
         nonlocal state

@@ -37,6 +37,7 @@ from jaxddp.engine.step_objective import MetricSums
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import adapt
+from jaxddp.models.ops.operations import Operations
 from jaxddp.setup.feed import LONGEST_CHUNK
 from jaxddp.setup.run_setup import RunSetup
 
@@ -138,7 +139,7 @@ def first_loss(sums: MetricSums) -> float:
 
 def with_products(setup: RunSetup) -> Any:
     model: Any = setup.model
-    return replace(setup, model=adapt(model.module.clone(convolution=by_products))).step()
+    return replace(setup, model=adapt(model.module.clone(operations=Operations(by_products, custom_norm_gradient=False)))).step()
 
 
 def by_products(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:

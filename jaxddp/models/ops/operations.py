@@ -1,0 +1,44 @@
+"""The implementations of a network's operations. They differ in speed from platform to platform, not in their values.
+
+`jaxddp.platforms` selects the implementations of a platform.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import flax.linen as nn
+import jax
+
+import jaxddp.models.ops.max_pool as indexed
+
+Convolution = Callable[[jax.Array, jax.Array, int, int], jax.Array]
+"""(images [B, H, W, C], kernel [k, k, C, F], stride, padding) -> [B, H', W', F]."""
+MaxPool = Callable[[jax.Array, int, int, int], jax.Array]
+"""(images [B, H, W, C], window, stride, padding) -> [B, H', W', C]."""
+
+
+def flax_max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int = 1) -> jax.Array:
+    """Take the maximum over square windows by `flax.linen.max_pool`, whose gradient is XLA's select and scatter."""
+    return nn.max_pool(images, (window, window), (stride, stride), ((padding, padding), (padding, padding)))
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The implementations that a network uses.
+
+    Attributes:
+        convolution: the function that computes convolutions; None for Flax's default.
+        max_pool: the function that computes max pooling.
+        custom_norm_gradient: whether batch norms use the custom gradient of `jaxddp.models.ops.batch_norm`.
+    """
+
+    convolution: Convolution | None = None
+    max_pool: MaxPool = indexed.max_pool
+    custom_norm_gradient: bool = True
+
+    def conv_general_dilated(self, stride: int, padding: int) -> Callable[..., jax.Array] | None:
+        """Return the argument `conv_general_dilated` of `flax.linen.Conv` for one stride and padding."""
+        convolution = self.convolution
+        if convolution is None:
+            return None
+        return lambda images, kernel, *_, **__: convolution(images, kernel, stride, padding)

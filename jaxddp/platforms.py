@@ -1,0 +1,79 @@
+"""The choices that depend on the platform: dtype, operations, averaging of gradients, and XLA options.
+
+Each choice follows from a count or a time on its platform: benchmarks/RESULTS.md has them. The counts come from
+`benchmarks/gpu_program.py` and `benchmarks/tpu_program.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxddp.models.ops.cpu_convolution import convolve
+from jaxddp.models.ops.operations import Operations, flax_max_pool
+
+
+@dataclass(frozen=True)
+class Platform:
+    """The choices of one platform.
+
+    Attributes:
+        precision: the default of `train.precision`.
+        operations: the implementations of a network's operations.
+        buckets: the default of `parallel.buckets`.
+        ravels: whether the gradients of a bucket are averaged as one array. Otherwise each gradient is an operand of
+            its own, and XLA combines the all-reduces.
+        uses_cpu_compiler: whether XLA's CPU compiler is used. It runs convolutions slowly inside loops, and removes
+            barriers.
+        reproducible_options: the XLA options of a step with `parallel.reproducible`.
+        overlap_options: the XLA options of a step that averages several buckets.
+        single_use_options: the XLA options of a program that runs once.
+        unoptimized_options: the XLA options of a program that runs once on little data.
+    """
+
+    precision: str = "bfloat16"
+    operations: Operations = field(default_factory=Operations)
+    buckets: int = 1
+    ravels: bool = True
+    uses_cpu_compiler: bool = False
+    reproducible_options: Mapping[str, str] = field(default_factory=dict)
+    overlap_options: Mapping[str, str] = field(default_factory=dict)
+    single_use_options: Mapping[str, str] = field(default_factory=dict)
+    unoptimized_options: Mapping[str, str] = field(default_factory=dict)
+
+
+PLATFORMS = {
+    "cpu": Platform(
+        precision="float32",
+        # JAX's derived gradient of a batch norm is faster than the custom one, and products of matrices are faster than
+        # XLA's gradients of kernels.
+        operations=Operations(convolve, custom_norm_gradient=False),
+        # Communication over gloo cannot overlap with computation, so one message is fastest.
+        buckets=1,
+        uses_cpu_compiler=True,
+        # Optimization level 1 halves the compile time, and level 0 without LLVM's expensive passes divides it by five.
+        single_use_options={"xla_backend_optimization_level": "1"},
+        unoptimized_options={"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"},
+    ),
+    "gpu": Platform(
+        # With seven buckets all communication of a ResNet-50 overlaps with computation.
+        buckets=7,
+        # Without this option XLA chooses algorithms by their measured time, and the order of additions varies.
+        reproducible_options={"xla_gpu_deterministic_ops": "True"},
+        # This option schedules computation between the start and the end of an all-reduce. It is the default in jaxlib
+        # 0.10.2.
+        overlap_options={"xla_gpu_enable_latency_hiding_scheduler": "True"},
+    ),
+    "tpu": Platform(
+        # XLA's TPU compiler fuses Flax's max pooling and the derived gradient of a batch norm into fewer and smaller
+        # fusions than the operations for GPUs.
+        operations=Operations(max_pool=flax_max_pool, custom_norm_gradient=False),
+        # XLA combines the all-reduces without a copy. If the gradients are ravelled, XLA fuses all of them into one
+        # array, and the compilation takes more than ten times as long and several times the memory.
+        ravels=False,
+    ),
+}
+_OTHER = Platform()
+
+
+def platform_named(name: str) -> Platform:
+    """Return the choices of a platform by JAX's name, such as "cpu", "gpu" or "tpu"."""
+    return PLATFORMS.get(name, _OTHER)

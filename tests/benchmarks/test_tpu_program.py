@@ -1,0 +1,121 @@
+"""`benchmarks/tpu_program.py`: counts of compiled TPU programs, and the budgets of fusions and bytes."""
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from jaxlib import _hlo
+
+from benchmarks import tpu_program
+from benchmarks.programs import tpu_plugin
+from benchmarks.programs.tpu_counts import count_program
+
+PROGRAM = """
+HloModule made, is_scheduled=true
+
+%convolved (images: bf16[16,8,8,3], kernel: bf16[3,3,3,64]) -> bf16[16,8,8,64] {
+  %images = bf16[16,8,8,3]{0,3,2,1:T(4,128)(2,1)} parameter(0)
+  %kernel = bf16[3,3,3,64]{3,2,1,0:T(4,128)(2,1)} parameter(1)
+  %result = bf16[16,8,8,64]{3,0,2,1:T(8,128)(2,1)} convolution(%images, %kernel), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f
+  ROOT %negated = bf16[16,8,8,64]{3,0,2,1:T(8,128)(2,1)} negate(%result)
+}
+
+%moved (a: bf16[16,8,8,64]) -> bf16[16,8,8,64] {
+  %a = bf16[16,8,8,64]{3,0,2,1:T(8,128)(2,1)} parameter(0)
+  ROOT %copied = bf16[16,8,8,64]{3,2,1,0:T(8,128)(2,1)} copy(%a)
+}
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+
+ENTRY %main (images: bf16[16,8,8,3], kernel: bf16[3,3,3,64], vector: f32[100]) -> (bf16[16,8,8,64], f32[100]) {
+  %images = bf16[16,8,8,3]{0,3,2,1:T(4,128)(2,1)} parameter(0)
+  %kernel = bf16[3,3,3,64]{3,2,1,0:T(4,128)(2,1)} parameter(1)
+  %vector = f32[100]{0:T(128)} parameter(2)
+  %start = (bf16[3,3,3,64]{3,2,1,0:T(4,128)(2,1)S(1)}, bf16[3,3,3,64]{3,2,1,0:T(4,128)(2,1)}, u32[]{:S(2)}) copy-start(%kernel)
+  %done = bf16[3,3,3,64]{3,2,1,0:T(4,128)(2,1)S(1)} copy-done(%start)
+  %fusion = bf16[16,8,8,64]{3,0,2,1:T(8,128)(2,1)} fusion(%images, %done), kind=kOutput, calls=%convolved, backend_config={"window_config":{"estimated_cycles":"300"}}
+  %all = f32[100]{0:T(128)} all-reduce(%vector), replica_groups={}, to_apply=%sum
+  %turned = bf16[16,8,8,64]{3,2,1,0:T(8,128)(2,1)} fusion(%fusion), kind=kLoop, calls=%moved, backend_config={"window_config":{"estimated_cycles":"100"}}
+  ROOT %results = (bf16[16,8,8,64]{3,2,1,0:T(8,128)(2,1)}, f32[100]{0:T(128)}) tuple(%turned, %all)
+}
+"""
+
+
+def counts():
+    return count_program(_hlo.hlo_module_from_text(PROGRAM).as_serialized_hlo_module_proto(), images=16)
+
+
+def test_each_operation_is_counted_by_its_kind():
+    found = counts()
+    kinds = ("fusions", "convolutions", "data_movements", "prefetches")
+    assert [found[kind] for kind in kinds] == [1, 1, 1, 1]
+    assert (found["estimated_cycles"], found["estimated_cycles_of_movements"]) == (400, 100)
+    json.dumps(found)
+
+
+def test_bytes_are_those_in_hbm_with_the_padding_of_the_tiles():
+    # Channels come second to last in the images' tiles of (4, 128) elements, and last in the results' of (8, 128).
+    images, kernel, result, vector = 2 * 128 * 8 * 8 * 4, 2 * 3 * 3 * 4 * 128, 2 * 16 * 8 * 8 * 128, 4 * 128
+    # The convolution reads its kernel from the chip's own memory, into which the prefetch has copied it.
+    assert counts()["hbm_bytes_per_image"] * 16 == (images + result) + kernel + 2 * result + 2 * vector
+
+
+def test_padding_is_the_fraction_of_multiplications_with_padding():
+    useful, padded = 2 * 16 * 8 * 8 * 64 * 9 * 3, 2 * 16 * 8 * 8 * 128 * 9 * 4
+    assert counts()["flops_per_image"] * 16 == useful
+    assert counts()["padding"] == pytest.approx(1 - useful / padded)
+
+
+def test_a_collective_has_the_cycles_before_it():
+    (collective,) = counts()["collectives"]
+    assert collective == {"name": "all", "bytes": 2 * 512, "cycles_before": 0.75, "cycles_beside": 0.0}
+
+
+def run_script(*words):
+    """Run the benchmark in this process, and return its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["tpu_program.py", *words])
+        try:
+            tpu_program.main()
+        except SystemExit as ended:
+            return ended.code
+    return 0
+
+
+def test_a_wrong_name_of_a_config_raises_a_one_line_error():
+    command = [sys.executable, str(tpu_program.__file__), "imagenet_resnet5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "config 'imagenet_resnet5' does not exist; did you mean 'imagenet_resnet50'?" in done.stderr
+
+
+needs_plugin = pytest.mark.skipif(
+    not tpu_plugin.is_present(),
+    reason=f"{tpu_plugin.plugin_folder()} does not exist: python benchmarks/programs/tpu_plugin.py",
+)
+# JAX cannot cache such programs.
+uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
+
+
+@needs_plugin
+def test_an_unknown_topology_raises_a_one_line_error(capfd, tmp_path):
+    assert run_script("cifar10", "--topology", "v5e:eight", "--out", str(tmp_path / "out.json")) == 2
+    message = capfd.readouterr().err.splitlines()[-1]
+    assert message.startswith("tpu_program.py: --topology v5e:eight: ") and "v5e:2x4" in message
+
+
+@functools.cache
+def figures(*words):
+    """Return the counts of a program."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "program.json"
+        assert run_script(*words, "--out", str(out)) == 0
+        return json.loads(out.read_text())
