@@ -1,5 +1,6 @@
 """Gradients in buckets: each leaf once, in the order of readiness, with the bits of a single all-reduce."""
 
+import dataclasses
 import functools
 
 import jax
@@ -237,7 +238,9 @@ def test_the_users_xla_options_take_precedence_and_rejected_ones_are_left_out(mo
     topology, given = Topology.create(2), Config().replace(parallel={"xla_options": [f"{LATENCY_HIDING}=false"]})
     assert step_options(given, topology) == {LATENCY_HIDING: "False"}
     # The list of XLA's options is private, so it is unknown which option a later XLA drops.
-    monkeypatch.setattr("jaxddp.engine.compiler_options._OVERLAP", {"xla_gpu_gone_since": "True"})
+    monkeypatch.setitem(
+        PLATFORMS, "gpu", dataclasses.replace(PLATFORMS["gpu"], overlap_options={"xla_gpu_gone_since": "True"})
+    )
     assert step_options(Config(), topology) == {}
 
 

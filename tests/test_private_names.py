@@ -21,6 +21,7 @@ import jaxddp.core.private_names as private_names
 from jaxddp.data.formats import tfds
 from jaxddp.engine import compiler_options, reproducible
 from jaxddp.measure import cost, flops
+from jaxddp.platforms import PLATFORMS
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("jaxddp", "configs", "launch", "benchmarks", "tests")
@@ -235,7 +236,7 @@ def test_a_removed_option_is_left_out_and_logged(monkeypatch, lines):
         compiler_options, "_rejection_reason", lambda name, value: "No such option" if name in gone else None
     )
     assert compiler_options.unoptimized_options("cpu") == {"xla_backend_optimization_level": "0"}
-    assert compiler_options._accepted(compiler_options._DETERMINISTIC, "bits") == {}
+    assert compiler_options._accepted(PLATFORMS["gpu"].reproducible_options, "bits") == {}
     assert [line.partition(" option ")[2] for line in lines()] == [
         "xla_llvm_disable_expensive_passes=True: the self-test takes longer to compile",
         "xla_gpu_deterministic_ops=True: bits",

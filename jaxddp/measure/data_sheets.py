@@ -1,8 +1,9 @@
 """Peak rates of GPUs and TPUs, from the data sheets of NVIDIA and Google.
 
-The rates of GPUs are those of the tensor cores without sparsity. (Most sheets print the rates with sparsity, which are twice as
-high.) On Ampere and later, the rate of float32 is that of TF32, JAX's default precision on these GPUs. On older GPUs,
-it is that of FP32. The tensor cores of Volta and Turing do not support bfloat16, so these GPUs have no bfloat16 rate.
+The rates of GPUs are those of the tensor cores without sparsity. (Most sheets print the rates with sparsity, which are
+twice as high.) On Ampere and later, the rate of float32 is that of TF32, JAX's default precision on these GPUs. On
+older GPUs, it is that of FP32. The tensor cores of Volta and Turing do not support bfloat16, so these GPUs have no
+bfloat16 rate.
 
 The data sheets are NVIDIA's "V100 GPU Accelerator" and "V100S", "T4", "A10", "A10G" (for AWS), "L4", "L40S",
 "A100 80GB", "H100" (SXM and NVL; PCIe in the edition of 2022), "H200" (SXM and NVL), and "HGX B200" (whose rate for

@@ -18,8 +18,8 @@ from benchmarks.programs.counts import communication, count, total_bytes
 from benchmarks.programs.projection import ring
 from benchmarks.programs.schedule import COLLECTIVE, KERNEL_GRADIENT, Kernel, Schedule, read_schedule
 from jaxddp.api import resnet
-from jaxddp.platforms import PLATFORMS
 from jaxddp.models.adapt import adapt
+from jaxddp.platforms import PLATFORMS
 
 PROGRAM = """
 HloModule made, is_scheduled=true

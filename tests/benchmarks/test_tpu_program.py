@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,19 +15,30 @@ from benchmarks import tpu_program
 from benchmarks.programs import tpu_plugin
 from benchmarks.programs.tpu_counts import count_program
 
+# Types with their layouts: the order of the axes from the minor one, and the tiles. S(1) is the memory on the chip.
+TYPES = {
+    "IMAGES": "bf16[16,8,8,3]{0,3,2,1:T(4,128)(2,1)}",
+    "KERNEL_ON_CHIP": "bf16[3,3,3,64]{3,2,1,0:T(4,128)(2,1)S(1)}",
+    "KERNEL": "bf16[3,3,3,64]{3,2,1,0:T(4,128)(2,1)}",
+    "RESULT": "bf16[16,8,8,64]{3,0,2,1:T(8,128)(2,1)}",
+    "TURNED": "bf16[16,8,8,64]{3,2,1,0:T(8,128)(2,1)}",
+    "VECTOR": "f32[100]{0:T(128)}",
+    "WINDOW": "window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f",
+    "CYCLES": 'backend_config={"window_config":{"estimated_cycles":"NUMBER"}}',
+}
 PROGRAM = """
 HloModule made, is_scheduled=true
 
 %convolved (images: bf16[16,8,8,3], kernel: bf16[3,3,3,64]) -> bf16[16,8,8,64] {
-  %images = bf16[16,8,8,3]{0,3,2,1:T(4,128)(2,1)} parameter(0)
-  %kernel = bf16[3,3,3,64]{3,2,1,0:T(4,128)(2,1)} parameter(1)
-  %result = bf16[16,8,8,64]{3,0,2,1:T(8,128)(2,1)} convolution(%images, %kernel), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f
-  ROOT %negated = bf16[16,8,8,64]{3,0,2,1:T(8,128)(2,1)} negate(%result)
+  %images = IMAGES parameter(0)
+  %kernel = KERNEL parameter(1)
+  %result = RESULT convolution(%images, %kernel), WINDOW
+  ROOT %negated = RESULT negate(%result)
 }
 
 %moved (a: bf16[16,8,8,64]) -> bf16[16,8,8,64] {
-  %a = bf16[16,8,8,64]{3,0,2,1:T(8,128)(2,1)} parameter(0)
-  ROOT %copied = bf16[16,8,8,64]{3,2,1,0:T(8,128)(2,1)} copy(%a)
+  %a = RESULT parameter(0)
+  ROOT %copied = TURNED copy(%a)
 }
 
 %sum (a: f32[], b: f32[]) -> f32[] {
@@ -36,21 +48,23 @@ HloModule made, is_scheduled=true
 }
 
 ENTRY %main (images: bf16[16,8,8,3], kernel: bf16[3,3,3,64], vector: f32[100]) -> (bf16[16,8,8,64], f32[100]) {
-  %images = bf16[16,8,8,3]{0,3,2,1:T(4,128)(2,1)} parameter(0)
-  %kernel = bf16[3,3,3,64]{3,2,1,0:T(4,128)(2,1)} parameter(1)
-  %vector = f32[100]{0:T(128)} parameter(2)
-  %start = (bf16[3,3,3,64]{3,2,1,0:T(4,128)(2,1)S(1)}, bf16[3,3,3,64]{3,2,1,0:T(4,128)(2,1)}, u32[]{:S(2)}) copy-start(%kernel)
-  %done = bf16[3,3,3,64]{3,2,1,0:T(4,128)(2,1)S(1)} copy-done(%start)
-  %fusion = bf16[16,8,8,64]{3,0,2,1:T(8,128)(2,1)} fusion(%images, %done), kind=kOutput, calls=%convolved, backend_config={"window_config":{"estimated_cycles":"300"}}
-  %all = f32[100]{0:T(128)} all-reduce(%vector), replica_groups={}, to_apply=%sum
-  %turned = bf16[16,8,8,64]{3,2,1,0:T(8,128)(2,1)} fusion(%fusion), kind=kLoop, calls=%moved, backend_config={"window_config":{"estimated_cycles":"100"}}
-  ROOT %results = (bf16[16,8,8,64]{3,2,1,0:T(8,128)(2,1)}, f32[100]{0:T(128)}) tuple(%turned, %all)
+  %images = IMAGES parameter(0)
+  %kernel = KERNEL parameter(1)
+  %vector = VECTOR parameter(2)
+  %start = (KERNEL_ON_CHIP, KERNEL, u32[]{:S(2)}) copy-start(%kernel)
+  %done = KERNEL_ON_CHIP copy-done(%start)
+  %fusion = RESULT fusion(%images, %done), kind=kOutput, calls=%convolved, CYCLES300
+  %all = VECTOR all-reduce(%vector), replica_groups={}, to_apply=%sum
+  %turned = TURNED fusion(%fusion), kind=kLoop, calls=%moved, CYCLES100
+  ROOT %results = (TURNED, VECTOR) tuple(%turned, %all)
 }
 """
 
 
 def counts():
-    return count_program(_hlo.hlo_module_from_text(PROGRAM).as_serialized_hlo_module_proto(), images=16)
+    text = re.sub(r"CYCLES(\d+)", lambda found: TYPES["CYCLES"].replace("NUMBER", found[1]), PROGRAM)
+    text = functools.reduce(lambda text, name: text.replace(name, TYPES[name]), TYPES, text)
+    return count_program(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto(), images=16)
 
 
 def test_each_operation_is_counted_by_its_kind():

@@ -139,7 +139,8 @@ def first_loss(sums: MetricSums) -> float:
 
 def with_products(setup: RunSetup) -> Any:
     model: Any = setup.model
-    return replace(setup, model=adapt(model.module.clone(operations=Operations(by_products, custom_norm_gradient=False)))).step()
+    operations = Operations(by_products, custom_norm_gradient=False)
+    return replace(setup, model=adapt(model.module.clone(operations=operations))).step()
 
 
 def by_products(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
