@@ -309,10 +309,8 @@ def test_adapting_does_not_change_the_mode_of_the_users_nnx_module():
 
 def test_functions_may_have_no_state_and_may_receive_a_key():
     def init(key, example):
-        return (
-            jnp.ones(3),
-            jnp.zeros(3),
-        )  # These are parameters, a tuple of two arrays, and not a pair (params, state).
+        # These two arrays are the parameters, and not a pair (params, state).
+        return (jnp.ones(3), jnp.zeros(3))
 
     def apply(params, images, key=None):
         return images * params[0] + params[1] + jax.random.uniform(key)

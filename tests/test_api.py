@@ -261,12 +261,7 @@ def test_topk_accuracy_equals_numpy():
     _, apply = linear_model()
     images = (VAL.images / 255 - np.array(setup.data.mean)) / np.array(setup.data.std)
     order = np.argsort(-np.asarray(apply(jax.device_get(setup.state.params), images)), kind="stable")
-    expected = {
-        k: float(
-            np.mean([label in ranked_classes[:k] for label, ranked_classes in zip(VAL.labels, order, strict=True)])
-        )
-        for k in (1, 3, 5)
-    }
+    expected = {k: float(np.mean([y in top[:k] for y, top in zip(VAL.labels, order, strict=True)])) for k in (1, 3, 5)}
     measured = jaxddp.topk_accuracy(setup.state, setup, VAL, k=(1, 3, 5))
     assert measured == pytest.approx(expected)
     assert measured[5] == 1

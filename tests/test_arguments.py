@@ -433,7 +433,7 @@ def test_show_inputs_names_the_bad_argument(arguments, expected, setup):
 @pytest.mark.parametrize(
     ("argument", "value", "shown"), [("root", 5, "=5"), ("csv", None, "=None"), ("cache", ["c"], "=['c']")]
 )
-def test_a_path_of_a_solution_file_must_be_a_path(read, argument, value, shown):
+def test_the_readers_of_solution_files_name_an_argument_that_is_not_a_path(read, argument, value, shown):
     assert error_line(read, **{**PATHS, argument: value}) == f"{argument}{shown}: expected a path"
 
 
