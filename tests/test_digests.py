@@ -164,21 +164,21 @@ def test_the_manifest_is_found_by_its_key_or_beside_the_data_set(root: Path, tmp
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     digests = open_tables(data(root))[0].digests
-    moved = root.with_name("tree.manifest.jsonl").rename(tmp_path / "m")
+    new_path = root.with_name("tree.manifest.jsonl").rename(tmp_path / "m")
     with pytest.raises(InputError, match=f"no tree.manifest.jsonl in {tmp_path}/elsewhere or {tmp_path}; run"):
         open_tables(data(root))
     with pytest.raises(InputError, match=f"^{tmp_path}/n: no such file; give data.manifest what `jaxddp data check`"):
         open_tables(data(root, manifest=str(tmp_path / "n")))
-    assert (open_tables(data(root, manifest=str(moved)))[0].digests.sha256 == digests.sha256).all()
+    assert (open_tables(data(root, manifest=str(new_path)))[0].digests.sha256 == digests.sha256).all()
     # With another value of `verify`, the path of a manifest is allowed and ignored.
-    assert open_tables(data(root, verify="first", manifest=str(moved)))[0].digests is None
+    assert open_tables(data(root, verify="first", manifest=str(new_path)))[0].digests is None
 
 
 def test_a_run_records_the_path_of_its_manifest(root: Path):
     config = Config().replace(data={"path": "tree", "verify": "manifest"})
     assert with_absolute_paths(config).data.manifest == f"{root}.manifest.jsonl"
-    moved = root.with_name("tree.manifest.jsonl").rename(root.with_name("m"))
-    assert with_absolute_paths(config.replace(data={"manifest": "m"})).data.manifest == str(moved)
+    new_path = root.with_name("tree.manifest.jsonl").rename(root.with_name("m"))
+    assert with_absolute_paths(config.replace(data={"manifest": "m"})).data.manifest == str(new_path)
 
 
 def test_a_selection_of_a_table_keeps_its_digests(root: Path, caplog):

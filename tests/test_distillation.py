@@ -187,13 +187,13 @@ def test_a_student_resumes_only_with_its_own_teacher(tmp_path):
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path / "teacher", self_test="never")
     teacher = jaxddp.load_run(tmp_path / "teacher", model=linear_model(), devices=2)
     train_student(tmp_path, epochs=1, teacher=teacher)
-    moved = (tmp_path / "teacher").rename(tmp_path / "moved")
-    reloaded = jaxddp.load_run(moved, model=linear_model(), devices=2)
-    whole = train_student(tmp_path, teacher=reloaded, workdir="whole")
-    np.testing.assert_array_equal(train_student(tmp_path, teacher=reloaded), whole)
-    other = dataclasses.replace(teacher, state=jax.tree.map(lambda leaf: leaf * 2, teacher.state))
+    new_folder = (tmp_path / "teacher").rename(tmp_path / "moved")
+    reloaded = jaxddp.load_run(new_folder, model=linear_model(), devices=2)
+    uninterrupted = train_student(tmp_path, teacher=reloaded, workdir="whole")
+    np.testing.assert_array_equal(train_student(tmp_path, teacher=reloaded), uninterrupted)
+    other_teacher = dataclasses.replace(teacher, state=jax.tree.map(lambda leaf: leaf * 2, teacher.state))
     with pytest.raises(InputError, match="fingerprint.teacher was '.{8}' and is now '.{8}'; a resumed run keeps"):
-        train_student(tmp_path, epochs=3, teacher=other)
+        train_student(tmp_path, epochs=3, teacher=other_teacher)
     with pytest.raises(InputError, match="objective was 'Distillation .*' and is now 'Distillation"):
         train_student(tmp_path, epochs=3, teacher=reloaded, share=0.25)
     with pytest.raises(InputError, match="fingerprint.teacher was '.{8}' and is now None; a resumed run keeps"):
@@ -251,11 +251,13 @@ def test_distillation_runs_from_the_command_line(tmp_path, capfd):
     config = json.loads((tmp_path / "student" / "config.json").read_text())
     assert set(config["fingerprint"]) == {"train", "val", "teacher"}
     # Evaluation needs no teacher, and a run resumes with a teacher that was moved.
-    moved = (tmp_path / "teacher").rename(tmp_path / "elsewhere")
+    new_folder = (tmp_path / "teacher").rename(tmp_path / "elsewhere")
     assert main(["eval", str(tmp_path / "student" / "config.json")]) == 0
-    more = ["--objective.teacher", moved, "--train.duration", "2 epochs"]
-    assert main([str(word) for word in [*student_words, *more]]) == 0
-    code, line = run([*student_words, *more, "--objective.temperature", 2, "--train.duration", "3 epochs"], capfd)
+    resume_words = ["--objective.teacher", new_folder, "--train.duration", "2 epochs"]
+    assert main([str(word) for word in [*student_words, *resume_words]]) == 0
+    code, line = run(
+        [*student_words, *resume_words, "--objective.temperature", 2, "--train.duration", "3 epochs"], capfd
+    )
     assert code == 2 and "--objective.temperature was 4.0 and is now 2.0; a resumed run keeps its recipe" in line[0]
 
 

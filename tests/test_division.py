@@ -37,15 +37,15 @@ def test_a_batch_divides_evenly_if_all_microbatches_are_equal_and_hold_whole_gro
 @given(DIVISIONS)
 def test_finer_divisions_are_all_even_divisions_into_more_microbatches_in_order(division):
     counts = range(division.accumulate + 1, division.batch_size + 2)
-    expected = [each for count in counts if (each := replace(division, accumulate=count)).is_even]
+    expected = [candidate for count in counts if (candidate := replace(division, accumulate=count)).is_even]
     assert list(division.finer_divisions()) == expected
 
 
 @given(DIVISIONS, st.integers(0, 200))
 def test_the_largest_batch_that_fits_is_the_largest_smaller_batch_that_divides_evenly(division, most):
     smaller = [replace(division, batch_size=size) for size in range(1, division.batch_size)]
-    fitting = [each for each in smaller if each.is_even and each.batch_size <= most]
-    largest = division.largest_that_fits(lambda each: each.batch_size <= most)
+    fitting = [candidate for candidate in smaller if candidate.is_even and candidate.batch_size <= most]
+    largest = division.largest_that_fits(lambda candidate: candidate.batch_size <= most)
     assert largest == (fitting[-1] if fitting else None)
 
 
@@ -55,6 +55,6 @@ def test_a_config_determines_how_its_batch_is_divided():
     for kind in ("mixup", "cutmix"):
         mixing = config.replace(data={"augment": {kind: 0.2}})
         # 96 examples in 4 x 3 microbatches are 8 each. In 4 x 8 they are 3 each, which would separate a pair.
-        assert [each.accumulate for each in Division.of(mixing, 4).finer_divisions()] == [4, 6, 12]
+        assert [candidate.accumulate for candidate in Division.of(mixing, 4).finer_divisions()] == [4, 6, 12]
         assert Division.of(mixing.replace(model={"batch_norm": "ghost:3"}), 4).group_size == 6
-    assert [each.accumulate for each in Division.of(config, 4).finer_divisions()] == [4, 6, 8, 12, 24]
+    assert [candidate.accumulate for candidate in Division.of(config, 4).finer_divisions()] == [4, 6, 8, 12, 24]

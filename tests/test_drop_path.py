@@ -79,7 +79,7 @@ def marked_case(network: str, mode: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("network", "mode"), [marked_case(*each) for each in ALL])
+@pytest.mark.parametrize(("network", "mode"), [marked_case(*case) for case in ALL])
 def test_any_number_of_devices_and_microbatches_gives_the_same_result(network, mode):
     (expected, losses), (params, mode_losses) = (
         train_two_steps(network, 1, Gradients()),
@@ -201,9 +201,9 @@ def test_evaluation_has_all_branches_and_training_needs_keys(network):
     dropped = logits(dropping, train=True, example_keys=keys)
     np.testing.assert_array_equal(logits(dropping), logits(for_platform(plain, "cpu"), train=True))
     assert np.abs(dropped - logits(dropping)).max() > 1e-4
-    # An example's logits do not depend on its place in the batch.
-    moved = logits(dropping, images[::-1], train=True, example_keys=keys[::-1])
-    np.testing.assert_allclose(moved, dropped[::-1], rtol=1e-4, atol=1e-5)
+    # An example's logits do not depend on its position in the batch.
+    reversed_logits = logits(dropping, images[::-1], train=True, example_keys=keys[::-1])
+    np.testing.assert_allclose(reversed_logits, dropped[::-1], rtol=1e-4, atol=1e-5)
     with pytest.raises(
         InputError, match="^drop_path: in training every image needs its own random key; pass example_keys"
     ):

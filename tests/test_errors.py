@@ -265,12 +265,12 @@ def test_an_error_is_sent_to_other_processes_with_its_keys():
     assert isinstance(received, InputError) and str(received) == str(error)
     assert str(received) == "k.json: a.b=(1, 2) c.d=3 --e.f x g.h=y i.j; give --k.l"
     assert (received.key, received.problem[2], received.advice) == ("a.b", Key("c.d", 3, "3"), error.advice)
-    with pytest.raises(Unreachable) as again, errors_name_arguments({"i.j": "own"}):
+    with pytest.raises(Unreachable) as caught, errors_name_arguments({"i.j": "own"}):
         raise error_from(1, error.to_json())
-    assert str(again.value) == str(error).replace("i.j", "own")
+    assert str(caught.value) == str(error).replace("i.j", "own")
     error.add_note("then: lost")
-    again = pickle.loads(pickle.dumps(error))
-    assert isinstance(again, InputError) and str(again) == str(error) and again.__notes__ == ["then: lost"]
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, InputError) and str(copy) == str(error) and copy.__notes__ == ["then: lost"]
     # The value may be anything.
     assert str(pickle.loads(pickle.dumps(InputError(Key("a", len), ": no")))) == f"a={len!r}: no"
 
@@ -293,7 +293,7 @@ def texts_with_keys(source: str) -> list[str]:
         return []
     exceptions = [node.exc for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise)]
     parts = [part for call in exceptions if isinstance(call, ast.Call) for part in (*call.args, *call.keywords)]
-    constants = [each for part in parts if not is_key(part) for each in literals(part)]
+    constants = [text for part in parts if not is_key(part) for text in literals(part)]
     return [text for text in constants if CONFIG_KEY.search(text)]
 
 

@@ -94,8 +94,10 @@ def test_a_run_with_other_classes_starts_with_a_new_head(run, caplog):
     ids = signature.class_ids
     model, topology = model_of(file.config, len(ids), objects_of_hooks(file.hooks)), Topology.create(1)
     shapes = shapes_of(model, (16, 16, 3))
-    weights = [initial_weights(run, model, shapes, len(ids), topology, class_ids=each) for each in (ids, ids[::-1])]
-    assert [shapes.keys() - each for each in weights] == [set(), {"params/fc/kernel", "params/fc/bias"}]
+    weights = [
+        initial_weights(run, model, shapes, len(ids), topology, class_ids=class_ids) for class_ids in (ids, ids[::-1])
+    ]
+    assert [shapes.keys() - arrays for arrays in weights] == [set(), {"params/fc/kernel", "params/fc/bias"}]
     assert caplog.messages == [
         f"{run}: 30 of the network's 32 arrays; a new head for 5 other classes: params/fc/bias, params/fc/kernel"
     ]

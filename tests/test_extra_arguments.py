@@ -84,7 +84,7 @@ def test_reduce_on_plateau_lowers_the_rate_and_its_run_resumes(options, tmp_path
     expected = PLATEAU.init({})
     for loss in history.train["loss"]:
         _, expected = PLATEAU.update({}, expected, value=jnp.float32(loss))
-    (scale,) = [each for _, each in optax.tree_utils.tree_get_all_with_path(state.opt_state, "scale")]
+    (scale,) = [leaf for _, leaf in optax.tree_utils.tree_get_all_with_path(state.opt_state, "scale")]
     assert scale == expected.scale < 1
     # A run resumes only with an optimizer of the same identity.
     resumed, _ = train(jaxddp.softmax_cross_entropy, plateau_setup(options), listeners=(), workdir=tmp_path)
@@ -130,8 +130,8 @@ def test_frozen_parameters_pass_no_gradient_to_the_optimizer():
 def test_an_optimizer_that_ignores_extra_arguments_has_the_program_of_a_plain_optimizer(optimizer, options):
     assert isinstance(optimizer, optax.GradientTransformationExtraArgs)
     programs = []
-    for each in (optimizer, optax.GradientTransformation(*optimizer)):
-        setup = make_setup(each, **options)
+    for transformation in (optimizer, optax.GradientTransformation(*optimizer)):
+        setup = make_setup(transformation, **options)
         traced = jax.make_jaxpr(setup.step())(setup.state, next(setup.batches(0, 1)))
         programs.append(re.sub(" at 0x[0-9a-f]+", "", str(traced)))
     assert programs[0] == programs[1]

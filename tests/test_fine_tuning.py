@@ -78,8 +78,8 @@ def test_frozen_layers_keep_every_bit(freeze, trained, devices, accumulate):
     setup = make_setup(config, devices=devices)
     before = arrays(setup.state)
     after = arrays(train(setup, FOUR_STEPS))
-    moved = {path for path in before if path.split("/")[1] in trained}
-    assert changed_between(before, after) == moved
+    expected = {path for path in before if path.split("/")[1] in trained}
+    assert changed_between(before, after) == expected
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_updates_are_multiplied_by_the_rate_factors_of_their_layers():
     plain = make_setup(optimizer=sgd(0.5, momentum=0.9))
     batch = next(setup.batches(0, 1))
     before = arrays(setup.state)
-    scaled, unscaled = (arrays(each.step()(each.state, batch)[0]) for each in (setup, plain))
+    scaled, unscaled = (arrays(chosen.step()(chosen.state, batch)[0]) for chosen in (setup, plain))
     expected = {"layer1_0/bn1/scale": 0.5, "layer1_0/conv2/kernel": 0, "fc/bias": 10, "conv1/kernel": 1}
     for name, factor in expected.items():
         path = f"params/{name}"
@@ -207,22 +207,27 @@ def test_layers_are_trained_from_their_unfreezing_step_on(tmp_path):
     six_steps = {"train": {"duration": "6 steps"}, "log": {"every": "6 steps"}}
     setup = make_setup({"model": model, "train": {"duration": "6 steps"}}, model=resnet(blocks=3))
     initial = arrays(setup.state)
-    moved, before = [], initial
+    trained_layers, before = [], initial
     for steps in range(1, 5):
         after = arrays(train(copy_setup(setup), {"train": {"duration": f"{steps} steps"}}))
         params = {path for path in changed_between(before, after) if path.startswith("params")}
-        moved.append({path.split("/")[1] for path in params})
+        trained_layers.append({path.split("/")[1] for path in params})
         before = after
-    always = {"bn1", "layer1_0", "fc"}
-    assert moved == [always, always, always | {"layer3_0"}, always | {"layer3_0", "conv1"}]
+    always_trained = {"bn1", "layer1_0", "fc"}
+    assert trained_layers == [
+        always_trained,
+        always_trained,
+        always_trained | {"layer3_0"},
+        always_trained | {"layer3_0", "conv1"},
+    ]
     with Checkpoints(tmp_path / "c") as checkpoints:
-        whole = train(copy_setup(setup), six_steps)
+        uninterrupted = train(copy_setup(setup), six_steps)
         with pytest.raises(Preempted):
             train(copy_setup(setup), six_steps, checkpoints=checkpoints, should_stop=lambda step: step >= 1)
         resumed = train(copy_setup(setup), six_steps, checkpoints=checkpoints, resume_step=checkpoints.latest())
-    assert not changed_between(arrays(whole), arrays(resumed))
+    assert not changed_between(arrays(uninterrupted), arrays(resumed))
     # Layers that train later keep their running statistics, because their scales fit these statistics.
-    statistics = {path for path in changed_between(initial, arrays(whole)) if path.startswith("batch_stats")}
+    statistics = {path for path in changed_between(initial, arrays(uninterrupted)) if path.startswith("batch_stats")}
     assert {path.split("/")[1] for path in statistics} == {"bn1", "layer1_0"}
 
 

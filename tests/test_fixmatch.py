@@ -42,10 +42,10 @@ SGD = sgd(0.05)
 
 def batch_with_unlabelled(size: int, ratio: int, *, seed: int = 0, masked: int = 0) -> Batch:
     """Return a batch with an unlabelled batch of several colours. The last examples of both are padding."""
-    others, rng = random_batch(size * ratio, seed=100 + seed, masked=masked * ratio), np.random.default_rng(seed)
-    image = (others.image * rng.random((size * ratio, 1, 1, 3))).astype(np.uint8)
-    others = others._replace(image=image, label=np.full(size * ratio, -1, np.int32))
-    return random_batch(size, seed=seed, masked=masked)._replace(unlabelled=others)
+    unlabelled, rng = random_batch(size * ratio, seed=100 + seed, masked=masked * ratio), np.random.default_rng(seed)
+    image = (unlabelled.image * rng.random((size * ratio, 1, 1, 3))).astype(np.uint8)
+    unlabelled = unlabelled._replace(image=image, label=np.full(size * ratio, -1, np.int32))
+    return random_batch(size, seed=seed, masked=masked)._replace(unlabelled=unlabelled)
 
 
 # --- The loss ---
@@ -73,15 +73,15 @@ def test_the_fixmatch_loss_equals_the_papers(masked):
             return sums.values[0, 0] / sums.values[0, 1], sums
 
         (value, sums), gradient = jax.jit(jax.value_and_grad(mean, has_aux=True))(params)
-        images = [np.asarray(preprocess(each, train=False).images) for each in (batch, batch.unlabelled)]
+        images = [np.asarray(preprocess(part, train=False).images) for part in (batch, batch.unlabelled)]
     unmasked = [slice(None, 6 - masked), slice(None, 18 - 3 * masked)]
     x, u = (image.reshape(len(image), -1)[rows] for image, rows in zip(images, unmasked, strict=True))
-    logits, others = x @ np.asarray(params["weight"]), u @ np.asarray(params["weight"])
-    shares = np.exp(others) / np.exp(others).sum(-1, keepdims=True)
-    confident, pseudo_labels = shares.max(-1) >= 0.6, shares.argmax(-1)
+    logits, unlabelled_logits = x @ np.asarray(params["weight"]), u @ np.asarray(params["weight"])
+    probabilities = np.exp(unlabelled_logits) / np.exp(unlabelled_logits).sum(-1, keepdims=True)
+    confident, pseudo_labels = probabilities.max(-1) >= 0.6, probabilities.argmax(-1)
     assert 0.2 < confident.mean() < 0.9
     labelled = cross_entropies(logits, batch.label[unmasked[0]]).mean()
-    unlabelled = (confident * cross_entropies(others, pseudo_labels)).sum() / len(u)
+    unlabelled = (confident * cross_entropies(unlabelled_logits, pseudo_labels)).sum() / len(u)
     assert sums.names == ("loss", *ADDED_METRICS)
     means = sums.means()
     np.testing.assert_allclose(
@@ -90,7 +90,7 @@ def test_the_fixmatch_loss_equals_the_papers(masked):
     np.testing.assert_allclose([value, means["loss"]], labelled + 0.7 * unlabelled, rtol=1e-9)
     # The labels are constants: only the strong view has a gradient.
     residual = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True) - np.eye(CLASSES)[batch.label[unmasked[0]]]
-    pseudo_residual = (shares - np.eye(CLASSES)[pseudo_labels]) * confident[:, None]
+    pseudo_residual = (probabilities - np.eye(CLASSES)[pseudo_labels]) * confident[:, None]
     expected = x.T @ residual / len(x) + 0.7 * u.T @ pseudo_residual / len(u)
     np.testing.assert_allclose(gradient["weight"], expected, atol=1e-9)
 
@@ -179,9 +179,9 @@ def train_three_steps(net, devices: int, gradients: Gradients, settings: FixMatc
     ],
 )
 def test_fixmatch_gives_the_same_result_on_any_number_of_devices(net, devices, gradients):
-    one, several = train_three_steps(net, 1, Gradients()), train_three_steps(net, devices, gradients)
-    assert largest_difference(one, several) < 1e-9
-    assert 0.3 < min(each["pseudo_labels"] for each in one[2]) < 1
+    on_one, on_several = train_three_steps(net, 1, Gradients()), train_three_steps(net, devices, gradients)
+    assert largest_difference(on_one, on_several) < 1e-9
+    assert 0.3 < min(means["pseudo_labels"] for means in on_one[2]) < 1
 
 
 @pytest.mark.slow
@@ -195,17 +195,17 @@ def test_fixmatch_with_an_unlabelled_weight_of_zero_is_supervised():
 
 @pytest.mark.slow
 def test_examples_of_all_views_have_random_keys():
-    one, several = train_three_steps(KEYED, 1, Gradients()), train_three_steps(KEYED, 2, Gradients())
-    assert largest_difference(one, several) < 1e-9
+    on_one, on_several = train_three_steps(KEYED, 1, Gradients()), train_three_steps(KEYED, 2, Gradients())
+    assert largest_difference(on_one, on_several) < 1e-9
     # Without the noise the first loss is different.
     plain = Objective(adapt(LINEAR), example_loss(cross_entropy(), LabelKind(CLASSES)), Preprocess())
     keyed = dataclasses.replace(plain, model=adapt(KEYED))
     settings = {"train": True, "image_key": jax.random.key(4)}
     losses = [
-        jax.jit(functools.partial(FixMatch(SETTINGS)(each), **settings))(
+        jax.jit(functools.partial(FixMatch(SETTINGS)(objective), **settings))(
             LINEAR[0](jax.random.key(0), jnp.zeros((1, 6, 6, 3))), {}, batch_with_unlabelled(8, 3)
         )[0].means()["loss"]
-        for each in (plain, keyed)
+        for objective in (plain, keyed)
     ]
     assert losses[0] != losses[1]
 
@@ -257,14 +257,14 @@ def test_a_resumed_fixmatch_run_ends_with_the_same_bits(whole_run, tmp_path):
     # A new setup resumes from the checkpoint of step 3.
     resumed, _ = jaxddp.train(jaxddp.softmax_cross_entropy, make_setup(), listeners=(), **settings)
     assert largest_difference(resumed, state) == 0
-    for other, key in (
+    for changed_setup, key in (
         (make_setup(threshold=0.3), "objective"),
         (make_setup(objective="supervised"), "objective"),
         (make_setup(unlabelled_ratio=2), "objective"),
         (make_setup(unlabelled=TABLE), "unlabelled.fingerprint"),
     ):
         with pytest.raises(InputError, match=f"config.json: {key} was '.*' and is now .*; a resumed run keeps its"):
-            run(other, workdir=tmp_path)
+            run(changed_setup, workdir=tmp_path)
 
 
 def test_labels_of_the_unlabelled_images_do_not_change_training(whole_run):
@@ -334,7 +334,7 @@ def test_labelled_and_unlabelled_images_grow_at_the_same_steps():
         **{"data": data, "epochs": 3, "unlabelled": OTHERS, "objective": "fixmatch", "unlabelled_ratio": 3},
         strong_rand_augment=0,
     )
-    sides = [(each.side, each.unlabelled.side) for each in setup.batches(0, 8)]
+    sides = [(batch.side, batch.unlabelled.side) for batch in setup.batches(0, 8)]
     assert [labelled == unlabelled for labelled, unlabelled in sides] == 8 * [True]
     assert len({labelled and labelled.pixels for labelled, _ in sides}) == 2
     assert int(run(setup)[0].step) == 8
@@ -350,7 +350,7 @@ class NoSource:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("options", "expected"),
     [
         ({"threshold": 1.01}, "threshold=1.01: expected 0 to 1"),
         ({"unlabelled_weight": -1}, "unlabelled_weight=-1.0: expected 0 to 1,000,000"),
@@ -375,8 +375,8 @@ class NoSource:
         ({"data": DataConfig(unlabelled="train")}, "unlabelled='train': from Python, give a table as unlabelled"),
     ],
 )  # fmt: skip
-def test_wrong_fixmatch_settings_raise_a_one_line_error(given, expected):
-    assert error_line(**given) == expected
+def test_wrong_fixmatch_settings_raise_a_one_line_error(options, expected):
+    assert error_line(**options) == expected
 
 
 def test_images_unsuitable_for_rand_augment_are_rejected_before_compiling():
@@ -414,7 +414,7 @@ def test_fixmatch_runs_from_the_command_line(tmp_path, capfd):
     assert not (tmp_path / "run").exists()
     words += ["--data.unlabelled", "train"]
     assert main(["train", *words, *work, *fixmatch, "--objective.threshold", "0.2"]) == 0
-    lines = [json.loads(each) for each in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {*ADDED_METRICS} <= lines[0].keys() and lines[-1]["split"] == "val" and lines[-1]["count"] == 16
     fingerprint = json.loads((tmp_path / "run" / "config.json").read_text())["fingerprint"]
     assert len({fingerprint[split] for split in ("train", "val", "unlabelled")}) == 3

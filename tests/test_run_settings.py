@@ -106,7 +106,7 @@ def test_eval_takes_the_directory_of_a_run_from_anywhere(folder, run, capfd, cap
 
 @pytest.mark.slow
 def test_train_resumes_a_run_by_its_directory_with_data_at_a_new_path(folder, run, tmp_path, capfd):
-    moved = str(shutil.copy(folder / "set.npz", tmp_path / "moved.npz"))
+    new_path = str(shutil.copy(folder / "set.npz", tmp_path / "moved.npz"))
     content = json.loads((run / "config.json").read_text())
     assert content["data"]["path"] == str(folder / "set.npz")
     content["data"]["path"] = str(folder / "gone.npz")
@@ -114,10 +114,10 @@ def test_train_resumes_a_run_by_its_directory_with_data_at_a_new_path(folder, ru
     for command in ("eval", "train"):
         line = fails([command, str(run)], capfd)
         assert f"{folder}/gone.npz: no such directory or file" in line and line.endswith("; check --data.path")
-    assert main(["train", str(run), "--data.path", moved, "--train.duration", "2 epochs"]) == 0
+    assert main(["train", str(run), "--data.path", new_path, "--train.duration", "2 epochs"]) == 0
     assert json.loads((run / "result.json").read_text())["step"] == 5
-    assert json.loads((run / "config.json").read_text())["data"]["path"] == moved
-    line = fails(["train", str(run), "--data.path", moved, "--seed", "1"], capfd)
+    assert json.loads((run / "config.json").read_text())["data"]["path"] == new_path
+    line = fails(["train", str(run), "--data.path", new_path, "--seed", "1"], capfd)
     assert "seed was 0 and is now 1" in line and line.endswith(f"jaxddp train {run} continues with its own settings")
 
 
@@ -141,9 +141,9 @@ def test_eval_rejects_a_network_data_or_loss_that_differs_from_the_runs(run):
 
 
 def test_data_with_other_classes_are_rejected(folder, run, tmp_path, capfd):
-    tables = (ArrayTable(each.images, each.labels % 3, tuple("abc")) for each in map(random_table, (20, 9)))
-    others = write_arrays(tmp_path / "others.npz", *tables)
-    assert "other classes than the run was trained on" in fails(["eval", str(run), "--data.path", str(others)], capfd)
+    tables = (ArrayTable(table.images, table.labels % 3, tuple("abc")) for table in map(random_table, (20, 9)))
+    file = write_arrays(tmp_path / "others.npz", *tables)
+    assert "other classes than the run was trained on" in fails(["eval", str(run), "--data.path", str(file)], capfd)
 
 
 @pytest.mark.slow
