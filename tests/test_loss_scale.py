@@ -53,8 +53,7 @@ def test_the_loss_scale_follows_flaxs_rule(are_finite, interval, initial):
     scale_state = loss_scale.init(None, None)
     for is_finite in are_finite:
         scale_state, returned_state = loss_scale.judge(scale_state, train_state, train_state, jnp.array(is_finite))
-        factor = 1.0 if is_finite else jnp.nan
-        flax_scale = flax_scale.value_and_grad(lambda x, factor=factor: x * factor)(1.0)[0]
+        flax_scale = flax_scale.value_and_grad(lambda x, ok=is_finite: x * (1.0 if ok else jnp.nan))(1.0)[0]
         assert returned_state is train_state
         assert float(scale_state["scale"]) == float(flax_scale.scale)
         assert int(scale_state["finite_steps"]) == int(flax_scale.fin_steps)

@@ -102,7 +102,7 @@ def test_a_machine_that_cannot_start_its_process_ends_all_machines(machine, coor
     assert "process-1.log: cannot be written" in second.err
 
 
-def test_too_few_machines_are_an_error(machine, coordinator):
+def test_too_few_machines_end_the_launchers_with_an_error(machine, coordinator):
     launcher = machine(SAVING, f"nodes='3', restarts=1, wait=0.3, nr=0, {coordinator}")
     assert launcher.end() == 1
     assert "--nodes 3: 1 of at least 3 machines came in 0.3 s: 0 (" in launcher.err

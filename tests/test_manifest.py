@@ -77,7 +77,7 @@ def largest_array_file(step: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", few((200,), 1000))
 def test_each_of_a_thousand_random_damages_is_detected(folder, count):
-    """Flip a bit of, truncate, or delete a random file of a checkpoint folder, manifests included."""
+    """The test flips a bit of a random file, truncates the file, or deletes it. Some of the files are manifests."""
 
     def list_faults() -> list[str]:
         manifests = Integrity(folder)
@@ -407,7 +407,7 @@ def test_a_damaged_checkpoint_raises_a_one_line_error(case, data, workdir, pytho
     folder = workdir / "checkpoints"
     damage(folder / "4")
     names_before = sorted(file.name for file in folder.iterdir())
-    # One case with both names of the step is enough: a reader waits before it reports damage, so each case takes time.
+    # The command waits before it reports damage, so only one case tests both names of the step.
     for step in ("latest", "4") if case == "zeros" else ("4",):
         line = error_line(["eval", *train_arguments(data, workdir)[1:6], "--step", step], capfd)
         assert line.startswith(f"jaxddp: {folder / '4'}: step 4 is damaged: ") and expected in line

@@ -59,7 +59,7 @@ def next_event(events: EventQueue) -> object:
     return event
 
 
-def test_strangers_do_not_disturb_launchers(server):
+def test_connections_of_other_programs_do_not_disturb_launchers(server):
     launcher_server, events, job = server
     address = ("127.0.0.1", job.port)
     silent = [socket.create_connection(address, timeout=20) for _ in range(100)]

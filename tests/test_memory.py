@@ -104,7 +104,7 @@ def test_on_a_cpu_a_second_program_shows_the_memory_that_does_not_depend_on_the_
 
 
 def test_on_a_cpu_suggestions_come_from_a_program_compiled_for_them():
-    # 180 bytes do not depend on the batch: without them 40 images would fit, and with them 35 do.
+    # 180 bytes do not depend on the batch. Without these bytes 40 images would fit. With them, 35 images fit.
     compiled_divisions: list[Division] = []
 
     def compile_needs(smaller: Division) -> Needs:
@@ -172,13 +172,17 @@ def test_the_suggestion_fits_and_is_the_smallest_change_that_fits(needs, divisio
     assume(fit.is_short)
     words = text_of(fit.advice()).split()
     suggested = {word: int(words[index + 1]) for index, word in enumerate(words) if word.startswith("--")}
-    finer = [each for each in division.finer_divisions() if needs.estimate_bytes(division, each) <= (1 - 0.03) * room]
+    finer = [
+        candidate
+        for candidate in division.finer_divisions()
+        if needs.estimate_bytes(division, candidate) <= (1 - 0.03) * room
+    ]
     assert suggested.get("--train.accumulate") == (finer[0].accumulate if finer else None)
     smaller = [dataclasses.replace(division, batch_size=size) for size in range(division.batch_size - 1, 0, -1)]
     fitting_sizes = [
-        each.batch_size
-        for each in smaller
-        if each.is_even and needs.estimate_bytes(division, each) <= (1 - 0.03) * room
+        candidate.batch_size
+        for candidate in smaller
+        if candidate.is_even and needs.estimate_bytes(division, candidate) <= (1 - 0.03) * room
     ]
     assert suggested.get("--train.batch-size") == (fitting_sizes[0] if fitting_sizes else None)
     assert ("no accumulate and no batch size would help" in text_of(fit.advice())) == (not suggested)
@@ -189,10 +193,10 @@ def test_if_memory_ran_out_despite_the_estimate_the_suggestion_needs_a_tenth_les
     fit = Fit(division, needs, needs.total, "there")
     assert not fit.is_short
     fit.check(reject_compilation)
-    for each in (
-        each for each in division.finer_divisions() if f"accumulate {each.accumulate} " in text_of(fit.advice())
+    for finer in (
+        finer for finer in division.finer_divisions() if f"accumulate {finer.accumulate} " in text_of(fit.advice())
     ):
-        assert needs.estimate_bytes(division, each) <= 0.9 * needs.total
+        assert needs.estimate_bytes(division, finer) <= 0.9 * needs.total
 
 
 # --- All processes ---
@@ -219,7 +223,9 @@ def test_the_message_is_about_the_process_with_the_least_free_memory(reports):
     for report in reports:
         room = report.room
         if report.host is not None:
-            sharing_devices = sum(2 for each in reports if each.host and each.host.machine == report.host.machine)
+            sharing_devices = sum(
+                2 for other_report in reports if other_report.host and other_report.host.machine == report.host.machine
+            )
             room = min(report.host.allowed // 2, 900 // sharing_devices)
         if report.needs is not None and room is not None:
             margins.append(room - report.needs.total)
@@ -455,7 +461,7 @@ def test_only_jaxs_exception_with_status_resource_exhausted_is_out_of_memory():
 
 
 def wide_network() -> Any:
-    """A network of 1x1 convolutions, which needs memory almost only for activations."""
+    """Return a network of 1x1 convolutions, which needs memory almost only for activations."""
 
     def init(key: jax.Array, example: Any) -> Any:
         first, *others = jax.random.normal(key, (4, WIDTH, WIDTH)) / 8

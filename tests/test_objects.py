@@ -378,7 +378,8 @@ def test_check_names_the_first_unusable_image_and_counts_all(proxy, server, tree
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "fault", ["503", "429", "reset", "cut", *(pytest.param(each, marks=pytest.mark.ci) for each in ("500", "silence"))]
+    "fault",
+    ["503", "429", "reset", "cut", *(pytest.param(fault, marks=pytest.mark.ci) for fault in ("500", "silence"))],
 )
 def test_temporary_failures_are_retried(proxy, tree, fault):
     store = Objects.open(ROOT, dataclasses.replace(FEW_TRIES, read_timeout=1 if fault == "silence" else 10))

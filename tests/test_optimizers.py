@@ -229,7 +229,7 @@ def test_a_schedule_from_python_multiplies_schedule_free_steps():
     setup = make_setup(contrib.schedule_free_sgd(0.1), net=linear_model())
     halved = setup.changed(schedule=lambda step: 0.5)
     batch, before = next(setup.batches(0, 1)), np.asarray(setup.state.params["weight"])
-    (full, _), (half, _) = (each.step()(copy_setup(setup).state, batch) for each in (setup, halved))
+    (full, _), (half, _) = (prepared.step()(copy_setup(setup).state, batch) for prepared in (setup, halved))
     for tree in (lambda state: state.params, lambda state: state.opt_state.z, lambda state: state.eval_params):
         half_change, full_change = (np.asarray(tree(state)["weight"]) - before for state in (half, full))
         assert largest_difference(2 * half_change, full_change) < 1e-6 and np.abs(half_change).max() > 1e-3

@@ -38,7 +38,7 @@ def test_each_example_appears_once_an_epoch(sizes: tuple[int, int], seed: int, e
     assert (seen.reshape(epochs, num_examples) == np.arange(epochs)[:, None]).all()
 
 
-@given(size=st.integers(1, 7), spare=st.integers(0, 50), seed=SEEDS, step=st.integers(0, 10**6))
+@given(size=st.integers(1, 7), extra=st.integers(0, 50), seed=SEEDS, step=st.integers(0, 10**6))
 def test_shards_of_any_count_make_the_same_batch(size: int, extra: int, seed: int, step: int):
     batch_size = size * 30
     for order in (SampleOrder(batch_size + extra, batch_size, seed), EvalOrder(batch_size + extra, batch_size)):
@@ -87,6 +87,6 @@ def test_evaluation_has_every_row_once_and_pads_with_minus_one(num_examples: int
         (lambda: Shard(-1, 2).of(np.arange(4)), "part -1 of a batch"),
     ],
 )
-def test_bad_numbers_raise_a_one_line_error(make, message: str):
+def test_invalid_sizes_seeds_and_steps_raise_a_one_line_error(make, message: str):
     with pytest.raises(InputError, match=message):
         make()

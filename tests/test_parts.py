@@ -51,7 +51,6 @@ AVERAGE_AND_NORM = (ParameterAverage(0.9), GradientNorm())
 
 @pytest.mark.slow
 def test_an_absent_part_adds_no_array_and_no_operation():
-    """Without parts, the program has no additional array and no additional operation."""
     setup = make_setup()
     assert jax.tree.leaves(setup.state.parts) == []
     batch = next(setup.batches(0, 1))

@@ -194,7 +194,7 @@ def encode_rgb16_png(rgb: np.ndarray) -> bytes:
     return tf.io.encode_png(rgb).numpy()
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("BMP", {}), ("WEBP", {}), *(("TIFF", each) for each in TIFFS)])
+@pytest.mark.parametrize(("kind", "settings"), [("BMP", {}), ("WEBP", {}), *(("TIFF", settings) for settings in TIFFS)])
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore:Truncated File Read")
 def test_a_file_that_is_cut_short_is_refused(kind: str, settings: dict):
     # Rows have a multiple of four bytes, so BMP adds no padding. A loss of padding could not be detected.
