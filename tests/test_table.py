@@ -430,7 +430,7 @@ def test_a_link_that_no_row_names_is_ignored(linked):
 # The images themselves
 
 
-def test_check_images_names_the_first_and_counts_the_rest(linked):
+def test_check_names_the_first_unusable_image_and_counts_all(linked):
     table = train_solutions(linked)
     first, second, third, fourth = (linked / path.decode() for path in table.path)
     for place, spoil, expected in (
