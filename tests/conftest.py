@@ -63,7 +63,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Starts the longest files first, so that none is left for the end, and marks the tests of some folders."""
+    """Start the longest files first, so that none is left for the end, and marks the tests of some folders."""
     places = {name: place for place, name in enumerate(LONGEST)}
     folder = Path(__file__).parent
     for item in items:

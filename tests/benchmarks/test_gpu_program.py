@@ -170,7 +170,7 @@ def test_the_roofline_is_the_longer_of_memory_and_multiplication_and_what_no_com
 
 
 def start(*words):
-    """Runs the benchmark in this process, and returns its exit code."""
+    """Run the benchmark in this process, and return its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["gpu_program.py", *words])
         try:
@@ -212,7 +212,7 @@ def test_what_cannot_be_compiled_is_one_line(capfd, tmp_path, words, message):
 
 @functools.cache
 def figures(*words):
-    """Returns the counts of a program with 256 images on each GPU. The tests' XLA flags do not change the kernels."""
+    """Return the counts of a program with 256 images on each GPU. The tests' XLA flags do not change the kernels."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "program.json"
         assert start(*words, "--batch", "256", "--out", str(out)) == 0
@@ -246,7 +246,7 @@ def test_budget_of_one_gpu(words, parameters, kernels, megabytes, trip_counts):
 
 
 def averaged_bytes(name):
-    """Returns the bytes that devices average in a step: gradients, statistics, and four metric sums with weights."""
+    """Return the bytes that devices average in a step: gradients, statistics, and four metric sums with weights."""
     model = adapt(resnet(name, 1000))
     found = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(found)) + 4 * 2 * 4

@@ -39,7 +39,7 @@ for run in ["warmup", *range(200)]:
 
 
 def processes_with(text):
-    """Returns the pids of other processes whose environment contains a text."""
+    """Return the pids of other processes whose environment contains a text."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -51,7 +51,7 @@ def processes_with(text):
 
 
 def comes_true(condition, seconds=60.0):
-    """Waits, and returns whether the condition became true in time."""
+    """Wait, and return whether the condition became true in time."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
@@ -75,7 +75,7 @@ def test_nothing_is_left_of_a_child_when_the_benchmark_is_killed(tmp_path):
 
 
 def prepared(folder):
-    """Returns the command, and an environment without the packages that a GPU's machine may lack."""
+    """Return the command, and an environment without the packages that a GPU's machine may lack."""
     stand_in, airbench, without = folder / "python", folder / "airbench94.py", folder / "without"
     stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n')
     stand_in.chmod(0o755)
@@ -91,7 +91,7 @@ def prepared(folder):
 
 
 def measured(path):
-    """Returns the rows of a table as text, by key."""
+    """Return the rows of a table as text, by key."""
     found = json.loads(path.read_text())["measured"] if path.is_file() else {}
     return {key: json.dumps(figures) for key, figures in found.items()}
 

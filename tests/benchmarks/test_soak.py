@@ -11,8 +11,8 @@ from benchmarks.whole_runs import soak
 STEPS = 1000
 
 
-def sampled(grows: float = 0.0, adds: int = 0) -> list[process_samples.Sample]:
-    """Samples of 1,000 steps in which memory and open files grow by given amounts, after an ignored start."""
+def make_samples(grows: float = 0.0, adds: int = 0) -> list[process_samples.Sample]:
+    """Sample of 1,000 steps in which memory and open files grow by given amounts, after an ignored start."""
     samples = []
     for step in range(0, STEPS + 1, 10):
         share, warm = step / STEPS, step >= 100
@@ -36,8 +36,8 @@ def verdicts(samples: list[process_samples.Sample]) -> dict[str, str]:
 
 
 def test_what_stays_as_it_is_is_flat() -> None:
-    rows = soak.compare_quarters(sampled(), STEPS)
-    assert {row["verdict"] for name, row in rows.items() if not name.startswith(soak.GROWS)} == {"flat"}
+    rows = soak.compare_quarters(make_samples(), STEPS)
+    assert {row["verdict"] for name, row in rows.items() if not name.startswith(soak.PER_STEP)} == {"flat"}
     assert rows["by the step: seconds"]["ratio"] == pytest.approx(1)
     assert rows["by the step: records: MB"]["median"] == pytest.approx([0.001, 0.001])
     assert "by the step: process 0: CPU seconds" in soak.table(rows)
@@ -46,12 +46,12 @@ def test_what_stays_as_it_is_is_flat() -> None:
 @pytest.mark.parametrize("grows, verdict", [(4.0, "grows"), (-4.0, "falls"), (2.0, "flat")])
 def test_memory_is_judged_from_the_first_to_the_last_quarter(grows: float, verdict: str) -> None:
     # The middles of the quarters are 0.675 of the run apart.
-    assert verdicts(sampled(grows=grows))["process 0: resident MB"] == verdict
+    assert verdicts(make_samples(grows=grows))["process 0: resident MB"] == verdict
 
 
 @pytest.mark.parametrize("adds, verdict", [(1, "flat"), (4, "grows")])
 def test_one_more_is_allowed_of_what_is_counted(adds: int, verdict: str) -> None:
-    assert verdicts(sampled(adds=adds))["process 0: open files"] == verdict
+    assert verdicts(make_samples(adds=adds))["process 0: open files"] == verdict
 
 
 def test_a_process_is_read(tmp_path: Path) -> None:

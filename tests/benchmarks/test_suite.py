@@ -30,7 +30,7 @@ def test_that_starts_a_program(code):
 
 
 def rows_of(text: str, title: str) -> dict[str, list[str]]:
-    """Returns the cells of a table by the names in its first column."""
+    """Return the cells of a table by the names in its first column."""
     (table,) = (part for part in text.split("\n\n") if part.lstrip("\n").startswith(f"| {title} |"))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     return {name: values for name, *values in cells}

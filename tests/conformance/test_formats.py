@@ -73,7 +73,7 @@ every_form_once = pytest.mark.parametrize("written", ONCE, indirect=True, scope=
 
 
 def stored(source: Source, row: int) -> np.ndarray:
-    """Returns the pixels of a row from another decoder."""
+    """Return the pixels of a row from another decoder."""
     if isinstance(source, ArrayTable):
         return source.images[row]
     pixels = np.asarray(Image.open(io.BytesIO(source.read(row))))  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def stored(source: Source, row: int) -> np.ndarray:
 
 
 def expected(written: Written, source: Source, truth: Pictures) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the images and labels of a source in its order; checks that they are the written ones, each once."""
+    """Return the images and labels of a source in its order; checks that they are the written ones, each once."""
     images = np.stack([stored(source, row) for row in range(len(truth))])
     if not written.form.exact:
         assert images.shape == truth.images.shape
@@ -228,7 +228,7 @@ def test_data_without_a_split_are_divided_equally_everywhere(name: str, tmp_path
 
 
 def checked_and_held(written: Written, tmp_path: Path) -> tuple[Any, Any]:
-    """Returns the splits, compared with the manifest of `data check`."""
+    """Return the splits, compared with the manifest of `data check`."""
     report, manifest = check(open_splits(written.data())), tmp_path / "manifest.jsonl"
     assert report.num_faults == 0
     write_manifest(report, manifest)
@@ -259,7 +259,7 @@ def test_arrays_are_checked_and_not_packed(written: Written, tmp_path: Path):
 
 
 def telling_files(written: Written) -> list[Path]:
-    """Yields each file of the set; the first image of a folder represents all."""
+    """Yield each file of the set; the first image of a folder represents all."""
     if written.path.is_file():
         return [written.path]
     found = sorted(path for path in written.path.rglob("*") if path.is_file() and path.suffix != ".jaxddp-index")
@@ -269,7 +269,7 @@ def telling_files(written: Written) -> list[Path]:
 
 
 def refusal(written: Written, capfd) -> tuple[bool, int, str]:
-    """Returns whether opening fails, and the exit code and the last line of `data check`."""
+    """Return whether opening fails, and the exit code and the last line of `data check`."""
     refused = False
     try:
         for source in open_tables(written.data()):

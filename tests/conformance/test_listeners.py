@@ -59,7 +59,7 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 
 
 def of_config(name: str, workdir: Path) -> Any:
-    """Returns the logger of a config without its `OptionalLogger`."""
+    """Return the logger of a config without its `OptionalLogger`."""
     return LOGGERS.get(name)(Config().replace(log={"to": ("jsonl", name)}), workdir)
 
 
@@ -85,7 +85,7 @@ def of_history(workdir: Path) -> Series:
 
 
 def wandb_end(workdir: Path) -> tuple[int, bool]:
-    """Returns the exit code of the last run, and whether it was marked as preempted."""
+    """Return the exit code of the last run, and whether it was marked as preempted."""
     found = list(wandb_records(offline_runs(workdir)[-1]))
     (end,) = (record.exit for record in found if record.WhichOneof("record_type") == "exit")
     return end.exit_code, any(record.WhichOneof("record_type") == "preempting" for record in found)
@@ -163,7 +163,7 @@ PARAMS = {"kernel": np.zeros((3, 2))}
 
 
 def told(listener: Any, start: int = 0, stop: int = TOTAL, status: str = "done", evaluate: tuple[int, ...] = (4, 10)):
-    """Calls listeners for the steps after `start` up to `stop`, where the run ends with a status."""
+    """Call listeners for the steps after `start` up to `stop`, where the run ends with a status."""
     listener.start(run_start(start, params=PARAMS, class_names=("a", "b")))
     for step in range(start + 1, stop + 1):
         listener.step(step_record(step))
@@ -173,7 +173,7 @@ def told(listener: Any, start: int = 0, stop: int = TOTAL, status: str = "done",
 
 
 def course(stop: int = TOTAL, evaluate: tuple[int, ...] = (4, 10)) -> Series:
-    """Returns the scalars of the invented run, by their names in loggers."""
+    """Return the scalars of the invented run, by their names in loggers."""
     found = []
     for step in range(1, stop + 1):
         found.append(rows.step_row(step_record(step)))
@@ -182,7 +182,7 @@ def course(stop: int = TOTAL, evaluate: tuple[int, ...] = (4, 10)) -> Series:
 
 
 def differing(found: Series, expected: Series, *, again: bool = False) -> list[str]:
-    """Returns the names of the scalars that differ. Values are compared in float32, which TensorBoard stores.
+    """Return the names of the scalars that differ. Values are compared in float32, which TensorBoard stores.
 
     A scalar that only one side has differs. Points that occur twice differ, unless `again`; then the last one counts.
     """

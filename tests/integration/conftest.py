@@ -14,7 +14,7 @@ from support.processes import BRIEF, HANGING, LONGER, THREADS, TRAIN, Launched, 
 
 @pytest.fixture(scope="session")
 def require() -> Callable[..., None]:
-    """Skips a test if a program is missing, such as by `require("srun", package="slurm-wlm")`."""
+    """Skip a test if a program is missing, such as by `require("srun", package="slurm-wlm")`."""
 
     def check(*programs: str, package: str, root: bool = False) -> None:
         missing = [program for program in programs if shutil.which(program) is None]
@@ -29,7 +29,7 @@ def require() -> Callable[..., None]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Program]]:
-    """Yields `start(kind, *arguments)`, which starts a program, and ends all programs afterwards."""
+    """Yield `start(kind, *arguments)`, which starts a program, and end all programs afterwards."""
     programs: list[Program] = []
 
     def started(kind: type[Program], *arguments: object, **more: object) -> Program:
@@ -55,7 +55,7 @@ def arrays(tmp_path_factory) -> Path:
 
 
 def trained_alone(data: Path, workdir: Path) -> Path:
-    """Trains in one process with four devices, and returns the work directory."""
+    """Train in one process with four devices, and return the work directory."""
     words = [*TRAIN, "--data.path", str(data), "--workdir", str(workdir), *BRIEF, "--parallel.cpu-devices", "4"]
     run = Launched(workdir, 1, words)
     try:

@@ -26,7 +26,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture(autouse=True)
 def usual_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restores the log level of a user's shell, which the tests lower."""
+    """Restore the log level of a user's shell, which the tests lower."""
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
 
 

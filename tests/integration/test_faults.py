@@ -78,7 +78,7 @@ def workdir(tmp_path):
 
 @pytest.fixture
 def training(arrays, workdir, start, tmp_path):
-    """Starts two processes that train endlessly, and returns after some steps."""
+    """Start two processes that train endlessly, and return after some steps."""
 
     def run(*more: str, program: tuple[str, ...] = (), steps: int = 4, options: tuple[str, ...] = ()) -> Launched:
         words = [*program, *TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS, *more]

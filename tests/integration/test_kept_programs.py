@@ -31,7 +31,7 @@ print(json.dumps({"asked": asked, "hits": events["cache_hits"], "kept": events["
 
 
 def counts(start, folder: Path, script: Path) -> list[dict[str, int]]:
-    """Returns by process how many programs were requested from the cache, found in it, and compiled and stored."""
+    """Return by process how many programs were requested from the cache, found in it, and compiled and stored."""
     run = start(Launched, folder, 2, ["python", str(script), str(folder / "run")])
     run.ends_well()
     logs = [(run.logs / f"process-{rank}.log").read_text() for rank in (0, 1)]

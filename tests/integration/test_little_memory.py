@@ -35,7 +35,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def training(arrays, start, tmp_path):
-    """Runs two processes that train by a script instead of `jaxddp` until both have ended."""
+    """Run two processes that train by a script instead of `jaxddp` until both have ended."""
 
     def run(script: str) -> Launched:
         (tmp_path / "script.py").write_text(script)

@@ -32,7 +32,7 @@ def test_a_batch_that_the_devices_cannot_share(arrays, start, tmp_path):
 
 @pytest.fixture
 def twisted(arrays, start, tmp_path):
-    """Runs two processes, the second with a change, which end with code 2. Returns their last lines."""
+    """Run two processes, the second with a change, which end with code 2. Returns their last lines."""
 
     def run(twist: str, data: Path = arrays) -> list[str]:
         program = tmp_path / "twisted.py"

@@ -20,7 +20,7 @@ SHOWN = {"text/plain", "text/html", "image/png"}
 
 @pytest.fixture(scope="module")
 def jupyter(tmp_path_factory):
-    """Moves the folders of Jupyter, IPython and the runs out of the user's home."""
+    """Move the folders of Jupyter, IPython and the runs out of the user's home."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "TMPDIR"):
             patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
@@ -49,7 +49,7 @@ def notebook(name: str) -> nbformat.NotebookNode:
 
 
 def execute(notebook: nbformat.NotebookNode, more: str = "") -> nbformat.NotebookNode:
-    """Runs a notebook, with `more` as an additional last cell."""
+    """Run a notebook, with `more` as an additional last cell."""
     if more:
         notebook.cells.append(nbformat.v4.new_code_cell(more))
     NotebookClient(notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
@@ -57,13 +57,13 @@ def execute(notebook: nbformat.NotebookNode, more: str = "") -> nbformat.Noteboo
 
 
 def outputs(notebook: nbformat.NotebookNode, source: str, kind: str) -> list:
-    """Returns the outputs of one kind of the only cell that contains `source`."""
+    """Return the outputs of one kind of the only cell that contains `source`."""
     (cell,) = [cell for cell in notebook.cells if cell.cell_type == "code" and source in cell.source]
     return [output for output in cell.outputs if output.output_type == kind]
 
 
 def shown(notebook: nbformat.NotebookNode, source: str, mime: str = "text/plain") -> str:
-    """Returns the value of the only cell that contains `source`."""
+    """Return the value of the only cell that contains `source`."""
     (value,) = outputs(notebook, source, "execute_result")
     return value["data"][mime]
 
@@ -73,14 +73,14 @@ def printed(notebook: nbformat.NotebookNode, source: str) -> str:
 
 
 def drawn(notebook: nbformat.NotebookNode, source: str) -> bytes:
-    """Returns the only picture of a cell."""
+    """Return the only picture of a cell."""
     pictures = outputs(notebook, source, "execute_result") + outputs(notebook, source, "display_data")
     (picture,) = [output["data"]["image/png"] for output in pictures if "image/png" in output["data"]]
     return base64.b64decode(picture)
 
 
 def table(notebook: nbformat.NotebookNode, source: str) -> list[list[str]]:
-    """Returns the rows of a pandas table without headings."""
+    """Return the rows of a pandas table without headings."""
     lines = [line.split() for line in shown(notebook, source).splitlines()]
     return [line for line in lines if line[-1].replace(".", "").isdigit()]
 

@@ -36,7 +36,7 @@ class RayJob(Program):
         self.workdir = Path(words[words.index("--workdir") + 1])
 
     def worker(self, rank: int) -> int:
-        """Returns the pid of a process of the job. It is a descendant of Ray's daemon, a child of the driver."""
+        """Return the pid of a process of the job. It is a descendant of Ray's daemon, a child of the driver."""
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal() and self._is_worker(folder, rank):
                 return int(folder.name)

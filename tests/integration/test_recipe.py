@@ -57,7 +57,7 @@ def words(folder: Path, workdir: Path, *more: str) -> list[str]:
 
 
 def numbers(workdir: Path) -> list[dict[str, float]]:
-    """Returns the numbers of each line without times."""
+    """Return the numbers of each line without times."""
     return [
         {name: line[name] for name in (*CHECKED, "step", "split") if name in line}
         for split in ("train", "val")

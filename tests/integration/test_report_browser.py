@@ -37,7 +37,7 @@ def page(tmp_path_factory) -> Path:
 
 
 def drawn(browser: Browser) -> dict[str, bool]:
-    """Returns by id whether a chart shows a line, a marker or an image."""
+    """Return by id whether a chart shows a line, a marker or an image."""
     return browser.run(
         """Object.fromEntries([...document.querySelectorAll(".chart")].map(chart => [chart.id,
             [...chart.querySelectorAll(".scatterlayer path, .heatmaplayer image")].some(mark => {
@@ -59,7 +59,7 @@ def press(browser: Browser, button: str) -> None:
 
 
 def x_of(browser: Browser, chart: str) -> list[list[float]]:
-    """Returns the x values of each trace of a chart."""
+    """Return the x values of each trace of a chart."""
     return browser.run(f"document.getElementById('{chart}').data.map(trace => [...trace.x])")
 
 

@@ -69,7 +69,7 @@ sys.exit(main(sys.argv[4:]))
 
 @pytest.fixture(scope="module")
 def observed(arrays, tmp_path_factory) -> Callable[..., list[str]]:
-    """Returns the command of a training that writes its rows into a folder."""
+    """Return the command of a training that writes its rows into a folder."""
     script = tmp_path_factory.mktemp("script") / "observed.py"
     script.write_text(OBSERVED)
 
@@ -82,7 +82,7 @@ def observed(arrays, tmp_path_factory) -> Callable[..., list[str]]:
 
 
 def lines_without_times(workdir: Path) -> list[dict]:
-    """Returns the lines of both splits without times."""
+    """Return the lines of both splits without times."""
     timed = ("second", "time", "wait", "utilization", "memory", "mfu")
     return [
         {key: value for key, value in line.items() if not any(word in key for word in timed)}
@@ -92,7 +92,7 @@ def lines_without_times(workdir: Path) -> list[dict]:
 
 
 def are_the_same(workdir: Path, other: Path) -> bool:
-    """Returns whether two runs are equal bit for bit."""
+    """Return whether two runs are equal bit for bit."""
     return (
         result(workdir)["status"] == "done"
         and checkpoint_bytes(workdir) == checkpoint_bytes(other)
@@ -147,7 +147,7 @@ def test_two_machines_meet_again_and_end_as_if_nothing_had_been(observed, undist
 
 
 def rows_by_start(folder: Path) -> list[dict[int, list[list[int]]]]:
-    """Returns for each generation the rows of each process by step."""
+    """Return for each generation the rows of each process by step."""
     found: dict[str, dict[int, list[list[int]]]] = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime):
         run_id, _, rank = file.stem.rpartition("-")

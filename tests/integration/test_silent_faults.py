@@ -41,7 +41,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def command(arrays, tmp_path):
-    """Returns the command of a training that starts with a script."""
+    """Return the command of a training that starts with a script."""
 
     def made(script: str, *words: str) -> list[str]:
         (tmp_path / "script.py").write_text(script)

@@ -108,7 +108,7 @@ def slurm(require, tmp_path_factory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def sum_of(tmp_path) -> Callable[..., list[str]]:
-    """Returns the command of a task that adds its term."""
+    """Return the command of a task that adds its term."""
     script, folder = tmp_path / "sum.py", tmp_path / "begun"
     script.write_text(SUM)
     folder.mkdir()
@@ -184,7 +184,7 @@ class Batch:
         return done.stdout
 
     def shown(self, key: str) -> str:
-        """Returns a field of SLURM's record of the job."""
+        """Return a field of SLURM's record of the job."""
         said = self.run("scontrol", "show", "job", self.number)
         return dict(word.split("=", 1) for word in said.split() if "=" in word)[key]
 
@@ -201,7 +201,7 @@ class Batch:
 
 @pytest.fixture
 def submit(slurm, tmp_path) -> Iterator[Callable[..., Batch]]:
-    """Yields a function that submits jobs, and cancels them afterwards."""
+    """Yield a function that submits jobs, and cancel them afterwards."""
     jobs: list[Batch] = []
 
     def submitted(program: Sequence[str], *words: str, **variables: str) -> Batch:

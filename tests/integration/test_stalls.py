@@ -63,7 +63,7 @@ sys.exit(main(sys.argv[5:]))
 
 @pytest.fixture
 def stalled(arrays, start, tmp_path):
-    """Starts a training in which a process stalls, and returns its command and its launch."""
+    """Start a training in which a process stalls, and return its command and its launch."""
 
     def run(who: int, where: str, how: str, *more: str, processes: int = 2) -> Program:
         script, workdir = tmp_path / "script.py", tmp_path / "run"

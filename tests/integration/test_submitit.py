@@ -36,11 +36,11 @@ class SubmittedJob(Program):
         self.workdir = Path(words[words.index("--workdir") + 1])
 
     def printed(self, task: int) -> str:
-        """Returns the output of a task on both streams."""
+        """Return the output of a task on both streams."""
         return "".join(file.read_text() for file in sorted(self.logs.glob(f"*_{task}_log.*")))
 
     def tasks(self) -> list[int]:
-        """Returns the pids of the tasks in order, which are children of submitit's controller."""
+        """Return the pids of the tasks in order, which are children of submitit's controller."""
         (controller,) = children(self.process.pid)
         return sorted(children(controller), key=lambda pid: told(pid)["SUBMITIT_LOCAL_GLOBALID"])
 

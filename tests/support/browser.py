@@ -74,7 +74,7 @@ class Browser:
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
     def run(self, script: str) -> Any:
-        """Returns the value of a JavaScript expression as JSON's types; a promise is awaited."""
+        """Return the value of a JavaScript expression as JSON's types; a promise is awaited."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
@@ -103,7 +103,7 @@ class Browser:
             self._note(answer.get("method", ""), answer.get("params", {}))
 
     def close(self) -> None:
-        """Ends the browser."""
+        """End the browser."""
         os.close(self._write)
         try:
             self._process.wait(10)

@@ -7,12 +7,12 @@ from hypothesis import settings
 
 
 def rarely(*values: Any) -> Any:
-    """Returns a case that only `make test-all` runs."""
+    """Return a case that only `make test-all` runs."""
     return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
 def few(telling: tuple, *others: Any) -> list:
-    """Returns the essential values of an argument, and others that only `make test-all` runs."""
+    """Return the essential values of an argument, and others that only `make test-all` runs."""
     return [*telling, *map(rarely, others)]
 
 

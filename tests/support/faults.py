@@ -10,7 +10,7 @@ from support.data import random_table
 
 
 def poisoned(*rows: int, table: ArrayTable | None = None) -> ArrayTable:
-    """Returns a table, by default of 50 rows, whose given rows have a first pixel that `spoil` recognizes."""
+    """Return a table, by default of 50 rows, whose given rows have a first pixel that `spoil` recognizes."""
     table = random_table(50) if table is None else table
     images = np.minimum(table.images, 254)
     images[list(rows), 0, 0, 0] = 255

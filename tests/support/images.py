@@ -73,7 +73,7 @@ def png(parts: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def interlaced(mode: str) -> bytes:
-    """Returns an Adam7-interlaced PNG, which Pillow cannot write."""
+    """Return an Adam7-interlaced PNG, which Pillow cannot write."""
     pixels = np.asarray(picture(13, 17, mode))
     coded = b""
     for top, left, down, across in (

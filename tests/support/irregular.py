@@ -31,7 +31,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 def set_aside(path: Path, kind: str) -> Path:
-    """Replaces a file by a non-regular one, and returns where the file is kept."""
+    """Replace a file by a non-regular one, and return where the file is kept."""
     kept = path.rename(path.with_name("kept-aside"))
     KINDS[kind](path)
     return kept

@@ -42,17 +42,17 @@ class Ran:
         self.errors = self.err.splitlines()
 
     def of(self, rank: int) -> list[str]:
-        """Returns the lines that a process wrote."""
+        """Return the lines that a process wrote."""
         return [line.removeprefix(f"[{rank}] ") for line in self.lines if line.startswith(f"[{rank}] ")]
 
     def told(self) -> list[dict[str, str]]:
-        """Returns the environments that processes wrote with `TELL`."""
+        """Return the environments that processes wrote with `TELL`."""
         ranks = sorted({int(re.match(r"\[(\d+)\]", line)[1]) for line in self.lines})
         return [dict(line.split("=", 1) for line in self.of(rank)) for rank in ranks]
 
 
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes variables of GPUs and of a surrounding job from the environment."""
+    """Remove variables of GPUs and of a surrounding job from the environment."""
     for name in (
         "CUDA_VISIBLE_DEVICES",
         "JAX_LOCAL_DEVICE_IDS",
@@ -65,7 +65,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for(lock: Path) -> None:
-    """Waits until the lock is free. Pytest's timeout bounds the wait."""
+    """Wait until the lock is free. Pytest's timeout bounds the wait."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
@@ -141,14 +141,14 @@ class Machine(Started):
         super().__init__(folder, [sys.executable, "-c", code])
 
     def said(self, *lines: str) -> "Machine":
-        """Waits until the output has all of these lines."""
+        """Wait until the output has all of these lines."""
         self.wait_until(lambda: all(line in self.out + self.err for line in lines))
         return self
 
 
 @contextlib.contextmanager
 def machines(folder: Path) -> Iterator[Callable[..., Machine]]:
-    """Yields a function that starts launchers, and ends them afterwards."""
+    """Yield a function that starts launchers, and end them afterwards."""
     started: list[Machine] = []
 
     def start(text: str, options: str, config: str = "None") -> Machine:

@@ -19,7 +19,7 @@ FULL, LAST = 1, 4
 
 
 def alone(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Makes loggers write into a folder, without the user's accounts and servers."""
+    """Make loggers write into a folder, without the user's accounts and servers."""
     for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
         patch.delenv(name)
     patch.setenv("WANDB_MODE", "offline")
@@ -27,13 +27,13 @@ def alone(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_mlflow() -> None:
-    """Removes the environment variables that the logger has set."""
+    """Remove the environment variables that the logger has set."""
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         del os.environ[name]
 
 
 def of_rows(found: list[rows.Row]) -> Series:
-    """Returns the scalars of lines of metrics.jsonl, with NaN for null."""
+    """Return the scalars of lines of metrics.jsonl, with NaN for null."""
     series: Series = {}
     for row in found:
         for name, value in rows.scalars(row).items():
@@ -70,7 +70,7 @@ def of_tensorboard(directory: Path) -> Series:
 
 
 def wandb_records(folder: Path) -> Iterator[Any]:
-    """Yields the records of a run's `.wandb` file, the library's messages in LevelDB's log format."""
+    """Yield the records of a run's `.wandb` file, the library's messages in LevelDB's log format."""
     from wandb.proto import wandb_internal_pb2
 
     (file,) = folder.glob("*.wandb")
@@ -90,7 +90,7 @@ def wandb_records(folder: Path) -> Iterator[Any]:
 
 
 def wandb_history(folder: Path) -> list[dict[str, Any]]:
-    """Returns the logged rows, without the library's columns."""
+    """Return the logged rows, without the library's columns."""
     found = []
     for record in wandb_records(folder):
         if record.WhichOneof("record_type") == "history":
@@ -106,7 +106,7 @@ def wandb_history(folder: Path) -> list[dict[str, Any]]:
 
 
 def wandb_config(folder: Path) -> dict[str, Any]:
-    """Returns the config, merged from all records of the run."""
+    """Return the config, merged from all records of the run."""
     found = {}
     for record in wandb_records(folder):
         for update in (*record.run.config.update, *record.config.update):
@@ -119,7 +119,7 @@ def wandb_ids(folder: Path) -> set[str]:
 
 
 def offline_runs(workdir: Path) -> list[Path]:
-    """Waits until everything is written, and returns the folders of the library's runs, oldest first."""
+    """Wait until everything is written, and return the folders of the library's runs, oldest first."""
     import wandb
 
     wandb.teardown()
@@ -127,7 +127,7 @@ def offline_runs(workdir: Path) -> list[Path]:
 
 
 def of_wandb(workdir: Path) -> Series:
-    """Returns the scalars of the run that the work directory names."""
+    """Return the scalars of the run that the work directory names."""
     own = {json.loads((workdir / "wandb.json").read_text())["id"]}
     series: Series = {}
     for row in [row for folder in offline_runs(workdir) if wandb_ids(folder) == own for row in wandb_history(folder)]:
@@ -147,7 +147,7 @@ def mlflow_client() -> Any:
 
 
 def mlflow_run(workdir: Path) -> Any:
-    """Returns the run that the work directory names."""
+    """Return the run that the work directory names."""
     return mlflow_client().get_run(json.loads((workdir / "mlflow.json").read_text())["id"])
 
 

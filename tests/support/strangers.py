@@ -17,7 +17,7 @@ def framed(content: bytes) -> bytes:
 
 
 def changed(**fields: object) -> bytes:
-    """Returns a hello message with changed fields, of any types."""
+    """Return a hello message with changed fields, of any types."""
     plain = json.loads(encode(HELLO)[LENGTH:])
     return framed(json.dumps(plain | fields).encode())
 
@@ -49,7 +49,7 @@ STRANGERS = {
 
 
 def answers(connection: socket.socket) -> list[object]:
-    """Returns the answers of process 0 on a connection until it is closed."""
+    """Return the answers of process 0 on a connection until it is closed."""
     with connection, connection.makefile("rb") as stream:
         found = []
         # Nothing more is sent, so process 0 need not wait.
