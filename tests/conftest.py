@@ -31,9 +31,9 @@ if "JAXDDP_GPU_PLUGIN" not in os.environ:
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     os.environ["JAXDDP_GPU_PLUGIN"] = str(caches / "jaxddp" / "gpu-plugin")
 if "JAXDDP_CACHE" not in os.environ:
-    own = tempfile.mkdtemp(prefix="jaxddp-tests-")
-    atexit.register(shutil.rmtree, own, ignore_errors=True)
-    os.environ["JAXDDP_CACHE"] = own
+    temporary_cache = tempfile.mkdtemp(prefix="jaxddp-tests-")
+    atexit.register(shutil.rmtree, temporary_cache, ignore_errors=True)
+    os.environ["JAXDDP_CACHE"] = temporary_cache
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     programs = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxddp-tests"
     programs.mkdir(parents=True, exist_ok=True)
@@ -64,11 +64,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest files first, so that none is left for the end, and marks the tests of some folders."""
-    places = {name: place for place, name in enumerate(LONGEST)}
+    ranks = {name: place for place, name in enumerate(LONGEST)}
     folder = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(folder / "benchmarks"):
             item.add_marker("ci")
         if item.path.is_relative_to(folder / "integration"):
             item.add_marker("processes")
-    items.sort(key=lambda item: places.get(item.path.relative_to(folder).as_posix(), len(places)))
+    items.sort(key=lambda item: ranks.get(item.path.relative_to(folder).as_posix(), len(ranks)))

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.launches import TELL, Ran, free_port, plain_environment, program, wait_for
+from support.launches import PRINT_ENVIRONMENT, LaunchResult, free_port, plain_environment, program, wait_for
 
 from jaxddp.cluster import worker_group
 from jaxddp.cluster.launcher import launch
@@ -29,7 +29,7 @@ def brief(monkeypatch):
 
 @pytest.fixture
 def run(capfd, tmp_path):
-    return lambda text, **options: Ran(capfd, tmp_path / "logs", text, **options)
+    return lambda text, **options: LaunchResult(capfd, tmp_path / "logs", text, **options)
 
 
 def test_output_is_prefixed_and_logged_to_files(run, tmp_path):
@@ -64,7 +64,7 @@ def test_environment_variables_of_processes(run, monkeypatch):
     monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "3")
     monkeypatch.setenv("JAXDDP_COORDINATOR_FD", "99")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
-    first, second = run(TELL).told()
+    first, second = run(PRINT_ENVIRONMENT).environments()
     assert (first.pop("JAX_PROCESS_ID"), second.pop("JAX_PROCESS_ID")) == ("0", "1")
     assert int(first.pop("JAXDDP_COORDINATOR_FD")) != 99
     # Each has its own pipe; see tests/test_restarts.py.
@@ -76,7 +76,7 @@ def test_environment_variables_of_processes(run, monkeypatch):
     assert first["PYTHONUNBUFFERED"] == "1"
     assert "JAX_LOCAL_DEVICE_IDS" not in first and "CUDA_VISIBLE_DEVICES" not in first
     monkeypatch.delenv("GLIBC_TUNABLES")
-    again = run(TELL).told()[0]
+    again = run(PRINT_ENVIRONMENT).environments()[0]
     assert again["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
     assert re.fullmatch("[0-9a-f]{64}", first["JAXDDP_JOB_KEY"]) and first["JAXDDP_JOB_KEY"] != again["JAXDDP_JOB_KEY"]
     assert re.fullmatch("[0-9a-f]{16}", first["JAXDDP_RUN_ID"]) and first["JAXDDP_RUN_ID"] != again["JAXDDP_RUN_ID"]
@@ -84,7 +84,7 @@ def test_environment_variables_of_processes(run, monkeypatch):
 
 def test_several_machines_run_one_job(run, monkeypatch):
     place = {"nodes": "2", "processes": 3, "coordinator": f"127.0.0.1:{free_port()}"}
-    told = run(TELL, nr=0, **place).told() + run(TELL, nr=1, **place).told()
+    told = run(PRINT_ENVIRONMENT, nr=0, **place).environments() + run(PRINT_ENVIRONMENT, nr=1, **place).environments()
     assert [each["JAX_PROCESS_ID"] for each in told] == ["0", "1", "2", "3", "4", "5"]
     assert {each["JAX_NUM_PROCESSES"] for each in told} == {"6"}
     assert {each["JAX_COORDINATOR_ADDRESS"] for each in told} == {place["coordinator"]}
@@ -93,7 +93,7 @@ def test_several_machines_run_one_job(run, monkeypatch):
     # Each machine has its own launcher, and none could know the key of another.
     assert not any("JAXDDP_JOB_KEY" in each for each in told)
     monkeypatch.setenv("JAXDDP_JOB_KEY", "ours")
-    named = run(TELL, nr=1, run_id="mine", **place).told()
+    named = run(PRINT_ENVIRONMENT, nr=1, run_id="mine", **place).environments()
     assert {each["JAXDDP_JOB_KEY"] for each in named} == {"ours"}
     assert {each["JAXDDP_RUN_ID"] for each in named} == {"mine"}
 

@@ -48,18 +48,18 @@ def test_two_machines_start_again_together_whatever_is_killed(machine, place):
     """Kills a process, a launcher, and the launcher of machine 0, in this order."""
     both = f"nodes='2', restarts=9, {place}"
     first, second = machine(SAVING, f"{both}, nr=0"), machine(SAVING, f"{both}, nr=1")
-    first.said("generation 0: process 0 of 2")
-    second.said("generation 0: process 1 of 2")
+    first.expect("generation 0: process 0 of 2")
+    second.expect("generation 0: process 1 of 2")
     kill_process_of(second)
     for each, rank in ((first, 0), (second, 1)):
-        each.said(f"generation 1: process {rank} of 2", "process 1: killed by SIGKILL; restart 1 of 9 in 1 s")
+        each.expect(f"generation 1: process {rank} of 2", "process 1: killed by SIGKILL; restart 1 of 9 in 1 s")
     second.send(signal.SIGKILL).end()
-    first.said("machine 1 was lost (on ", "its connection broke; restart 2 of 9 in 2 s")
-    second = machine(SAVING, f"{both}, nr=1").said("generation 2: process 1 of 2")
-    first.said("generation 2: process 0 of 2").send(signal.SIGKILL).end()
-    second.said("machine 0 was lost", "reaching machine 0 at 127.0.0.1:", " again, for up to 300 s")
-    first = machine(SAVING, f"{both}, nr=0").said("generation 0: process 0 of 2")
-    second.said("generation 0: process 1 of 2")
+    first.expect("machine 1 was lost (on ", "its connection broke; restart 2 of 9 in 2 s")
+    second = machine(SAVING, f"{both}, nr=1").expect("generation 2: process 1 of 2")
+    first.expect("generation 2: process 0 of 2").send(signal.SIGKILL).end()
+    second.expect("machine 0 was lost", "reaching machine 0 at 127.0.0.1:", " again, for up to 300 s")
+    first = machine(SAVING, f"{both}, nr=0").expect("generation 0: process 0 of 2")
+    second.expect("generation 0: process 1 of 2")
     # These processes do not know each other. The one on the other machine is asked to stop after time to save.
     second.send(signal.SIGTERM)
     assert (first.end(), second.end()) == (75, 75)
@@ -131,8 +131,8 @@ def test_an_impossible_host_name_is_a_mistake_of_the_user(machine):
 def test_a_machine_that_does_not_come_back_ends_the_job(machine, place):
     both = f"nodes='2', restarts=5, wait=3, {place}"
     first, second = machine(SAVING, f"{both}, nr=0"), machine(SAVING, f"{both}, nr=1")
-    first.said("generation 0: process 0 of 2")
-    second.said("generation 0: process 1 of 2").send(signal.SIGKILL)
+    first.expect("generation 0: process 0 of 2")
+    second.expect("generation 0: process 1 of 2").send(signal.SIGKILL)
     assert first.end() == 1
     assert "1 of at least 2 machines came in 3 s: 0 (" in first.err
 
@@ -141,7 +141,7 @@ def test_a_machine_that_does_not_come_back_ends_the_job(machine, place):
 def test_ctrl_c_on_one_machine_ends_those_that_wait(machine, place):
     both = f"nodes='2', restarts=9, {place}"
     first, second = machine(FAILING, f"{both}, nr=0"), machine(FAILING, f"{both}, nr=1")
-    second.said("restart 3 of 9 in 4 s").send(signal.SIGINT)
+    second.expect("restart 3 of 9 in 4 s").send(signal.SIGINT)
     assert (first.end(), second.end()) == (130, 130)
 
 
@@ -162,8 +162,8 @@ def test_launchers_with_other_options_are_rejected_and_do_not_end_the_job(machin
     ):
         ControlPlane.join(job, {}, 10)
     second = machine(SAVING, f"{options}, nr=1")
-    second.said("generation 0: process 1 of 2")
-    first.said("generation 0: process 0 of 2").send(signal.SIGTERM)
+    second.expect("generation 0: process 1 of 2")
+    first.expect("generation 0: process 0 of 2").send(signal.SIGTERM)
     assert (first.end(), second.end()) == (75, 75)
 
 
@@ -180,7 +180,7 @@ while True:
     both = f"nodes='2', restarts=9, {place}"
     first, second = machine(text, f"{both}, nr=0"), machine(text, f"{both}, nr=1")
     # Between SIGTERM and SIGKILL, two seconds later.
-    first.said("[0] not yet")
+    first.expect("[0] not yet")
     assert second.send(signal.SIGINT).end() == 130
     assert first.end() == 9
     assert "; restart" not in first.err + second.err
@@ -193,17 +193,17 @@ while True:
 @needs_proc
 def test_machines_come_and_go(machine, place):
     options = f"nodes='1:2', settle=0.3, join_after=0, {place}"
-    first = machine(SAVING, f"{options}, nr=0").said("generation 0: process 0 of 1")
-    second = machine(SAVING, f"{options}, nr=1").said("generation 1: process 1 of 2")
-    first.said(
+    first = machine(SAVING, f"{options}, nr=0").expect("generation 0: process 0 of 1")
+    second = machine(SAVING, f"{options}, nr=1").expect("generation 1: process 1 of 2")
+    first.expect(
         "saved 0",
         "2 machines are connected; all processes save, and restart on these machines",
         "generation 1: process 0 of 2",
     )
     # Only its launcher is asked to stop: it leaves, and the others continue.
     assert second.send(signal.SIGTERM).end() == 75
-    first.said("saved 1", "machine 1 left; the other machines continue", "generation 2: process 0 of 1")
-    second = machine(SAVING, f"{options}, nr=1").said("generation 3: process 1 of 2")
+    first.expect("saved 1", "machine 1 left; the other machines continue", "generation 2: process 0 of 1")
+    second = machine(SAVING, f"{options}, nr=1").expect("generation 3: process 1 of 2")
     # Nothing so far was a failure, but this is one, and no restart is left.
     kill_process_of(second)
     assert (first.end(), second.end()) == (137, 137)
@@ -214,18 +214,18 @@ def test_the_other_machines_continue_without_one_that_vanished(machine, place):
     options = f"nodes='1:2', restarts=1, settle=2, {place}"
     # In this order, so that machine 0 does not start without it.
     second, first = machine(SAVING, f"{options}, nr=1"), machine(SAVING, f"{options}, nr=0")
-    first.said("generation 0: process 0 of 2")
-    second.said("generation 0: process 1 of 2").send(signal.SIGKILL)
-    first.said("machine 1 was lost", "restart 1 of 1 in 1 s", "generation 1: process 0 of 1")
+    first.expect("generation 0: process 0 of 2")
+    second.expect("generation 0: process 1 of 2").send(signal.SIGKILL)
+    first.expect("machine 1 was lost", "restart 1 of 1 in 1 s", "generation 1: process 0 of 1")
     assert first.send(signal.SIGTERM).end() == 75
 
 
 @pytest.mark.slow
 def test_an_additional_machine_waits_for_join_after(machine, place):
     options = f"nodes='1:2', settle=0.1, join_after=1000, {place}"
-    first = machine(SAVING, f"{options}, nr=0").said("generation 0: process 0 of 1")
+    first = machine(SAVING, f"{options}, nr=0").expect("generation 0: process 0 of 1")
     second = machine(SAVING, f"{options}, nr=1")
-    first.said("machine 1 (")
+    first.expect("machine 1 (")
     time.sleep(0.5)  # In this time it would start again.
     assert first.send(signal.SIGTERM).end() == 75
     assert "all save" not in first.err
@@ -241,12 +241,12 @@ def test_a_machine_that_cannot_share_the_batch_is_a_spare(machine, place):
     three = [machine(SAVING, f"{options}, nr={nr}", CONFIG) for nr in (2, 1, 0)][::-1]
     problem = "train.batch_size=8 cannot be divided among 3 devices"
     line = f"the job cannot run on 3 machines: {problem}; surplus machines wait as spares"
-    three[0].said(line, "generation 0: process 0 of 2")
-    three[0].said("machine 1 (", "machine 2 (")
+    three[0].expect(line, "generation 0: process 0 of 2")
+    three[0].expect("machine 1 (", "machine 2 (")
     three[0].wait_until(lambda: any("process 1 of 2" in each.out for each in three[1:]))
     used = next(each for each in three[1:] if "process 1 of 2" in each.out)
     spare = next(each for each in three[1:] if each is not used)
     used.send(signal.SIGKILL)
-    spare.said("generation 1: process 1 of 2")
-    assert three[0].said("generation 1: process 0 of 2").send(signal.SIGTERM).end() == 75
+    spare.expect("generation 1: process 1 of 2")
+    assert three[0].expect("generation 1: process 0 of 2").send(signal.SIGTERM).end() == 75
     assert spare.end() == 75

@@ -59,9 +59,9 @@ def test_more_bytes_never_take_less_time(machine, num_gpus, one, other):
 
 @given(machines, gpu_counts, sizes, overlaps)
 def test_more_nodes_never_take_less_time_and_efficiency_is_a_share(machine, num_gpus, num_bytes, overlap):
-    found, twice = (step(machine, gpus, num_bytes, overlap) for gpus in (num_gpus, 2 * num_gpus))
-    assert 0 < twice.efficiency <= found.efficiency <= 1
-    assert found.efficiency == pytest.approx(found.images_per_second / (num_gpus * 256 / 0.1))
+    projection, twice = (step(machine, gpus, num_bytes, overlap) for gpus in (num_gpus, 2 * num_gpus))
+    assert 0 < twice.efficiency <= projection.efficiency <= 1
+    assert projection.efficiency == pytest.approx(projection.images_per_second / (num_gpus * 256 / 0.1))
 
 
 @given(machines, gpu_counts, sizes)
@@ -78,9 +78,9 @@ def test_one_gpu_communicates_nothing():
 @given(links)
 def test_a_link_is_found_again_from_what_it_takes(link):
     few, many = 4e3, 1e12
-    found = fit_link((few, ring(few, 2, link)), (many, ring(many, 2, link)))
-    assert found.bandwidth == pytest.approx(link.bandwidth, rel=1e-3)
-    assert found.latency == pytest.approx(link.latency, rel=1e-3, abs=1e-3 * few / link.bandwidth)
+    projection = fit_link((few, ring(few, 2, link)), (many, ring(many, 2, link)))
+    assert projection.bandwidth == pytest.approx(link.bandwidth, rel=1e-3)
+    assert projection.latency == pytest.approx(link.latency, rel=1e-3, abs=1e-3 * few / link.bandwidth)
 
 
 def test_measurements_that_no_link_could_have_made():
@@ -110,13 +110,13 @@ shares = st.lists(st.tuples(sizes, st.floats(0, 0.2)), min_size=1, max_size=5)
 @given(machines, gpu_counts, shares)
 def test_a_schedule_hides_no_more_than_it_computes_meanwhile(machine, num_gpus, shares):
     messages = [Message(size, share) for size, share in shares]
-    found = project_schedule(machine, num_gpus, messages=messages, compute=0.1, batch_per_gpu=256)
-    assert 0 <= found.exposed <= found.communication
+    projection = project_schedule(machine, num_gpus, messages=messages, compute=0.1, batch_per_gpu=256)
+    assert 0 <= projection.exposed <= projection.communication
     meanwhile = 0.1 * sum(share for _, share in shares)
-    assert found.communication - found.exposed <= meanwhile * (1 + 1e-9) + 1e-9 * found.communication
+    assert projection.communication - projection.exposed <= meanwhile * (1 + 1e-9) + 1e-9 * projection.communication
     nothing = [Message(size, 0) for size, _ in shares]
     alone = project_schedule(machine, num_gpus, messages=nothing, compute=0.1, batch_per_gpu=256)
-    assert alone.exposed == alone.communication == found.communication and alone.overlap == 0
+    assert alone.exposed == alone.communication == projection.communication and alone.overlap == 0
 
 
 @given(machines, gpu_counts, sizes)

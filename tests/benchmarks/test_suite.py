@@ -51,8 +51,8 @@ def test_it_prints_what_the_tests_of_a_file_take(tmp_path, workers):
     assert len(tests) == 3 and tests["all 3"][0] == "3"
     assert [name for name in fixtures if "compiled (function)" in name]
 
-    kept = json.loads((tmp_path / "out.json").read_text())
-    by_name = {row["name"].split("::")[1]: row for row in kept["test"]}
+    rows = json.loads((tmp_path / "out.json").read_text())
+    by_name = {row["name"].split("::")[1]: row for row in rows["test"]}
     assert next(iter(by_name)) == max(by_name, key=lambda name: by_name[name]["seconds"])
     assert {name: row["starts"] for name, row in by_name.items()} == {
         "test_that_compiles": 0,
@@ -62,7 +62,7 @@ def test_it_prints_what_the_tests_of_a_file_take(tmp_path, workers):
     parts = by_name["test_that_compiles"]
     assert min(parts[kind] for kind in ("tracing", "lowering", "compiling", "cpu")) > 0
     assert parts["seconds"] > parts["tracing"] + parts["lowering"] + parts["compiling"]
-    assert kept["exit_code"] == 1 and kept["wall"] > kept["file"][0]["seconds"]
+    assert rows["exit_code"] == 1 and rows["wall"] > rows["file"][0]["seconds"]
 
 
 def test_an_event_that_ends_within_another_is_counted_once(monkeypatch):
@@ -81,10 +81,10 @@ def test_rows_of_one_name_are_summed():
     def row(name, **parts):
         return {"name": name} | dict.fromkeys(suite.PARTS, 0.0) | parts
 
-    found = suite.summed([row("a", seconds=1.0), row("b", seconds=5.0), row("a", seconds=2.0, starts=1)])
-    assert [(one["name"], one["count"], one["seconds"], one["starts"]) for one in found] == [
+    sums = suite.summed([row("a", seconds=1.0), row("b", seconds=5.0), row("a", seconds=2.0, starts=1)])
+    assert [(one["name"], one["count"], one["seconds"], one["starts"]) for one in sums] == [
         ("b", 1, 5, 0),
         ("a", 2, 3, 1),
     ]
-    lines = suite.table("file", found, 1).splitlines()
+    lines = suite.table("file", sums, 1).splitlines()
     assert len(lines) == 4 and lines[2].startswith("| b | 1 | 5.0 |") and lines[3].startswith("| all 2 | 2 | 8.0 |")

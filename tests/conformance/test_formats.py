@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from support.cases import rarely
 from support.forms import CLASSES, COUNTS, FORMS, Form, Pictures, Splits, pictures
-from support.irregular import KINDS, put_back, set_aside
+from support.irregular import KINDS, put_back, replace_by_irregular
 
 import jaxddp
 from jaxddp.cli import main
@@ -63,9 +63,9 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with pytest.MonkeyPatch.context() as patched:
         folder = tmp_path_factory.mktemp("form")
         patched.setenv(CACHE_VARIABLE, str(folder / "cache"))
-        made = write(request.param, folder / "data")
-        patched.setenv("TFDS_DATA_DIR", str(made.path))
-        yield made
+        written_set = write(request.param, folder / "data")
+        patched.setenv("TFDS_DATA_DIR", str(written_set.path))
+        yield written_set
 
 
 every_form = pytest.mark.parametrize("written", FORMS, indirect=True, scope="module")
@@ -171,10 +171,10 @@ def test_evaluation_counts_every_example_once(written: Written):
 )
 def test_channels_and_bits_are_those_that_went_in(name: str, channels: int, bits: int, tmp_path: Path):
     """`test_pixel_formats` covers every kind of image in every format; these go through a stream."""
-    made = write(name, tmp_path / "data", channels, bits)
-    data = made.data() if made.form.in_memory else made.data(channels=channels, bits=bits)
+    written_set = write(name, tmp_path / "data", channels, bits)
+    data = written_set.data() if written_set.form.in_memory else written_set.data(channels=channels, bits=bits)
     train, _ = open_tables(data)
-    assert_pixels_of_rows(made, train, data)
+    assert_pixels_of_rows(written_set, train, data)
 
 
 def fingerprints(written: Written) -> list[str]:
@@ -183,12 +183,12 @@ def fingerprints(written: Written) -> list[str]:
 
 @every_form_once
 def test_the_fingerprint_does_not_depend_on_the_place(written: Written, tmp_path: Path):
-    found = fingerprints(written)
-    assert len({*found}) == 2
+    results = fingerprints(written)
+    assert len({*results}) == 2
     moved = written.path.rename(tmp_path / written.path.name)
-    assert fingerprints(dataclasses.replace(written, path=moved)) == found
+    assert fingerprints(dataclasses.replace(written, path=moved)) == results
     moved.rename(written.path)
-    assert fingerprints(written) == found
+    assert fingerprints(written) == results
 
 
 @pytest.mark.parametrize("name", ONCE)
@@ -212,9 +212,9 @@ UNDIVIDED = {"folders of png": "train", "CSV": "train.csv", "Parquet": "data/tra
 
 @pytest.mark.parametrize("name", UNDIVIDED)
 def test_data_without_a_split_are_divided_equally_everywhere(name: str, tmp_path: Path):
-    made = write(name, tmp_path / "data")
-    path = made.path / UNDIVIDED[name]
-    for file in (*made.path.glob("val.csv"), *made.path.glob("data/validation-*")):
+    written_set = write(name, tmp_path / "data")
+    path = written_set.path / UNDIVIDED[name]
+    for file in (*written_set.path.glob("val.csv"), *written_set.path.glob("data/validation-*")):
         file.unlink()
     with pytest.raises(InputError, match=r"has no validation split; give data\.val_share"):
         open_splits(DataConfig(path=str(path)))
@@ -227,7 +227,7 @@ def test_data_without_a_split_are_divided_equally_everywhere(name: str, tmp_path
     assert [source.fingerprint for source in again] == [train.fingerprint, val.fingerprint]
 
 
-def checked_and_held(written: Written, tmp_path: Path) -> tuple[Any, Any]:
+def check_and_open(written: Written, tmp_path: Path) -> tuple[Any, Any]:
     """Return the splits, compared with the manifest of `data check`."""
     report, manifest = check(open_splits(written.data())), tmp_path / "manifest.jsonl"
     assert report.num_faults == 0
@@ -238,7 +238,7 @@ def checked_and_held(written: Written, tmp_path: Path) -> tuple[Any, Any]:
 @pytest.mark.parametrize("written", [name for name in ONCE if name in FILES], indirect=True, scope="module")
 def test_check_finds_no_fault_and_pack_copies(written: Written, tmp_path: Path):
     splits = open_splits(written.data())
-    for table in checked_and_held(written, tmp_path):
+    for table in check_and_open(written, tmp_path):
         assert not any(table.digests.fault(row, table.read(row)) for row in range(len(table)))
     pack(splits, tmp_path / "packed", PackOptions(short_side=written.form.size))
     for copy, source in zip(
@@ -250,7 +250,7 @@ def test_check_finds_no_fault_and_pack_copies(written: Written, tmp_path: Path):
 @pytest.mark.parametrize("written", [name for name in ONCE if name not in FILES], indirect=True, scope="module")
 def test_arrays_are_checked_and_not_packed(written: Written, tmp_path: Path):
     splits = open_splits(written.data())
-    checked_and_held(written, tmp_path)
+    check_and_open(written, tmp_path)
     with pytest.raises(InputError, match="already arrays in few files; train on it directly"):
         pack(splits, tmp_path / "packed", PackOptions())
 
@@ -258,30 +258,30 @@ def test_arrays_are_checked_and_not_packed(written: Written, tmp_path: Path):
 # Files that are not regular
 
 
-def telling_files(written: Written) -> list[Path]:
+def essential_files(written: Written) -> list[Path]:
     """Yield each file of the set; the first image of a folder represents all."""
     if written.path.is_file():
         return [written.path]
-    found = sorted(path for path in written.path.rglob("*") if path.is_file() and path.suffix != ".jaxddp-index")
+    results = sorted(path for path in written.path.rglob("*") if path.is_file() and path.suffix != ".jaxddp-index")
     images = (".JPEG", ".png", ".bmp")
-    first = {path.parent: path for path in reversed(found) if path.suffix in images}
-    return [path for path in found if path.suffix not in images or first[path.parent] == path]
+    first = {path.parent: path for path in reversed(results) if path.suffix in images}
+    return [path for path in results if path.suffix not in images or first[path.parent] == path]
 
 
-def refusal(written: Written, capfd) -> tuple[bool, int, str]:
+def open_and_check(written: Written, capfd) -> tuple[bool, int, str]:
     """Return whether opening fails, and the exit code and the last line of `data check`."""
-    refused = False
+    is_rejected = False
     try:
         for source in open_tables(written.data()):
             source.read(0) if hasattr(source, "read") else None
     except InputError as error:
         assert "\n" not in str(error)
-        refused = True
+        is_rejected = True
     address = written.form.address or str(written.path)
     code = main(["data", "check", address])
-    said = capfd.readouterr()
-    assert "Traceback" not in said.err and code in (0, 1, 2)
-    return refused, code, said.out + said.err
+    output = capfd.readouterr()
+    assert "Traceback" not in output.err and code in (0, 1, 2)
+    return is_rejected, code, output.out + output.err
 
 
 @pytest.mark.parametrize(
@@ -292,12 +292,12 @@ def refusal(written: Written, capfd) -> tuple[bool, int, str]:
 )
 def test_a_data_set_with_an_irregular_file_raises_a_one_line_error(written, kind, capfd, monkeypatch):
     monkeypatch.chdir(written.path.parent)
-    for path in telling_files(written):
-        kept = set_aside(path, kind)
-        refused, code, said = refusal(written, capfd)
+    for path in essential_files(written):
+        kept = replace_by_irregular(path, kind)
+        is_rejected, code, output = open_and_check(written, capfd)
         # Most formats do not need a file of class names, and the folder of a class may contain a folder.
         optional = path.suffix == ".txt" or (written.form.format, kind) == ("folders", "a directory")
-        assert (refused and code > 0) or optional, (path, said)
+        assert (is_rejected and code > 0) or optional, (path, output)
         put_back(path, kept)
     open_tables(written.data())
 
@@ -306,12 +306,12 @@ def test_a_data_set_with_an_irregular_file_raises_a_one_line_error(written, kind
 @every_form_once
 def test_a_file_that_is_not_whole_is_found_by_the_check(written: Written, share: float, capfd, monkeypatch):
     monkeypatch.chdir(written.path.parent)
-    for path in telling_files(written):
+    for path in essential_files(written):
         content = path.read_bytes()
         path.write_bytes(content[: int(share * len(content))])
-        refused, code, said = refusal(written, capfd)
+        is_rejected, code, output = open_and_check(written, capfd)
         # The rest of a text may be valid; the library names only the folder of a damaged description.
-        named = path.name in said or (path.suffix == ".json" and str(written.path) in said)
-        assert ((refused or code > 0) and named) or path.suffix in (".txt", ".csv"), (path, said)
+        named = path.name in output or (path.suffix == ".json" and str(written.path) in output)
+        assert ((is_rejected or code > 0) and named) or path.suffix in (".txt", ".csv"), (path, output)
         path.write_bytes(content)
-    assert refusal(written, capfd)[:2] == (False, 0)
+    assert open_and_check(written, capfd)[:2] == (False, 0)

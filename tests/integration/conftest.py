@@ -32,11 +32,11 @@ def start() -> Iterator[Callable[..., Program]]:
     """Yield `start(kind, *arguments)`, which starts a program, and end all programs afterwards."""
     programs: list[Program] = []
 
-    def started(kind: type[Program], *arguments: object, **more: object) -> Program:
+    def start_program(kind: type[Program], *arguments: object, **more: object) -> Program:
         programs.append(kind(*arguments, **more))
         return programs[-1]
 
-    yield started
+    yield start_program
     for program in reversed(programs):
         program.close()
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.processes import BRIEF, TRAIN, Launched, Program, without_what_lasts
+from support.processes import BRIEF, TRAIN, Launched, Program, without_progress_lines
 
 FEW = 3
 """Maximum number of lines beside the last one and the usual output."""
@@ -41,10 +41,10 @@ def test_a_broken_image_prints_one_line_in_each_process(tree, start, tmp_path):
     assert launched.end() == 2, launched.out + launched.err
     for rank in (0, 1):
         assert f"{image}: cut short: " in launched.last_of(rank)
-        said = without_what_lasts((launched.logs / f"process-{rank}.log").read_text())
-        assert "Traceback" not in said and "tensorflow" not in said
+        output = without_progress_lines((launched.logs / f"process-{rank}.log").read_text())
+        assert "Traceback" not in output and "tensorflow" not in output
         # Process 0 also prints the job, the run and its steps.
-        assert len(said.splitlines()) <= 1 + FEW + 5 * (rank == 0)
+        assert len(output.splitlines()) <= 1 + FEW + 5 * (rank == 0)
 
 
 def test_a_full_disk_prints_one_line(arrays, start, tmp_path):

@@ -136,8 +136,8 @@ def test_a_save_that_fails_in_one_process_ends_the_job_with_its_cause(start, arr
     # In process 0 it may be the last manifest that exceeds the limit.
     failed = re.compile(rf"{workdir / 'checkpoints'}\S*: cannot be written \(File too large\)")
     assert failed.search(launched.last_of(rank))
-    said = launched.last_of(1 - rank)
-    assert said.startswith(f"jaxddp: process {rank} ended: ") and failed.search(said)
+    message = launched.last_of(1 - rank)
+    assert message.startswith(f"jaxddp: process {rank} ended: ") and failed.search(message)
 
 
 # tests/test_presence.py tests other changes of the work directory in one process.
@@ -156,19 +156,21 @@ def test_a_work_directory_that_is_removed_ends_the_job_and_is_not_made_again(tra
 
 # tests/test_user_code.py tests other ends by user code in one process.
 @pytest.mark.ci
-@pytest.mark.parametrize(("ends", "said"), [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "")])
-def test_a_listener_that_ends_its_process_ends_the_job_for_good(arrays, start, workdir, tmp_path, ends, said):
+@pytest.mark.parametrize(("ends", "message"), [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "")])
+def test_a_listener_that_ends_its_process_ends_the_job_for_good(arrays, start, workdir, tmp_path, ends, message):
     recipe = tmp_path / "leaving.py"
     recipe.write_text(LEAVING.replace("ENDS", ends))
     words = [TRAIN[0], str(recipe), *TRAIN[2:], "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS]
     launched = start(Launched, tmp_path / "launch", 2, words, "--restarts", "3")
     assert launched.end(SOON) == 1
     assert "restart 1 of 3" not in launched.err and "SIGABRT" not in launched.err
-    if said:
-        line = f"{recipe}:{LEAVING.split(chr(10)).index('        ENDS') + 1}: Leaving.step: {said}; to end a run, raise"
+    if message:
+        line = (
+            f"{recipe}:{LEAVING.split(chr(10)).index('        ENDS') + 1}: Leaving.step: {message}; to end a run, raise"
+        )
         assert launched.last_of(0).startswith(f"jaxddp: {line}")
         assert launched.last_of(1).startswith(f"jaxddp: process 0 ended: {line}")
-        assert result(workdir)["status"] == "failed" and result(workdir)["reason"].endswith(f"Leaving.step: {said}")
+        assert result(workdir)["status"] == "failed" and result(workdir)["reason"].endswith(f"Leaving.step: {message}")
     else:
         assert "process 0: exit code 0 during its work, as from os._exit(0)" in launched.err
 

@@ -30,7 +30,7 @@ print(json.dumps({"asked": asked, "hits": events["cache_hits"], "kept": events["
 """
 
 
-def counts(start, folder: Path, script: Path) -> list[dict[str, int]]:
+def count_programs(start, folder: Path, script: Path) -> list[dict[str, int]]:
     """Return by process how many programs were requested from the cache, found in it, and compiled and stored."""
     run = start(Launched, folder, 2, ["python", str(script), str(folder / "run")])
     run.ends_well()
@@ -43,7 +43,7 @@ def test_a_second_start_of_two_processes_compiles_nothing(start, tmp_path, monke
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "kept"))
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    cold, warm = (counts(start, tmp_path / name, script) for name in ("cold", "warm"))
+    cold, warm = (count_programs(start, tmp_path / name, script) for name in ("cold", "warm"))
     # A program that is neither found nor stored would be compiled silently at each start.
     assert all(process == {"asked": process["kept"], "hits": 0, "kept": process["kept"]} for process in cold), cold
     assert all(process["kept"] > 3 for process in cold), cold

@@ -6,7 +6,7 @@ from support.processes import BRIEF, TRAIN, Launched, checkpoint_steps
 SOON = 60
 """Maximum seconds until both end on a busy machine: the start, the promised 15, the launcher's grace period."""
 
-LITTLE = """
+LITTLE_MEMORY = """
 import os, sys
 from jaxddp.cli import main
 from jaxddp.mesh import Topology
@@ -16,7 +16,7 @@ if os.environ["JAX_PROCESS_ID"] == "1":
 sys.exit(main(sys.argv[1:]))
 """
 
-LESS_AND_LESS = """
+OUT_OF_MEMORY = """
 import itertools, os, sys
 import jax
 from jaxddp.cli import main
@@ -53,7 +53,7 @@ def training(arrays, start, tmp_path):
 # tests/test_memory.py tests the line.
 @pytest.mark.ci
 def test_a_step_that_one_process_has_no_memory_for_ends_both_before_it_with_the_same_line(training, tmp_path):
-    launched = training(LITTLE)
+    launched = training(LITTLE_MEMORY)
     lines = [launched.last_of(rank) for rank in (0, 1)]
     assert lines[0] == lines[1]
     assert lines[0].startswith("jaxddp: the step needs ") and ", and cpu of process 1 has " in lines[0]
@@ -63,7 +63,7 @@ def test_a_step_that_one_process_has_no_memory_for_ends_both_before_it_with_the_
 # tests/test_memory.py tests the line; test_faults.py tests other failures of one process.
 @pytest.mark.ci
 def test_memory_that_runs_out_in_one_process_ends_both_with_its_line(training):
-    launched = training(LESS_AND_LESS)
+    launched = training(OUT_OF_MEMORY)
     lines = [launched.last_of(rank) for rank in (0, 1)]
     expected = "memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step needs "
     assert lines[1].startswith(f"jaxddp: {expected}")

@@ -154,9 +154,9 @@ def test_training_is_one_display_and_a_line_an_epoch(name, source, steps, epochs
 
 def test_stderr_only_names_the_new_layers(digits, fine_tuning, inspect_run):
     assert on_stderr(digits) == on_stderr(inspect_run) == []
-    said = [line.split("first: ")[1] for line in on_stderr(fine_tuning)]
+    sources = [line.split("first: ")[1] for line in on_stderr(fine_tuning)]
     line = "6 of the network's 8 arrays; a new head for 4 other classes: params/head/bias, params/head/kernel"
-    assert said == [line, line]
+    assert sources == [line, line]
 
 
 def test_fine_tuning_learns_from_ten_pictures_of_each_class(fine_tuning):

@@ -36,7 +36,7 @@ def page(tmp_path_factory) -> Path:
     return file
 
 
-def drawn(browser: Browser) -> dict[str, bool]:
+def drawn_charts(browser: Browser) -> dict[str, bool]:
     """Return by id whether a chart shows a line, a marker or an image."""
     return browser.run(
         """Object.fromEntries([...document.querySelectorAll(".chart")].map(chart => [chart.id,
@@ -69,7 +69,7 @@ def test_all_is_drawn_and_nothing_is_loaded(browser, page, size, dark):
     browser.requests.clear()
     browser.open(page, *size, dark=dark)
     open_all(browser)
-    marks = drawn(browser)
+    marks = drawn_charts(browser)
     missing = [chart for chart, shown in marks.items() if not shown]
     assert len(marks) == CHARTS and missing == []
     assert browser.errors == [] and browser.requests == [page.as_uri()]
@@ -152,7 +152,7 @@ def test_markup_in_names_is_text(browser, tmp_path):
     browser.errors.clear()
     browser.open(file, *PHONE)
     open_all(browser)
-    assert browser.errors == [] and all(drawn(browser).values())
+    assert browser.errors == [] and all(drawn_charts(browser).values())
     assert browser.run("document.querySelectorAll('script').length") == 3
     assert browser.run("document.querySelectorAll('main b i, main td i:not(.swatch), img[src=x]').length") == 0
     headings = browser.run("[...document.querySelectorAll('tbody th')].map(cell => cell.textContent)")

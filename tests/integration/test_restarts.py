@@ -118,11 +118,22 @@ class Machine(Program):
     """The launcher of one of several simulated machines."""
 
     def __init__(self, folder: Path, nr: int, place: Sequence[str], command: Sequence[str]):
-        own = ["--nr", str(nr), "--processes", "1", "--grace", "2", "--logs", str(folder / "logs"), *THREADS, *place]
-        words = [sys.executable, "-m", "jaxddp", "launch", *own, "--", *command]
+        options = [
+            "--nr",
+            str(nr),
+            "--processes",
+            "1",
+            "--grace",
+            "2",
+            "--logs",
+            str(folder / "logs"),
+            *THREADS,
+            *place,
+        ]
+        words = [sys.executable, "-m", "jaxddp", "launch", *options, "--", *command]
         super().__init__(words, folder, environment(JAXDDP_JOB_KEY="secret"))
 
-    def said(self, *words: str) -> None:
+    def expect(self, *words: str) -> None:
         self.wait_until(lambda: all(word in self.out + self.err for word in words))
 
 
@@ -136,7 +147,7 @@ def test_two_machines_meet_again_and_end_as_if_nothing_had_been(observed, undist
     command = observed(tmp_path / "run", "0:1:9", seconds=0.05)
     first, second = (start(Machine, tmp_path / str(nr), nr, place, command) for nr in (0, 1))
     for each in (first, second):
-        each.said("process 1: killed by SIGKILL; restart 1 of 5 in 1 s")
+        each.expect("process 1: killed by SIGKILL; restart 1 of 5 in 1 s")
     first.wait_until(lambda: len(lines(tmp_path / "run")) >= 18)
     second.process.send_signal(signal.SIGKILL)
     second.end()
@@ -148,13 +159,16 @@ def test_two_machines_meet_again_and_end_as_if_nothing_had_been(observed, undist
 
 def rows_by_start(folder: Path) -> list[dict[int, list[list[int]]]]:
     """Return for each generation the rows of each process by step."""
-    found: dict[str, dict[int, list[list[int]]]] = {}
+    rows_of_runs: dict[str, dict[int, list[list[int]]]] = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime):
         run_id, _, rank = file.stem.rpartition("-")
         for step, rows in map(json.loads, file.read_text().splitlines()):
-            found.setdefault(run_id, {}).setdefault(step, []).append((int(rank), rows))
-    ordered = sorted(found, key=lambda run_id: int(run_id.rpartition(".")[2]))
-    return [{step: [rows for _, rows in sorted(parts)] for step, parts in found[run_id].items()} for run_id in ordered]
+            rows_of_runs.setdefault(run_id, {}).setdefault(step, []).append((int(rank), rows))
+    ordered = sorted(rows_of_runs, key=lambda run_id: int(run_id.rpartition(".")[2]))
+    return [
+        {step: [rows for _, rows in sorted(parts)] for step, parts in rows_of_runs[run_id].items()}
+        for run_id in ordered
+    ]
 
 
 # tests/test_machines.py tests machines that come and go without training.
@@ -168,7 +182,7 @@ def test_machines_come_and_go_and_every_example_is_seen_once(observed, undisturb
     first.wait_until(lambda: len(lines(workdir)) >= 9)
     second.process.send_signal(signal.SIGKILL)
     second.end()
-    first.said("restart 1 of 1 in 1 s")
+    first.expect("restart 1 of 1 in 1 s")
     first.wait_until(lambda: len(lines(workdir)) >= 14)
     third = start(Machine, tmp_path / "again", 1, place, command)
     assert (first.end(), third.end()) == (0, 0), first.out + first.err + third.out + third.err

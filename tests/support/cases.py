@@ -11,10 +11,10 @@ def rarely(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
-def few(telling: tuple, *others: Any) -> list:
+def few(essential: tuple, *others: Any) -> list:
     """Return the essential values of an argument, and others that only `make test-all` runs."""
-    return [*telling, *map(rarely, others)]
+    return [*essential, *map(rarely, others)]
 
 
-dear = settings(max_examples=settings.default.max_examples // 2)
+costly = settings(max_examples=settings.default.max_examples // 2)
 """Settings with half of the examples, for properties whose examples compile something."""

@@ -73,10 +73,10 @@ def write_idx(folder: Path, splits: Splits | None = None) -> Path:
 
 def write_npz(file: Path, splits: Splits | None = None) -> Path:
     file = file.with_suffix(".npz")
-    held: dict[str, Any] = {"class_names": np.array(CLASSES)}
+    arrays: dict[str, Any] = {"class_names": np.array(CLASSES)}
     for name, split in (splits or pictures(channels=1)).items():
-        held |= {f"{name}_images": split.images, f"{name}_labels": split.labels}
-    np.savez(file, **held)
+        arrays |= {f"{name}_images": split.images, f"{name}_labels": split.labels}
+    np.savez(file, **arrays)
     return file
 
 
@@ -150,10 +150,10 @@ def write_parquet(folder: Path, splits: Splits) -> Path:
     for name, split in splits.items():
         cells = [{"bytes": split.encoded(row), "path": None} for row in range(len(split))]
         table = pa.table({"image": pa.array(cells, cell), "label": pa.array(split.labels)})
-        told = {"huggingface": json.dumps({"info": {"features": features}})}
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
         file = folder / "data" / f"{'train' if name == 'train' else 'validation'}-00000-of-00001.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table.replace_schema_metadata(told), file, row_group_size=4)
+        pq.write_table(table.replace_schema_metadata(metadata), file, row_group_size=4)
     return folder
 
 

@@ -30,7 +30,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def set_aside(path: Path, kind: str) -> Path:
+def replace_by_irregular(path: Path, kind: str) -> Path:
     """Replace a file by a non-regular one, and return where the file is kept."""
     kept = path.rename(path.with_name("kept-aside"))
     KINDS[kind](path)

@@ -31,7 +31,7 @@ def program(text: str) -> list[str]:
     return ["python", "-c", PRELUDE + textwrap.dedent(text)]
 
 
-class Ran:
+class LaunchResult:
     """A launch in this process, and its results."""
 
     def __init__(self, capfd, logs: Path, text: str, **options):
@@ -45,7 +45,7 @@ class Ran:
         """Return the lines that a process wrote."""
         return [line.removeprefix(f"[{rank}] ") for line in self.lines if line.startswith(f"[{rank}] ")]
 
-    def told(self) -> list[dict[str, str]]:
+    def environments(self) -> list[dict[str, str]]:
         """Return the environments that processes wrote with `TELL`."""
         ranks = sorted({int(re.match(r"\[(\d+)\]", line)[1]) for line in self.lines})
         return [dict(line.split("=", 1) for line in self.of(rank)) for rank in ranks]
@@ -86,14 +86,14 @@ from pathlib import Path
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch
 """
-TELL = """
+PRINT_ENVIRONMENT = """
 for name, value in os.environ.items():
     if name.startswith(("JAX", "CUDA", "GLIBC", "PYTHONUNBUFFERED")):
         say(f"{name}={value}")
 """
 
 
-class Started:
+class LauncherProcess:
     """A launcher in a separate process, whose output goes to files."""
 
     def __init__(self, folder: Path, command: list[str]):
@@ -126,7 +126,7 @@ class Started:
             pytest.fail(f"still running:\n{self.out}{self.err}")
 
 
-class Machine(Started):
+class Machine(LauncherProcess):
     """The launcher of one of several machines."""
 
     def __init__(self, folder: Path, text: str, options: str, config: str = "None"):
@@ -140,7 +140,7 @@ class Machine(Started):
         )
         super().__init__(folder, [sys.executable, "-c", code])
 
-    def said(self, *lines: str) -> "Machine":
+    def expect(self, *lines: str) -> "Machine":
         """Wait until the output has all of these lines."""
         self.wait_until(lambda: all(line in self.out + self.err for line in lines))
         return self
@@ -156,9 +156,9 @@ def machines(folder: Path) -> Iterator[Callable[..., Machine]]:
         return started[-1]
 
     yield start
-    for each in started:
-        each.process.kill()
-        each.process.wait(HANGING)
+    for launcher in started:
+        launcher.process.kill()
+        launcher.process.wait(HANGING)
 
 
 GENERATION = "generation = int(os.environ['JAXDDP_GENERATION'])"

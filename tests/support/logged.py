@@ -26,16 +26,16 @@ def alone(folder: Path, patch: pytest.MonkeyPatch) -> None:
     patch.chdir(folder)
 
 
-def forget_mlflow() -> None:
+def remove_mlflow_variables() -> None:
     """Remove the environment variables that the logger has set."""
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         del os.environ[name]
 
 
-def of_rows(found: list[rows.Row]) -> Series:
+def of_rows(results: list[rows.Row]) -> Series:
     """Return the scalars of lines of metrics.jsonl, with NaN for null."""
     series: Series = {}
-    for row in found:
+    for row in results:
         for name, value in rows.scalars(row).items():
             series.setdefault(name, []).append((row["step"], float("nan") if value is None else value))
     return series
@@ -60,8 +60,8 @@ def of_tensorboard(directory: Path) -> Series:
     from tensorboard.util.tensor_util import make_ndarray
 
     return {
-        tag: [(event.step, float(make_ndarray(event.tensor_proto))) for event in found]
-        for tag, found in tensorboard_tags(directory).items()
+        tag: [(event.step, float(make_ndarray(event.tensor_proto))) for event in results]
+        for tag, results in tensorboard_tags(directory).items()
         if not tag.endswith("/predictions")
     }
 
@@ -91,7 +91,7 @@ def wandb_records(folder: Path) -> Iterator[Any]:
 
 def wandb_history(folder: Path) -> list[dict[str, Any]]:
     """Return the logged rows, without the library's columns."""
-    found = []
+    results = []
     for record in wandb_records(folder):
         if record.WhichOneof("record_type") == "history":
             row: dict[str, Any] = {}
@@ -101,17 +101,17 @@ def wandb_history(folder: Path) -> list[dict[str, Any]]:
                     row.setdefault(item.nested_key[0], {})[item.nested_key[1]] = value
                 else:
                     row[item.key or item.nested_key[0]] = value
-            found.append({name: value for name, value in row.items() if not name.startswith("_")})
-    return found
+            results.append({name: value for name, value in row.items() if not name.startswith("_")})
+    return results
 
 
 def wandb_config(folder: Path) -> dict[str, Any]:
     """Return the config, merged from all records of the run."""
-    found = {}
+    results = {}
     for record in wandb_records(folder):
         for update in (*record.run.config.update, *record.config.update):
-            found[update.key or ".".join(update.nested_key)] = json.loads(update.value_json)
-    return found
+            results[update.key or ".".join(update.nested_key)] = json.loads(update.value_json)
+    return results
 
 
 def wandb_ids(folder: Path) -> set[str]:
@@ -128,9 +128,11 @@ def offline_runs(workdir: Path) -> list[Path]:
 
 def of_wandb(workdir: Path) -> Series:
     """Return the scalars of the run that the work directory names."""
-    own = {json.loads((workdir / "wandb.json").read_text())["id"]}
+    run_ids = {json.loads((workdir / "wandb.json").read_text())["id"]}
     series: Series = {}
-    for row in [row for folder in offline_runs(workdir) if wandb_ids(folder) == own for row in wandb_history(folder)]:
+    for row in [
+        row for folder in offline_runs(workdir) if wandb_ids(folder) == run_ids for row in wandb_history(folder)
+    ]:
         for name, value in row.items():
             if name != "step" and not isinstance(value, dict):
                 series.setdefault(name, []).append((row["step"], float(value)))

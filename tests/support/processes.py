@@ -68,7 +68,7 @@ class Program:
 
     @property
     def err(self) -> str:
-        return without_what_lasts(self._err.read_text())
+        return without_progress_lines(self._err.read_text())
 
     @property
     def last(self) -> str:
@@ -109,8 +109,8 @@ class Launched(Program):
 
     def __init__(self, folder: Path, processes: int, command: Sequence[str], *options: str):
         self.logs = folder / "logs"
-        own = ["--processes", str(processes), "--logs", str(self.logs), *options]
-        super().__init__([sys.executable, "-m", "jaxddp", "launch", *own, "--", *command], folder)
+        launch_options = ["--processes", str(processes), "--logs", str(self.logs), *options]
+        super().__init__([sys.executable, "-m", "jaxddp", "launch", *launch_options, "--", *command], folder)
 
     def last_of(self, rank: int) -> str:
         """Return the last line that a process wrote to either stream."""
@@ -125,9 +125,9 @@ class Launched(Program):
         pytest.fail(f"process {rank} does not run:\n{self.out}{self.err}")
 
 
-def without_what_lasts(said: str) -> str:
+def without_progress_lines(text: str) -> str:
     """Remove lines that only appear on slow machines, such as `importing JAX ...`."""
-    return "".join(line for line in said.splitlines(keepends=True) if not line.endswith(" ...\n"))
+    return "".join(line for line in text.splitlines(keepends=True) if not line.endswith(" ...\n"))
 
 
 def last_line(file: Path) -> str:

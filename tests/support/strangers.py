@@ -51,11 +51,11 @@ STRANGERS = {
 def answers(connection: socket.socket) -> list[object]:
     """Return the answers of process 0 on a connection until it is closed."""
     with connection, connection.makefile("rb") as stream:
-        found = []
+        results = []
         # Nothing more is sent, so process 0 need not wait.
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
             while head := stream.read(LENGTH):
-                found.append(CODEC.decode(stream.read(int.from_bytes(head, "big"))))
-        return found
+                results.append(CODEC.decode(stream.read(int.from_bytes(head, "big"))))
+        return results
