@@ -17,9 +17,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The width of the user's terminal, which pytest-xdist would pass to its workers.
 os.environ.pop("COLUMNS", None)
-# Programs of tests are small and run a few times, so compilation is fast rather than optimizing, and uses one thread,
-# because other tests use the other cores. Children inherit the flags. XLA aborts for an unknown flag; jaxlib 0.11
-# removed one.
+# Programs of tests are small and run a few times, so XLA compiles them without expensive optimizations. It uses one
+# thread, because other tests use the other cores. Children inherit the flags. XLA aborts for an unknown flag; jaxlib
+# 0.11 removed the last flag.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -63,7 +63,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest files first, so that none is left for the end, and marks the tests of some folders."""
+    """Start the longest files first, so that no long file runs at the end, and mark the tests of some folders."""
     ranks = {name: place for place, name in enumerate(LONGEST)}
     folder = Path(__file__).parent
     for item in items:

@@ -104,7 +104,7 @@ def assert_same_layers(sizes, form, seed):
 
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[2]])
-def test_it_is_the_network_s_layers_in_float64(form):
+def test_the_fused_operation_equals_the_networks_layers_in_float64(form):
     assert_same_layers((150, 24, 40), form, 0)
 
 
@@ -113,16 +113,16 @@ def test_it_is_the_network_s_layers_in_float64(form):
 @given(
     st.tuples(st.integers(1, 300), st.integers(1, 140), st.integers(1, 140)), st.sampled_from(FORMS), st.integers(0, 9)
 )
-def test_it_is_the_network_s_layers_of_any_size(sizes, form, seed):
+def test_the_fused_operation_equals_the_networks_layers_for_any_size(sizes, form, seed):
     assert_same_layers(sizes, form, seed)
 
 
 @pytest.mark.exhaustive
-def test_in_bfloat16_it_is_the_network_s_layers_up_to_rounding():
+def test_the_fused_operation_in_bfloat16_equals_the_networks_layers_up_to_rounding():
     """Parameters, statistics and all their gradients stay float32."""
     inputs, weights = draw_inputs(0, (600, 64, 40), FORMS[2], jnp.bfloat16, jnp.float32)
     ours, plain = (functools.partial(operation, relu=True) for operation in (fused, composed))
-    # Not in one program, in which XLA would round the layers elsewhere.
+    # The results are not computed in one program, in which XLA would round the layers elsewhere.
     assert_close(results(ours, inputs, weights), results(plain, inputs, weights), 0.02)
 
 
@@ -153,7 +153,7 @@ def test_with_an_axis_name_the_shards_are_normalized_as_one_batch(form):
 
 
 @pytest.mark.parametrize("form", [pytest.param(FORMS[0], marks=pytest.mark.exhaustive), FORMS[2]])
-def test_batch_norm_does_not_hide_a_nan(form):
+def test_a_nan_in_one_channel_reaches_all_results(form):
     """A NaN in one channel of the input reaches all results and statistics."""
     inputs, weights = draw_inputs(0, (37, 8, 16), form, jnp.float32, jnp.float32)
     inputs[0] = inputs[0].at[2, 0, 0, 3].set(jnp.nan)
@@ -169,7 +169,7 @@ EPSILON = 2.0**-24
 
 
 def assert_within(actual, terms, magnitude, additions):
-    """Return whether sums have at most the error of their additions, each EPSILON of the sum of absolute terms."""
+    """Check that sums have at most the error of their additions, each EPSILON of the sum of absolute terms."""
     assert actual.dtype == np.float32 and np.isfinite(actual).all()
     assert (np.abs(actual - terms) <= 2 * additions * EPSILON * magnitude).all()
 
@@ -199,7 +199,7 @@ def norm_gradient(gradient, y, after, relu):
         for case in itertools.product(SIZES, (False, True), (False, True))
     ],
 )
-def test_each_product_is_as_near_as_its_additions_allow(sizes, has_before, relu):
+def test_the_error_of_each_product_is_bounded_by_its_additions(sizes, has_before, relu):
     pixels, depth, features = sizes
     rng = np.random.default_rng(sum(sizes))
     x, gradient, kernel = (
@@ -214,7 +214,7 @@ def test_each_product_is_as_near_as_its_additions_allow(sizes, has_before, relu)
     x64, kernel64, gradient64, y64 = wide((x, kernel, gradient, y))
     z, large = (np.maximum(a, 0) for a in affine(x64, wide(norm))) if has_before else (x64, np.abs(x64))
     assert_within(y, z @ kernel64, large @ np.abs(kernel64), depth + 4)
-    # Statistics are those of the rounded result.
+    # The statistics are of the rounded result.
     assert_within(total, y64.sum(0), np.abs(y64).sum(0), pixels + 1)
     assert_within(squares, np.square(y64).sum(0), np.square(y64).sum(0), pixels + 2)
 
@@ -235,8 +235,8 @@ def test_each_product_is_as_near_as_its_additions_allow(sizes, has_before, relu)
 
 
 @pytest.mark.parametrize(("sizes", "is_exact"), [((37, 24, 40), False), ((256, 64, 128), True)])
-def test_what_lies_past_the_end_is_neither_read_nor_written(sizes, is_exact, monkeypatch):
-    """On a GPU this matters; an interpreted kernel tolerates an unmasked block past the end of an array."""
+def test_blocks_past_the_end_of_an_array_are_masked(sizes, is_exact, monkeypatch):
+    """Only a GPU needs the masks; an interpreted kernel tolerates an unmasked block past the end of an array."""
     masks = []
 
     def record_masks(operation):
@@ -250,7 +250,7 @@ def test_what_lies_past_the_end_is_neither_read_nor_written(sizes, is_exact, mon
         monkeypatch.setattr(triton, name, record_masks(getattr(triton, name)))
     inputs, weights = draw_inputs(0, sizes, FORMS[2], jnp.float32, jnp.float32)
     jax.eval_shape(functools.partial(results, functools.partial(fused, relu=True)), inputs, weights)
-    # 8 by the convolution, 15 by the image gradient, 12 by the kernel gradient.
+    # The convolution has 8 loads and stores, the image gradient 15, the kernel gradient 12.
     assert len(masks) == 35 and all((mask is None) is is_exact for mask in masks)
 
 
@@ -278,7 +278,7 @@ uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilati
         ),
     ],
 )
-def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype):
+def test_both_passes_compile_for_an_h200_within_a_shard_map(sizes, has_before, dtype):
     """Compile both passes within a `shard_map` with replication checking."""
     pixels, depth, features = sizes
     topology = Topology.create(gpu_plugin.described_devices("1x1x1"))
@@ -321,7 +321,7 @@ def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype)
 
 @needs_plugin
 @uncached
-def test_a_block_s_last_convolution_moves_fewer_bytes():
+def test_the_fused_last_convolution_of_a_block_moves_fewer_bytes():
     """The expected bytes count the necessary reads and writes; [M, F] is four times as large as [M, K]."""
     batch, side, depth, features = 8, 14, 256, 1024
     convolution = pointwise.Pointwise("last", side, depth, features)
@@ -333,7 +333,7 @@ def test_a_block_s_last_convolution_moves_fewer_bytes():
     assert forward_bytes >= 18 * unit
 
 
-def test_the_convolutions_that_are_counted_are_the_network_s():
+def test_the_counted_convolutions_are_those_of_the_network():
     shapes = jax.eval_shape(resnet("resnet50", 10).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"]
     sizes = {
         (block, name): layer["kernel"].shape[2:]
@@ -347,13 +347,13 @@ def test_the_convolutions_that_are_counted_are_the_network_s():
     assert len(sizes) == 36 and Counter(tuple(each)[2:] for each in pointwise.convolutions()) == expected
 
 
-def test_without_a_gpu_it_is_an_error_of_jax():
+def test_without_a_gpu_jax_raises_an_error():
     inputs, _ = draw_inputs(0, (16, 16, 16), FORMS[2], jnp.float32, jnp.float32)
     with pytest.raises(ValueError, match="interpret"):
         convolve_between_norms(*inputs, form=Form())
 
 
-def test_no_network_uses_it():
+def test_no_network_uses_the_fused_operation():
     """It stays outside the package until a GPU has timed it."""
     imported = re.compile(r"^ *(from|import) benchmarks\b", re.MULTILINE)
     files = [file for folder in ("jaxddp", "configs") for file in (ROOT / folder).rglob("*.py")]

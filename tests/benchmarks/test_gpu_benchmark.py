@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/gpu.py` that need neither a GPU nor torch."""
+"""The functions of `benchmarks/gpu.py` that need neither a GPU nor torch."""
 
 import json
 import os
@@ -32,7 +32,7 @@ ABOUT = {"case": "a network", "device": "a device"}
 NOISE = "RESOURCE_EXHAUSTED: Out of memory; torch.OutOfMemoryError: CUDA out of memory: candidate left out"
 
 
-def test_without_a_gpu_it_is_one_line_and_code_2(tmp_path):
+def test_without_a_gpu_the_benchmark_prints_one_line_and_exits_with_code_2(tmp_path):
     command = [sys.executable, str(gpu.__file__), "--out", str(tmp_path / "gpu.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stdout == ""
@@ -49,13 +49,13 @@ def run(tmp_path, program, limit=60.0, cut=False):
     return results, children.run("a/key", command, limit, {}, results.append, cut=cut)
 
 
-def test_results_of_a_child_are_taken_whatever_it_prints(tmp_path):
+def test_results_of_a_child_do_not_depend_on_its_output(tmp_path):
     (tmp_path / "out.jsonl").write_text('{"of": "the one before"}\n')
     program = f"import sys; print({NOISE!r}, file=sys.stderr); open(sys.argv[1], 'a').write('{{\"step\": 2}}\\n')"
     assert run(tmp_path, program) == ([{"step": 2}], None)
 
 
-def test_results_are_taken_as_they_come(tmp_path):
+def test_results_of_a_child_are_read_before_it_ends(tmp_path):
     program = "import sys, time; open(sys.argv[1], 'a').write('{\"step\": 2}\\n{\"torn'); time.sleep(60)"
     results, failed = run(tmp_path, program, limit=2)
     assert results == [{"step": 2}] and failed is not None and failed["failed"] == "no result within 2 s"
@@ -70,18 +70,18 @@ def test_results_are_taken_as_they_come(tmp_path):
         ("", "it succeeded, but without a result"),
     ],
 )
-def test_how_a_child_failed(tmp_path, program, why):
+def test_the_reason_of_a_childs_failure_is_reported(tmp_path, program, why):
     results, failed = run(tmp_path, program)
     assert results == [] and failed is not None and failed["failed"] == why
 
 
-def test_a_child_that_the_end_of_the_call_cuts_off_has_not_failed(tmp_path):
+def test_a_child_cut_off_by_the_end_of_the_call_is_no_failure(tmp_path):
     with pytest.raises(CutOff):
         run(tmp_path, "import time; time.sleep(60)", limit=0.5, cut=True)
 
 
 class OutOfMemoryError(RuntimeError):
-    """Has the name of torch's exception."""
+    """An exception with the name of torch's."""
 
 
 def wrapped(cause):
@@ -101,7 +101,7 @@ def wrapped(cause):
         (AssertionError("first\nsecond"), "AssertionError: first"),
     ],
 )
-def test_a_contender_tells_why_it_ended(tmp_path, error, why):
+def test_a_contender_writes_the_reason_of_its_failure(tmp_path, error, why):
     def main(_):
         raise error
 
@@ -113,7 +113,7 @@ def test_a_contender_tells_why_it_ended(tmp_path, error, why):
 # --- The table ---
 
 
-def test_a_table_is_whole_at_every_moment_and_goes_on(tmp_path, monkeypatch):
+def test_a_kill_during_a_write_leaves_the_previous_table(tmp_path, monkeypatch):
     path = tmp_path / "gpu.json"
     Table.open(path, ABOUT).put("gate/jaxddp", {"losses": [1.0]})
     before = path.read_bytes()
@@ -125,7 +125,7 @@ def test_a_table_is_whole_at_every_moment_and_goes_on(tmp_path, monkeypatch):
     assert path.read_bytes() == before and Table.open(path, ABOUT).measured == {"gate/jaxddp": {"losses": [1.0]}}
 
 
-def test_a_table_of_something_else_is_refused_in_one_line(tmp_path):
+def test_a_table_of_another_device_or_format_is_rejected_in_one_line(tmp_path):
     path = tmp_path / "gpu.json"
     Table.open(path, ABOUT).save()
     with pytest.raises(Refused, match=r"gpu\.json: its device is a device, not another; give another --out$"):
@@ -135,7 +135,7 @@ def test_a_table_of_something_else_is_refused_in_one_line(tmp_path):
         Table.open(path, ABOUT)
 
 
-def test_what_is_measured_again_is_forgotten(tmp_path):
+def test_measurements_to_repeat_are_removed_from_the_table(tmp_path):
     table = Table(tmp_path / "gpu.json", {}, {"batches/a/1": {}, "batches/b/1": {}, "gate/a": {}})
     table.forget(["batches/b", "gate"])
     assert list(table.measured) == ["batches/a/1"]
@@ -157,7 +157,7 @@ SPEEDS = {
 }
 
 
-def test_rounds_are_at_each_contender_s_best_batch_and_torch_s_best_mode(tmp_path):
+def test_rounds_use_each_contenders_best_batch_and_torchs_best_mode(tmp_path):
     plan = plan_of(tmp_path, SPEEDS, rounds=2)
     assert plan.best("jaxddp") == (256, None) and plan.best("torch") == (128, "max-autotune")
     keys = [each.key for each in plan.pending("rounds")]
@@ -165,7 +165,7 @@ def test_rounds_are_at_each_contender_s_best_batch_and_torch_s_best_mode(tmp_pat
     assert [key[-1] for key in keys] == ["0", "0", "1", "1"] and keys[2].startswith("rounds/jaxddp")
 
 
-def test_the_trace_of_cifar_10_needs_no_batch_of_the_step(tmp_path):
+def test_the_trace_of_cifar_10_needs_no_measured_batch_of_the_step(tmp_path):
     plan = plan_of(tmp_path, {})
     with pytest.raises(NotRun):
         plan.pending("trace")
@@ -175,7 +175,7 @@ def test_the_trace_of_cifar_10_needs_no_batch_of_the_step(tmp_path):
     assert [each.key for each in with_steps.pending("trace")] == ["trace/cifar10", "trace/step 256"]
 
 
-def test_more_images_than_ran_out_of_memory_are_not_tried(tmp_path):
+def test_a_larger_batch_than_one_that_ran_out_of_memory_is_not_started(tmp_path):
     plan = plan_of(tmp_path, dict(SPEEDS), batches=(256, 512), modes=("max-autotune",))
     call = Call(plan, Children(tmp_path, tmp_path, {}), "no-such-python", float("inf"))
     assert call.take(["batches"])
@@ -195,19 +195,19 @@ def test_a_child_is_not_started_when_too_little_time_is_left(tmp_path):
     assert plan.table.failures[first.key].startswith("exit code 2: ")
 
 
-def test_limits_of_keys_take_the_place_of_a_child_s_own(tmp_path):
+def test_limits_of_keys_replace_the_usual_limits(tmp_path):
     plan = replace(plan_of(tmp_path, {}), limits=(gpu.parse_limit("100"), gpu.parse_limit("batches/torch=7")))
     assert {each.limit for each in plan.pending("gate")} == {100}
     assert {each.key.split("/")[1]: each.limit for each in plan.pending("batches")} == {"jaxddp": 100, "torch": 7}
 
 
-def test_the_command_that_goes_on_measures_nothing_again():
+def test_the_command_to_continue_repeats_no_measurement():
     words = ["gpu.py", "--small", "--again", "gate", "rounds/torch", "--seconds", "580"]
     assert gpu.without_again(words) == ["gpu.py", "--small", "--seconds", "580"]
     assert gpu.without_again(words[:5]) == ["gpu.py", "--small"]
 
 
-def test_the_table_takes_shares_of_the_larger_of_two_peaks(tmp_path):
+def test_fractions_of_a_peak_use_the_larger_of_two_measurements(tmp_path):
     peaks = {"version": "1", "device": "NVIDIA H100", "flops_an_image": 24e9}
     rounds = {"rounds/jaxddp/256/0": 256 / 2900, "rounds/jaxddp/256/1": 256 / 3100, "rounds/jaxddp/256/2": 256 / 3000}
     rounds |= {f"rounds/torch/max-autotune 128/{number}": 128 / 2000 for number in range(3)}
@@ -231,7 +231,7 @@ def test_the_table_takes_shares_of_the_larger_of_two_peaks(tmp_path):
     assert "batch norm apart" not in render(plan_of(tmp_path, measured, case=replace(GPU.case, width=32)))
 
 
-def test_the_table_of_cifar_counts_all_seeds(tmp_path):
+def test_the_table_of_cifar_averages_all_seeds(tmp_path):
     runs = {f"cifar/cifar10/seed/{seed}": {"seconds": 2.0 + seed, "top1": 0.93 + 0.02 * seed} for seed in (0, 1)}
     runs["cifar/cifar10/seed/0"]["images_placed"] = 0.25
     plan = plan_of(tmp_path, runs)
@@ -256,13 +256,13 @@ EQUAL_LOSSES = {
 """Losses of ResNet-50 at 224 px with 8 images, measured on a CPU."""
 
 
-def test_the_gate_lets_equal_networks_pass(tmp_path):
+def test_equal_networks_pass_the_gate(tmp_path):
     lines, passed = judge_losses(tmp_path, **EQUAL_LOSSES)
     assert passed and lines[-1] == "the gate: passed"
     assert judge_losses(tmp_path)[0] == ["the gate: not measured"]
 
 
-def test_a_gate_without_a_result_has_not_passed_and_stops_nothing(tmp_path):
+def test_a_gate_with_a_missing_result_is_reported_and_stops_nothing(tmp_path):
     measured = {key.replace("_", "/"): {"losses": losses} for key, losses in EQUAL_LOSSES.items()}
     measured["gate/bfloat16/torch"] = {"failed": "out of memory"}
     lines, passed = gpu_gate.judge(Table(tmp_path / "t", {}, measured))
@@ -278,7 +278,7 @@ def test_a_gate_without_a_result_has_not_passed_and_stops_nothing(tmp_path):
         pytest.param([6.830094, 6.725554, 6.536764, 6.284202, 5.984176], id="a deviation that is 2% off"),
     ],
 )
-def test_the_gate_stops_networks_that_were_made_wrong(tmp_path, losses):
+def test_networks_with_a_mistake_fail_the_gate(tmp_path, losses):
     """The losses were measured like those in `RIGHT`."""
     lines, passed = judge_losses(tmp_path, **(EQUAL_LOSSES | {"gate_float32_torch": losses}))
     assert not passed and "float32, ours against torch" in lines[-1]
@@ -286,7 +286,7 @@ def test_the_gate_stops_networks_that_were_made_wrong(tmp_path, losses):
 
 @pytest.mark.parametrize("contender", ["float32_jaxddp", "float32_torch", "bfloat16_jaxddp", "bfloat16_torch"])
 @pytest.mark.parametrize("wrong", ["fall", "first", "nan", "short"])
-def test_the_gate_stops_wrong_networks(tmp_path, contender, wrong):
+def test_wrong_losses_fail_the_gate(tmp_path, contender, wrong):
     key = f"gate_{contender}"
     first, *others = EQUAL_LOSSES[key]
     changed = {
@@ -299,20 +299,20 @@ def test_the_gate_stops_wrong_networks(tmp_path, contender, wrong):
     assert not passed and "FAILED" in lines[-1]
 
 
-def test_the_gate_must_be_able_to_see_gradients(tmp_path):
+def test_losses_that_hardly_fall_fail_the_gate(tmp_path):
     flat = {key: [losses[0] * (1 - 1e-3 * step) for step in range(5)] for key, losses in EQUAL_LOSSES.items()}
     lines, passed = judge_losses(tmp_path, **flat)
     assert not passed and "remaining fraction of the loss" in lines[-1]
 
 
-def test_ours_in_bfloat16_may_not_be_much_worse_than_the_rival_s(tmp_path):
+def test_a_bfloat16_error_far_above_the_rivals_fails_the_gate(tmp_path):
     worse = [loss * (1 + 4e-3) for loss in EQUAL_LOSSES["gate_float32_jaxddp"]]
     assert judge_losses(tmp_path, **(EQUAL_LOSSES | {"gate_bfloat16_torch": worse}))[1]
     lines, passed = judge_losses(tmp_path, **(EQUAL_LOSSES | {"gate_bfloat16_jaxddp": worse}))
     assert not passed and lines[-1].endswith("FAILED, bfloat16, ours against torch's error")
 
 
-def test_nothing_is_measured_behind_a_gate_that_failed(tmp_path):
+def test_nothing_is_measured_after_a_failed_gate(tmp_path):
     wrong = EQUAL_LOSSES | {"gate_float32_torch": EQUAL_LOSSES["gate_float32_torch"][::-1]}
     plan = plan_of(tmp_path, {key.replace("_", "/"): {"losses": losses} for key, losses in wrong.items()})
     call = Call(plan, Children(tmp_path, tmp_path, {}), "no-such-python", float("inf"))
@@ -323,7 +323,7 @@ def test_nothing_is_measured_behind_a_gate_that_failed(tmp_path):
 # --- Data, traces, levers ---
 
 
-def test_packed_pixels_come_back(tmp_path):
+def test_unpacked_pixels_equal_the_packed_ones(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {f"{s}_images": rng.integers(0, 256, (n, 32, 32, 3), np.uint8) for s, n in (("train", 7), ("val", 3))}
     arrays |= {f"{s}_labels": np.arange(n) for s, n in (("train", 7), ("val", 3))}
@@ -337,7 +337,7 @@ def test_packed_pixels_come_back(tmp_path):
         assert actual["class_names"].tolist() == list("abcdefg")
 
 
-def test_encoded_files_stay_as_they_are_when_packed():
+def test_packing_keeps_the_bytes_of_encoded_files():
     files = [gpu_data.encode(np.full((4, 4, 3), value, np.uint8), quality) for value, quality in ((9, 90), (200, None))]
     arrays = gpu_data.join_files("train", files, np.array([1, 0]))
     assert arrays["train_files"].tobytes() == b"".join(files) and arrays["train_ends"][-1] == sum(map(len, files))
@@ -378,17 +378,17 @@ def lever_difference(stride, size, features, kernel_size, padding):
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 3, 1, 0), (2, 7, 2, 1, 0), (2, 6, 3, 3, 1)])
-def test_the_lever_of_1x1_convolutions_computes_what_the_network_does(shape):
+def test_the_lever_of_1x1_convolutions_equals_the_networks_convolution(shape):
     assert lever_difference(*shape) < 1e-5
 
 
 @pytest.mark.exhaustive
 @given(st.integers(1, 3), st.integers(3, 8), st.integers(1, 3), st.sampled_from([(1, 0), (3, 1)]))
-def test_the_lever_of_1x1_convolutions_computes_it_for_any_shape(stride, size, features, kernel):
+def test_the_lever_of_1x1_convolutions_equals_the_networks_convolution_for_any_shape(stride, size, features, kernel):
     assert lever_difference(stride, size, features, *kernel) < 1e-5
 
 
-def test_each_of_xla_s_options_is_one_of_the_tested_jaxlib():
+def test_the_tested_jaxlib_accepts_every_xla_option():
     assert len(set(jax_levers.XLA_OPTIONS)) == len(jax_levers.XLA_OPTIONS)
     with pytest.raises(InputError, match="xla_gpu_gone_since"):
         compiler_options(("xla_gpu_gone_since=true",))

@@ -103,7 +103,7 @@ def schedule(**options):
     return read_schedule(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto(), **options)
 
 
-def test_each_launch_is_a_kernel_with_what_it_reads_and_writes():
+def test_each_launch_is_a_kernel_with_the_bytes_it_reads_and_writes():
     results = [(kernel.kind, kernel.num_bytes, kernel.done) for kernel in schedule().kernels]
     assert results == [
         ("transpose", 64 + 128, None),
@@ -116,7 +116,7 @@ def test_each_launch_is_a_kernel_with_what_it_reads_and_writes():
     assert schedule().trip_counts == (6,) and schedule().conditionals == 0
 
 
-def test_where_steps_are_taken_in_a_loop_the_kernels_are_those_of_its_body():
+def test_with_steps_in_a_loop_the_kernels_are_those_of_its_body():
     results = schedule(steps_in_a_loop=True)
     assert [kernel.name for kernel in results.kernels] == ["taken", "written", "counted"]
     assert results.trip_counts == (6,)
@@ -130,7 +130,7 @@ GRADIENT, AVERAGE = kernel(KERNEL_GRADIENT, 100), "jit(step)/average_gradients/p
 
 
 @pytest.mark.parametrize(("place", "overlapped"), [(0, 1.0), (2, 1.0), (3, 0.0), (5, 0.0)])
-def test_what_starts_before_the_last_three_kernel_gradients_is_overlapped(place, overlapped):
+def test_an_all_reduce_that_starts_before_the_last_three_kernel_gradients_is_overlapped(place, overlapped):
     kernels = [GRADIENT] * 5
     kernels.insert(place, kernel(COLLECTIVE, 2 * 400, operation=AVERAGE, done=6))
     results = communication(kernels)
@@ -139,12 +139,12 @@ def test_what_starts_before_the_last_three_kernel_gradients_is_overlapped(place,
     assert collective["kernel_gradients_between"] == 5 - place
 
 
-def test_other_collectives_carry_no_gradients():
+def test_other_collectives_count_no_gradient_bytes():
     results = communication([kernel(COLLECTIVE, 80, operation="jit(step)/bn1/psum", done=1)])
     assert (results["gradient_bytes"], results["overlapped"], len(results["collectives"])) == (0, None, 1)
 
 
-def test_counts_add_up():
+def test_counts_by_kind_add_up_to_the_totals():
     results = count(schedule(), images=4)
     assert results["kernels"] == 6 and (results["transposes"], results["copies"], results["converts"]) == (1, 1, 0)
     assert sum(kind["kernels"] for kind in results["kinds"].values()) == 6
@@ -153,7 +153,7 @@ def test_counts_add_up():
     json.dumps(results)
 
 
-def test_the_roofline_is_the_longer_of_memory_and_multiplication_and_what_no_computing_hides():
+def test_the_roofline_adds_exposed_communication_to_the_longer_of_memory_and_multiplication():
     memory, flops = round(roofline.BYTES_A_SECOND), round(roofline.SHARE_OF_PEAK * 989.5e12)
     kernels = (kernel("elementwise", memory), kernel("convolution", memory, 3 * flops))
     results = roofline.predict(Schedule(kernels, 0, ()), images=8, num_gpus=1, precision="bfloat16")
@@ -204,7 +204,7 @@ uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilati
         (["--batch", "0"], "train.batch_size=0: "),
     ],
 )
-def test_what_cannot_be_compiled_is_one_line(capfd, tmp_path, words, message):
+def test_a_program_that_cannot_be_compiled_raises_a_one_line_error(capfd, tmp_path, words, message):
     assert start("cifar10", *words, "--out", str(tmp_path / "out.json")) == 2
     output = capfd.readouterr().err.splitlines()[-1]
     assert message in output and "Traceback" not in output
@@ -235,7 +235,7 @@ def figures(*words):
     ],
     ids=["ResNet-50", "ResNet-18 without the guard", "CIFAR-10 on the device", "fast CIFAR-10"],
 )
-def test_budget_of_one_gpu(words, parameters, kernels, megabytes, trip_counts):
+def test_the_step_of_one_gpu_stays_within_its_budget(words, parameters, kernels, megabytes, trip_counts):
     """The budget of bytes and launches on an H200. A change that exceeds it must be justified."""
     results = figures(*words, "--topology", "1x1x1")
     assert results["kernels"] <= kernels and results["bytes_per_image"] <= megabytes * 1e6
@@ -254,7 +254,7 @@ def averaged_bytes(name):
 
 @needs_plugin
 @uncached
-def test_on_two_hosts_most_gradients_travel_beside_the_backward_pass():
+def test_on_two_hosts_most_all_reduces_overlap_the_backward_pass():
     results = figures("imagenet_resnet50", "--topology", "1x2x8")
     assert results["overlapped"] >= 0.85 and results["roofline"]["overlap"] >= 0.85
     assert results["gradient_bytes"] == averaged_bytes("resnet50")
@@ -264,7 +264,7 @@ def test_on_two_hosts_most_gradients_travel_beside_the_backward_pass():
 
 @needs_plugin
 @uncached
-def test_in_bfloat16_half_of_the_bytes_travel():
+def test_bfloat16_gradients_halve_the_bytes_of_the_all_reduces():
     words = ["--model.name", "resnet10", "--train.gradient-precision", "bfloat16"]
     results = figures("imagenet_resnet50", "--topology", "1x2x8", *words)
     assert results["overlapped"] >= 0.85

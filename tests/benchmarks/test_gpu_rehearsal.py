@@ -1,4 +1,4 @@
-"""A rehearsal of `benchmarks/gpu.py` on a CPU, killed and continued, with the failures of `stand_in_torch.py`."""
+"""A rehearsal of `benchmarks/gpu.py` on a CPU, killed and continued, with failures by `stand_in_torch.py`."""
 
 import functools
 import json
@@ -58,7 +58,7 @@ def becomes_true(condition, seconds=60.0):
     return condition()
 
 
-def test_nothing_is_left_of_a_child_when_the_benchmark_is_killed(tmp_path):
+def test_a_killed_benchmark_leaves_no_child(tmp_path):
     grandchild = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     program = (
         f"import sys; sys.path.insert(0, {str(BENCHMARKS.parent)!r})\n"
@@ -118,7 +118,7 @@ ALL = ("gate", "batches", "rounds", "trace", "cifar")
     ],
     ids=["one part", "all parts"],
 )
-def test_killed_at_random_moments_and_continued_the_table_is_whole(tmp_path, parts, signals):
+def test_a_benchmark_that_is_killed_and_continued_completes_its_table(tmp_path, parts, signals):
     command, environment = prepare_command(tmp_path)
     command += ["--parts", *parts]
     out, rng, kept = tmp_path / "gpu.json", random.Random(0), {}

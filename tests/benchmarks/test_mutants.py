@@ -29,7 +29,7 @@ def names_of_tests(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_every_mutant_stands_once_in_its_file_and_names_tests_that_exist(room):
+def test_the_line_of_every_mutant_occurs_once_and_its_tests_exist(room):
     chosen = mutants.mutants([room])
     assert chosen
     for mutant in chosen:
@@ -102,7 +102,7 @@ def made(tmp_path, monkeypatch):
     return start
 
 
-def test_it_says_which_mutants_were_killed_and_which_survived(made, capfd):
+def test_the_output_names_killed_and_surviving_mutants(made, capfd):
     before = (made.tree / "made.py").read_bytes()
     assert made("--jobs", "1", "sums", sums=[KILLED, SURVIVES], others=[KILLED]) == 1
     first, *lines, last = capfd.readouterr().out.splitlines()
@@ -113,7 +113,7 @@ def test_it_says_which_mutants_were_killed_and_which_survived(made, capfd):
     assert (made.tree / "made.py").read_bytes() == before
 
 
-def test_tests_that_hang_are_ended_and_have_noticed(made, monkeypatch):
+def test_tests_that_hang_are_ended_and_kill_the_mutant(made, monkeypatch):
     source = SOURCE.replace("seconds - 60", "seconds")
     (made.tree / "made.py").write_text(source)
     code, _ = mutants.run_tests(made.tree, ["tests/test_made.py::test_wait"], seconds=3)
@@ -124,7 +124,7 @@ def test_tests_that_hang_are_ended_and_have_noticed(made, monkeypatch):
     assert (made.tree / "made.py").read_text() == source
 
 
-def test_where_tests_fail_without_a_mutant_none_is_tried(made, capfd):
+def test_if_tests_fail_without_a_mutant_no_mutant_is_tried(made, capfd):
     (made.tree / "tests" / "test_made.py").write_text(TESTS.replace("== 3", "== 4"))
     assert made("--jobs", "1", sums=[KILLED]) == 2
     captured = capfd.readouterr()
@@ -139,17 +139,17 @@ def test_where_tests_fail_without_a_mutant_none_is_tried(made, capfd):
         ({"broken": "a + b"}, "made.py: 'a + b' is not changed"),
     ],
 )
-def test_a_line_that_does_not_stand_exactly_once_is_refused(made, capfd, changes, why):
+def test_a_line_that_does_not_occur_exactly_once_is_rejected(made, capfd, changes, why):
     assert made(sums=[SURVIVES, KILLED | changes]) == 2
     assert capfd.readouterr().err == f"mutants: {why}\n"
 
 
-def test_a_room_without_a_list_is_refused(made, capfd):
+def test_a_room_without_a_list_is_rejected(made, capfd):
     assert made("sum", sums=[KILLED]) == 2
     assert capfd.readouterr().err == "mutants: no list of mutants for 'sum'; there are sums\n"
 
 
-def test_the_lists_are_shown_whole_or_drawn(made, capfd):
+def test_all_mutants_or_a_random_sample_are_listed(made, capfd):
     rooms = {"sums": [KILLED, SURVIVES], "waits": [KILLED | {"line": "seconds - 60", "broken": "seconds"}]}
     assert made("--list", **rooms) == 0
     whole = capfd.readouterr().out.splitlines()

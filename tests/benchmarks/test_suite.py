@@ -37,7 +37,7 @@ def rows_of(text: str, title: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.exhaustive)])
-def test_it_prints_what_the_tests_of_a_file_take(tmp_path, workers):
+def test_the_tables_have_the_seconds_and_counts_of_a_files_tests(tmp_path, workers):
     (tmp_path / "test_tiny.py").write_text(TESTS)
     command = [sys.executable, suite.__file__, "--out", str(tmp_path / "out.json"), "--top", "2", "--"]
     command += ["-n", workers, "-q", "-p", "no:cacheprovider", str(tmp_path / "test_tiny.py")]
@@ -47,7 +47,7 @@ def test_it_prints_what_the_tests_of_a_file_take(tmp_path, workers):
     files, tests, fixtures = (rows_of(printed, title) for title in ("file", "test", "fixture"))
     # Pytest names a file relative to its root folder.
     assert [(Path(name).name, row[0]) for name, row in files.items()] == [("test_tiny.py", "3"), ("all 1", "1")]
-    # Two of the three, and all of them together.
+    # Two of the three tests, and the sum of all.
     assert len(tests) == 3 and tests["all 3"][0] == "3"
     assert [name for name in fixtures if "compiled (function)" in name]
 

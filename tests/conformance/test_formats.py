@@ -1,4 +1,4 @@
-"""Properties of every format: it is recognized, read in order to the pixel, and rejected in one line.
+"""Properties of every format: its content identifies it, batches have the written pixels, faults raise one line.
 
 A new format needs a writer in `support/forms.py` and a line in its `FORMS`. Each format has a file for other tests.
 """
@@ -109,7 +109,7 @@ def test_every_format_is_recognized_by_its_content(written: Written):
 
 
 @every_form_once
-def test_python_opens_every_form(written: Written):
+def test_open_data_opens_every_format(written: Written):
     address = written.form.address or written.path
     opened = jaxddp.open_data(address)
     named = open_splits(written.data())
@@ -119,7 +119,7 @@ def test_python_opens_every_form(written: Written):
 
 @every_form
 def test_batches_hold_the_pixels_of_their_rows(written: Written):
-    """Batches of one of two hosts, beyond the end of an epoch."""
+    """Read batches of one of two hosts, beyond the end of an epoch."""
     train, _ = open_tables(written.data())
     assert_pixels_of_rows(written, train, written.data())
 
@@ -169,8 +169,8 @@ def test_evaluation_counts_every_example_once(written: Written):
         rarely("NumPy", 4, 8),
     ],
 )
-def test_channels_and_bits_are_those_that_went_in(name: str, channels: int, bits: int, tmp_path: Path):
-    """`test_pixel_formats` covers every kind of image in every format; these go through a stream."""
+def test_channels_and_bits_are_those_of_the_written_images(name: str, channels: int, bits: int, tmp_path: Path):
+    """`test_pixel_formats` covers every kind of image in every format. This test covers the stream."""
     written_set = write(name, tmp_path / "data", channels, bits)
     data = written_set.data() if written_set.form.in_memory else written_set.data(channels=channels, bits=bits)
     train, _ = open_tables(data)
@@ -182,7 +182,7 @@ def fingerprints(written: Written) -> list[str]:
 
 
 @every_form_once
-def test_the_fingerprint_does_not_depend_on_the_place(written: Written, tmp_path: Path):
+def test_the_fingerprint_does_not_depend_on_the_path(written: Written, tmp_path: Path):
     results = fingerprints(written)
     assert len({*results}) == 2
     moved = written.path.rename(tmp_path / written.path.name)
@@ -195,14 +195,14 @@ def test_the_fingerprint_does_not_depend_on_the_place(written: Written, tmp_path
 def test_other_examples_have_another_fingerprint(name: str, tmp_path: Path):
     fewer = write(name, tmp_path / "fewer", counts={"train": 9, "val": 5})
     train, val = fingerprints(fewer)
-    # The other split and its fingerprint are the same; earlier files have no influence.
+    # The other split is the same and has the same fingerprint, also in another folder.
     again = fingerprints(write(name, tmp_path / "again"))
     assert again[0] != train
     assert again[1] == val or name == "packed"
 
 
 @every_form_once
-def test_a_share_for_validation_is_an_error_where_there_is_a_split(written: Written):
+def test_a_validation_share_for_data_with_a_validation_split_raises_an_error(written: Written):
     with pytest.raises(InputError, match=r"^data\.val_share=0\.3: .* has its own validation split"):
         open_splits(written.data(val_share=0.3))
 
@@ -211,7 +211,7 @@ UNDIVIDED = {"folders of png": "train", "CSV": "train.csv", "Parquet": "data/tra
 
 
 @pytest.mark.parametrize("name", UNDIVIDED)
-def test_data_without_a_split_are_divided_equally_everywhere(name: str, tmp_path: Path):
+def test_data_without_a_validation_split_are_divided_by_class_and_reproducibly(name: str, tmp_path: Path):
     written_set = write(name, tmp_path / "data")
     path = written_set.path / UNDIVIDED[name]
     for file in (*written_set.path.glob("val.csv"), *written_set.path.glob("data/validation-*")):
@@ -236,7 +236,7 @@ def check_and_open(written: Written, tmp_path: Path) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("written", [name for name in ONCE if name in FILES], indirect=True, scope="module")
-def test_check_finds_no_fault_and_pack_copies(written: Written, tmp_path: Path):
+def test_check_finds_no_fault_and_pack_copies_the_data_set(written: Written, tmp_path: Path):
     splits = open_splits(written.data())
     for table in check_and_open(written, tmp_path):
         assert not any(table.digests.fault(row, table.read(row)) for row in range(len(table)))
@@ -248,7 +248,7 @@ def test_check_finds_no_fault_and_pack_copies(written: Written, tmp_path: Path):
 
 
 @pytest.mark.parametrize("written", [name for name in ONCE if name not in FILES], indirect=True, scope="module")
-def test_arrays_are_checked_and_not_packed(written: Written, tmp_path: Path):
+def test_check_accepts_arrays_and_pack_rejects_them(written: Written, tmp_path: Path):
     splits = open_splits(written.data())
     check_and_open(written, tmp_path)
     with pytest.raises(InputError, match="already arrays in few files; train on it directly"):
@@ -259,7 +259,7 @@ def test_arrays_are_checked_and_not_packed(written: Written, tmp_path: Path):
 
 
 def essential_files(written: Written) -> list[Path]:
-    """Yield each file of the set; the first image of a folder represents all."""
+    """Return each file of the set. Of the images of a folder return only the first."""
     if written.path.is_file():
         return [written.path]
     results = sorted(path for path in written.path.rglob("*") if path.is_file() and path.suffix != ".jaxddp-index")
@@ -304,13 +304,13 @@ def test_a_data_set_with_an_irregular_file_raises_a_one_line_error(written, kind
 
 @pytest.mark.parametrize("share", [0.57, 0.0], ids=["cut", "emptied"])
 @every_form_once
-def test_a_file_that_is_not_whole_is_found_by_the_check(written: Written, share: float, capfd, monkeypatch):
+def test_check_names_a_truncated_or_empty_file(written: Written, share: float, capfd, monkeypatch):
     monkeypatch.chdir(written.path.parent)
     for path in essential_files(written):
         content = path.read_bytes()
         path.write_bytes(content[: int(share * len(content))])
         is_rejected, code, output = open_and_check(written, capfd)
-        # The rest of a text may be valid; the library names only the folder of a damaged description.
+        # A cut text may be valid. Of a damaged description, tensorflow-datasets names only the folder.
         named = path.name in output or (path.suffix == ".json" and str(written.path) in output)
         assert ((is_rejected or code > 0) and named) or path.suffix in (".txt", ".csv"), (path, output)
         path.write_bytes(content)

@@ -1,7 +1,7 @@
-"""What every listener and logger records of a run. Each kind of listener is a line of `KINDS`.
+"""Every listener and logger records the same scalars of a run. `KINDS` has an entry for each kind of listener.
 
-First an invented run (`support.listeners`), then one that is trained, stopped and resumed with all loggers that have a
-library. What only one logger does is tested in a file of its own.
+The first tests send the events of an invented run (`support.listeners`). The others train, stop and resume a run with
+all loggers that need a library. The features of a single logger have a separate test file.
 """
 
 import dataclasses
@@ -102,14 +102,14 @@ class Kind:
     """A kind of listener: what it writes (scalars, a file, or nothing), and how it reports an end."""
 
     make: Callable[[Path], Any]
-    """Makes it from a config, or in another way, for instance with an address."""
+    """Makes the listener for a work directory."""
     series: Callable[[Path], Series] | None = None
     file: str = ""
     again: bool = False
     """Whether a step that a resumed run repeats has a second point or line."""
     end: Callable[[Path], Any] | None = None
     ends: tuple[Any, ...] = ()
-    """Its statuses of runs that are done, failed and preempted."""
+    """The recorded ends of runs that are done, failed and preempted."""
 
 
 KINDS = {
@@ -158,7 +158,7 @@ def test_every_logger_of_a_config_is_tested_here() -> None:
     assert set(LOGGERS.names()) <= KINDS.keys()
 
 
-# The invented run
+# --- The invented run ---
 
 CONFUSED = {"confusion": np.array([[3, 1], [0, 4]])}
 PARAMS = {"kernel": np.zeros((3, 2))}
@@ -233,7 +233,7 @@ def test_a_resumed_run_continues_its_record_and_a_new_run_begins_another(name: s
 
 # tests/test_curves.py checks the picture of a resumed run, which takes long to draw.
 @pytest.mark.parametrize("name", [name for name in OF_FILES if not KINDS[name].again and name != "curves"])
-def test_the_file_of_a_resumed_run_is_that_of_a_whole_one_and_a_fresh_run_begins_anew(
+def test_a_resumed_run_writes_the_file_of_an_uninterrupted_run_and_a_new_run_replaces_it(
     name: str, tmp_path: Path
 ) -> None:
     kind, resumed, whole = KINDS[name], tmp_path / "resumed", tmp_path / "whole"
@@ -248,12 +248,12 @@ def test_the_file_of_a_resumed_run_is_that_of_a_whole_one_and_a_fresh_run_begins
 
 
 def is_number(value: float) -> bool:
-    """MLflow's store cannot hold infinity, and stores the largest number."""
+    """Return whether a recorded value is finite. MLflow's store records infinity as the largest number."""
     return math.isfinite(value) and abs(value) < sys.float_info.max
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_figures_that_are_not_finite_are_no_failure_and_no_numbers(name: str, tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_recorded_without_a_failure(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     for each in (KINDS["jsonl"], kind):
         listener = each.make(tmp_path)
@@ -278,7 +278,7 @@ def test_the_end_of_a_run_is_recorded(name: str, status: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_place_that_it_cannot_write_to_costs_a_logger_and_no_run(
+def test_a_folder_that_cannot_be_written_disables_a_logger_and_does_not_end_the_run(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -296,7 +296,7 @@ def test_a_place_that_it_cannot_write_to_costs_a_logger_and_no_run(
     assert "file/run" in message
 
 
-def test_tensorboard_adds_a_file_or_begins_anew_and_leaves_the_files_of_others(tmp_path: Path) -> None:
+def test_tensorboard_adds_a_file_when_resumed_and_a_new_run_removes_only_event_files(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for start, files in ((0, 1), (9, 2), (0, 1)):
         record_run(KINDS["tensorboard"].make(tmp_path), start=start)
@@ -327,7 +327,7 @@ def test_no_figure_stays_in_memory(tmp_path: Path) -> None:
     assert gc.isenabled()
 
 
-# A run that is trained, in two parts, before all loggers that have a library
+# --- A run that is trained in two parts, with all loggers that need a library ---
 
 TRAIN, VAL = random_table(24), random_table(9, seed=1)
 WITH_LIBRARY = ["tensorboard", "wandb", "mlflow"]
@@ -343,7 +343,7 @@ def resumed(store: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_LIBRARY)
-def test_metrics_are_those_of_metrics_jsonl(name: str, resumed: Path) -> None:
+def test_every_logger_has_the_metrics_of_metrics_jsonl(name: str, resumed: Path) -> None:
     expected = of_jsonl(resumed)
     assert [step for step, _ in expected["train/loss"]] == [1, 2, 3, 4, 5, 6]
     assert [step for step, _ in expected["val/top1"]] == [3, 6]
@@ -365,7 +365,7 @@ def test_wandb_continues_the_same_run_under_its_name(resumed: Path) -> None:
     assert names == {("jaxddp", "first")}
 
 
-def test_wandb_has_the_config_and_where_the_code_comes_from(resumed: Path) -> None:
+def test_wandb_has_the_config_and_the_versions_of_the_code(resumed: Path) -> None:
     content = json.loads((resumed / "config.json").read_text())
     first, second = map(wandb_config, offline_runs(resumed))
     assert (first["train.duration"], second["train.duration"]) == ("1 epoch", "2 epochs")
@@ -376,7 +376,7 @@ def test_wandb_has_the_config_and_where_the_code_comes_from(resumed: Path) -> No
     assert {"versions.jax", "versions.jaxddp", "seed"} <= second.keys()
 
 
-def test_mlflow_has_one_run_with_the_config_and_where_the_code_comes_from(resumed: Path) -> None:
+def test_mlflow_has_one_run_with_the_config_and_the_versions_of_the_code(resumed: Path) -> None:
     content, run = json.loads((resumed / "config.json").read_text()), mlflow_run(resumed)
     experiment = mlflow_client().get_experiment_by_name("jaxddp")
     assert run.info.experiment_id == experiment.experiment_id

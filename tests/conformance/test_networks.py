@@ -1,6 +1,6 @@
 """Every family of networks: N devices equal one, the network can be exported as a program, its arrays have the
-published names and its logits the published values, and the configs that name it run a step. Each family's own
-behaviour is tested in its own file."""
+published names and its logits the published values, and the configs that name it run a step. Each
+family has a separate test file."""
 
 import functools
 from pathlib import Path
@@ -127,7 +127,7 @@ def test_every_family_becomes_a_program(form, name, tmp_path, shallow):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("form", ["onnx", "stablehlo"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_whole_network_becomes_a_program(form, name, tmp_path):
+def test_a_network_of_full_depth_becomes_a_program(form, name, tmp_path):
     report = export_program(fresh_run(name, tmp_path), tmp_path / f"net.{form}", form)
     assert "of the network's; classes and sizes in" in report
 
@@ -227,7 +227,7 @@ ESSENTIAL_CONFIGS = {
     "imagenet_resnet50_mild": "images that grow, blurred strides, binary cross entropy, an evaluation of another size",
     "imagenet_vit_s16": "a ViT; RandAugment and Mixup",
 }
-"""These configs and their own tests (`test_cifar10_fast.py` trains one) show the pieces of all others.
+"""These configs, and configs with a separate test (`test_cifar10_fast.py`), use the pieces of all others.
 `test_the_network_of_every_config_has_an_output_for_each_class` shows that each is a complete recipe."""
 
 
@@ -238,7 +238,7 @@ CONFIGS_OF_OTHER_NUMBERS = {
     "imagenet_resnet50_ffcv_88": "imagenet_resnet50_ffcv_16",
     "imagenet_resnet34": "imagenet_resnet50",
 }
-"""Configs that use the same pieces as another config, if they are as shallow as here."""
+"""Configs that differ from another config only in numbers, if the networks are as shallow as here."""
 
 
 def config_cases() -> list:

@@ -1,6 +1,6 @@
 """Every optimizer and every schedule: their numbers are those of the published formulas. For optimizers also: N devices
-equal one, a resumed run equals the uninterrupted one, and groups of layers have the documented effect. Each one's
-own behaviour is tested in its own file."""
+equal one, a resumed run equals the uninterrupted one, and groups of layers have the documented effect. Each optimizer
+and schedule has a separate test file."""
 
 import dataclasses
 import functools
@@ -167,7 +167,7 @@ def test_every_optimizer_and_every_schedule_has_its_formula():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
-def test_weight_decay_touches_kernels_only(name):
+def test_weight_decay_changes_kernels_only(name):
     """Without a gradient only weight decay moves parameters, and a kernel shrinks."""
     params = parameters()
     optimizer = make_optimizer(config_of(name=name, weight_decay=0.01, schedule="constant"), rate)
@@ -195,7 +195,7 @@ def test_weight_decay_of_a_group_replaces_the_configs(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
-def test_layers_are_frozen_and_have_rates_in_any_of_them(name):
+def test_every_optimizer_supports_frozen_layers_and_rates_of_layers(name):
     """Frozen parameters have no update and the others are unchanged. A rate of 0 keeps every bit."""
     config = config_of(name=name, schedule="constant", weight_decay=0.02)
     optimizer, params = OPTIMIZERS.get(name)(config, rate), jax.tree.map(jnp.asarray, parameters())
@@ -379,7 +379,7 @@ ENDS: dict[str, Callable[[float], float]] = {
 @pytest.mark.parametrize("name", ENDS)
 @pytest.mark.parametrize(("total", "warmup"), [(300, 20), (7, 0), (9, 7)])
 @pytest.mark.parametrize("end", [0.0, 0.3])
-def test_a_schedule_ends_where_it_says(name, total, warmup, end):
+def test_the_rate_ends_at_the_documented_factor(name, total, warmup, end):
     config = config_of(learning_rate=PEAK, schedule=name, end_factor=end, decay_share=0.5)
     schedule = make_schedule(config, Steps(total, warmup))
     for step in (total, 10 * total):

@@ -1,6 +1,5 @@
 """Every optional part of the step: N devices equal one, a resumed run equals the uninterrupted one, images in device
-memory give the same steps, and a step reports the part's scalars. Each part's own behaviour is tested in its own
-file."""
+memory give the same steps, and a step reports the part's scalars. Each part has a separate test file."""
 
 import dataclasses
 import functools

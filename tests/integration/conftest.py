@@ -1,4 +1,4 @@
-"""Fixtures for tests with real processes, schedulers and hosts. Without a program a test is skipped, in CI it fails."""
+"""Fixtures for tests with real processes, schedulers and hosts. Without a program a test is skipped; in CI it fails."""
 
 import os
 import shutil
@@ -43,13 +43,13 @@ def start() -> Iterator[Callable[..., Program]]:
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory) -> Path:
-    """A data set of 39 and 11 files, no multiples of the batch size, for which each process imports TensorFlow."""
+    """A data set of 39 and 11 files, no multiples of the batch size. Each process imports TensorFlow to read it."""
     return write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=13, val=11, size=20)
 
 
 @pytest.fixture(scope="session")
 def arrays(tmp_path_factory) -> Path:
-    """As many images in one file of arrays, with which a process starts in half the time."""
+    """A file of arrays with as many images as `tree`. With arrays a process starts in half the time."""
     file = tmp_path_factory.mktemp("arrays") / "images.npz"
     return write_arrays(file, random_table(39, image=16), random_table(11, seed=1, image=16))
 

@@ -1,4 +1,4 @@
-"""Errors stay short although C++ libraries and threads print, too: few lines come before the last one."""
+"""Errors stay short although C++ libraries and threads print, too: only few lines precede the last line."""
 
 import shutil
 import sys
@@ -26,7 +26,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture(autouse=True)
 def usual_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore the log level of a user's shell, which the tests lower."""
+    """Restore the log level of a user's shell. `conftest.py` sets a lower one."""
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
 
 

@@ -23,7 +23,7 @@ net = (
 )
 setup = jaxddp.prepare_training(net, table, None, optax.sgd(0.01), 2, epochs=1)
 jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=sys.argv[1], listeners=[])
-# Options are tried on a program, and one that jaxlib refuses is none: it can neither be found nor kept.
+# jaxddp tries an option by compiling a program. A program that jaxlib rejects is neither found nor stored.
 refused = compiler_options._rejection_reason(*compiler_options._NO_EMITTERS) is not None
 asked = events["compile_requests_use_cache"] - refused
 print(json.dumps({"asked": asked, "hits": events["cache_hits"], "kept": events["cache_misses"]}))

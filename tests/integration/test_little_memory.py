@@ -50,9 +50,9 @@ def training(arrays, start, tmp_path):
     return run
 
 
-# tests/test_memory.py tests the line.
+# tests/test_memory.py tests the message.
 @pytest.mark.ci
-def test_a_step_that_one_process_has_no_memory_for_ends_both_before_it_with_the_same_line(training, tmp_path):
+def test_a_step_too_large_for_one_process_ends_both_before_it_with_the_same_message(training, tmp_path):
     launched = training(LITTLE_MEMORY)
     lines = [launched.last_of(rank) for rank in (0, 1)]
     assert lines[0] == lines[1]
@@ -60,9 +60,9 @@ def test_a_step_that_one_process_has_no_memory_for_ends_both_before_it_with_the_
     assert "step 1/" not in launched.out and checkpoint_steps(tmp_path / "run") == []
 
 
-# tests/test_memory.py tests the line; test_faults.py tests other failures of one process.
+# tests/test_memory.py tests the message; test_faults.py tests other failures of one process.
 @pytest.mark.ci
-def test_memory_that_runs_out_in_one_process_ends_both_with_its_line(training):
+def test_memory_that_runs_out_in_one_process_ends_both_with_its_message(training):
     launched = training(OUT_OF_MEMORY)
     lines = [launched.last_of(rank) for rank in (0, 1)]
     expected = "memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step needs "

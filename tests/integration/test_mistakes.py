@@ -1,4 +1,4 @@
-"""Mistakes that need several processes: each ends all of them with code 2 and a line that names it."""
+"""Mistakes that need several processes: each ends all of them with code 2 and a message that names it."""
 
 from pathlib import Path
 
@@ -17,9 +17,9 @@ sys.exit(main(words))
 """
 
 
-# tests/test_parallel.py tests the line.
+# tests/test_parallel.py tests the message.
 @pytest.mark.ci
-def test_a_batch_that_the_devices_cannot_share(arrays, start, tmp_path):
+def test_a_batch_that_cannot_be_divided_among_the_devices_ends_all_processes(arrays, start, tmp_path):
     more = ["--train.batch-size", "6", "--parallel.cpu-devices", "2"]
     run = start(Launched, tmp_path / "launch", 2, brief_words(arrays, tmp_path / "run", *more))
     assert run.end() == 2
@@ -71,7 +71,7 @@ def test_data_that_differs_is_named(run_changed, arrays, tmp_path, monkeypatch):
     assert all("training data differs: process" in line for line in last_lines), last_lines
 
 
-def test_a_work_directory_that_is_not_shared(run_changed, tmp_path):
+def test_a_work_directory_that_is_not_shared_ends_both_processes(run_changed, tmp_path):
     # The tolerated delay of network file systems is a private constant.
     at_once = "import jaxddp.workdir.session as made; made._SHARED_SECONDS = 0.5"
     last_lines = run_changed(f"{at_once}; words[words.index('--workdir') + 1] = {str(tmp_path / 'private')!r}")

@@ -96,7 +96,7 @@ def test_a_cell_that_fails_fails_the_test(jupyter):
         execute(broken)
 
 
-def test_digits_holds_out_every_seventh(digits):
+def test_digits_holds_out_every_seventh_image(digits):
     assert ast.literal_eval(shown(digits, "load_digits()\n")) == (1540, 257)
 
 
@@ -140,7 +140,7 @@ def test_displays_need_no_widgets(name, request):
     ("name", "source", "steps", "epochs"),
     [("digits", "train(jaxddp.softmax", 193, 8), ("fine_tuning", 'workdir=WORK / "first"', 338, 10)],
 )
-def test_training_is_one_display_and_a_line_an_epoch(name, source, steps, epochs, request):
+def test_training_shows_one_display_and_a_line_for_each_epoch(name, source, steps, epochs, request):
     trained = request.getfixturevalue(name)
     (display,) = [each["data"] for each in outputs(trained, source, "display_data")]
     assert f"step {steps}/{steps}" in display["text/html"]
@@ -226,7 +226,7 @@ def test_inspect_run_counts_each_image_once(inspect_run, measured):
     assert {"narrow": narrow_alone + both, "wide": wide_alone + both} == measured["right"]
 
 
-def test_inspect_run_names_the_worst_first(inspect_run):
+def test_inspect_run_lists_the_worst_classes_first(inspect_run):
     worst = [float(row[1]) for row in table(inspect_run, "class_accuracy")]
     assert len(worst) == 4 and worst == sorted(worst) and worst[0] < 1
     images = [int(row[3]) for row in table(inspect_run, ".confusions(5)")]

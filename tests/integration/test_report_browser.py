@@ -1,4 +1,4 @@
-"""A report in a real browser: all charts are drawn, nothing is loaded, and the page fits a phone."""
+"""A report in a real browser: it draws all charts, downloads nothing, and fits the screen of a phone."""
 
 import json
 from dataclasses import replace
@@ -64,7 +64,7 @@ def x_of(browser: Browser, chart: str) -> list[list[float]]:
 
 
 @pytest.mark.parametrize(("size", "dark"), [(WIDE, False), (WIDE, True), (PHONE, False)])
-def test_all_is_drawn_and_nothing_is_loaded(browser, page, size, dark):
+def test_all_charts_are_drawn_and_nothing_is_downloaded(browser, page, size, dark):
     browser.errors.clear()
     browser.requests.clear()
     browser.open(page, *size, dark=dark)

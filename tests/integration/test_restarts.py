@@ -1,4 +1,4 @@
-"""Restarted training on one or several machines, which come and go, gives the same results as an undisturbed run."""
+"""Restarted training on one or several machines, which leave and join, equals an undisturbed run."""
 
 import json
 import re
@@ -102,7 +102,7 @@ def are_the_same(workdir: Path, other: Path) -> bool:
 
 # The restart of two machines tests a kill and an exact result, too.
 @pytest.mark.ci
-def test_a_job_that_is_killed_twice_ends_as_one_that_never_was(observed, undisturbed, start, tmp_path):
+def test_a_job_that_is_killed_twice_equals_an_undisturbed_job(observed, undisturbed, start, tmp_path):
     command = observed(tmp_path / "run", "0:1:13,1:0:start")
     run = start(Launched, tmp_path / "launch", 2, command, "--restarts", "2", *THREADS)
     run.ends_well()
@@ -142,7 +142,7 @@ def coordinator() -> list[str]:
     return ["--coordinator", f"127.0.0.1:{free_port()}"]
 
 
-def test_two_machines_meet_again_and_end_as_if_nothing_had_been(observed, undisturbed, coordinator, start, tmp_path):
+def test_two_restarted_machines_equal_an_undisturbed_job(observed, undisturbed, coordinator, start, tmp_path):
     place = ["--nodes", "2", "--restarts", "5", *coordinator]
     command = observed(tmp_path / "run", "0:1:9", seconds=0.05)
     first, second = (start(Machine, tmp_path / str(nr), nr, place, command) for nr in (0, 1))
@@ -171,13 +171,15 @@ def rows_by_start(folder: Path) -> list[dict[int, list[list[int]]]]:
     ]
 
 
-# tests/test_machines.py tests machines that come and go without training.
+# tests/test_machines.py tests machines that leave and join without training.
 @pytest.mark.ci
-def test_machines_come_and_go_and_every_example_is_seen_once(observed, undisturbed, coordinator, start, tmp_path):
+def test_while_machines_leave_and_join_every_example_is_used_once_an_epoch(
+    observed, undisturbed, coordinator, start, tmp_path
+):
     workdir = tmp_path / "run"
     place = ["--nodes", "1:2", "--restarts", "1", "--settle", "2", "--join-after", "0", *coordinator]
     command = observed(workdir, seconds=0.15)
-    # In this order, so that machine 0 does not start without machine 1.
+    # Machine 1 starts first, so that machine 0 does not start without it.
     second, first = (start(Machine, tmp_path / str(nr), nr, place, command) for nr in (1, 0))
     first.wait_until(lambda: len(lines(workdir)) >= 9)
     second.process.send_signal(signal.SIGKILL)
@@ -205,7 +207,7 @@ def test_machines_come_and_go_and_every_example_is_seen_once(observed, undisturb
     assert list(losses(workdir)) == list(range(1, STEPS + 1)) and result(workdir)["processes"] == 2
 
 
-def test_a_batch_that_no_number_of_machines_can_share(arrays, coordinator, start, tmp_path):
+def test_a_batch_that_no_number_of_machines_can_share_is_rejected(arrays, coordinator, start, tmp_path):
     command = [*TRAIN, "--data.path", str(arrays), "--workdir", str(tmp_path / "run"), *ENDLESS]
     one = ["--parallel.cpu-devices", "3"]
     run = start(Machine, tmp_path / "0", 0, ["--nodes", "1:2", *coordinator], [*command, *one])

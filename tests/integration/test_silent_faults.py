@@ -53,7 +53,7 @@ def command(arrays, tmp_path):
 
 # tests/test_replicas.py tests the devices of one process.
 @pytest.mark.ci
-def test_a_bit_that_flips_in_one_process_ends_both(command, start, tmp_path):
+def test_a_bit_that_flips_in_one_process_ends_both_processes(command, start, tmp_path):
     words = [*ENDLESS, "--checkpoint.every", "8 steps", "--parallel.check-replicas", "5 steps"]
     run = start(Launched, tmp_path, 2, command(FLIPPED_BIT, *words))
     assert run.end() == 1, run.out + run.err
@@ -68,7 +68,7 @@ def test_a_bit_that_flips_in_one_process_ends_both(command, start, tmp_path):
 
 # tests/test_self_test.py tests the devices of one process.
 @pytest.mark.ci
-def test_a_gradient_that_is_summed_ends_both_before_the_first_step(command, start, tmp_path):
+def test_a_gradient_that_is_summed_ends_both_processes_before_the_first_step(command, start, tmp_path):
     run = start(Launched, tmp_path, 2, command(SUMMED_GRADIENT, *BRIEF))
     assert run.end() == 1, run.out + run.err
     for rank in (0, 1):

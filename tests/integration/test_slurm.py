@@ -58,8 +58,8 @@ NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={node} CPUs=8 State=
 PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
-# Each process adds its own term, so processes of another step would change the sum. Processes wait until the given
-# number of them runs.
+# Each process adds a term that is unique, so processes of another step would change the sum. Processes wait until the
+# given number of processes runs.
 SUM = """
 import os, pathlib, sys, time
 import jax, numpy as np
@@ -140,7 +140,7 @@ def test_srun_trains(slurm, arrays, reference, start, tmp_path):
     assert close(losses(workdir), losses(reference))
 
 
-def test_two_steps_of_one_allocation_are_not_cross_wired(slurm, sum_of, start, tmp_path):
+def test_two_steps_of_one_allocation_form_separate_jobs(slurm, sum_of, start, tmp_path):
     steps = [shlex.join(["srun", "--exact", "-n", "2", *sum_of(term, together=4)]) for term in (1, 2)]
     script = f"{steps[0]} & first=$!; {steps[1]} && wait $first"
     run = start(Program, ["salloc", "-n", "4", "bash", "-c", script], tmp_path / "salloc", slurm)

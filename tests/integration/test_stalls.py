@@ -108,7 +108,7 @@ def test_the_process_that_does_not_write_its_part_of_a_save_is_named(stalled, ra
 
 
 @pytest.mark.ci
-def test_a_collective_that_others_do_not_enter(stalled):
+def test_a_collective_that_others_do_not_enter_ends_the_job_with_the_stacks_of_both(stalled):
     """The processes wait in different collectives, so the stacks of both are logged."""
     run = stalled(1, "dispatch", "in_a_collective")
     assert run.end(SOON) == 1, run.out + run.err
@@ -120,7 +120,7 @@ def test_a_collective_that_others_do_not_enter(stalled):
 
 
 @pytest.mark.ci
-def test_a_process_that_holds_pythons_lock_is_silent(stalled):
+def test_a_process_that_holds_pythons_lock_is_reported_as_silent(stalled):
     run = stalled(1, "input", "with_pythons_lock", "--parallel.heartbeat-timeout", "3")
     assert run.end(SOON) == 1, run.out + run.err
     assert "process 1: killed by SIGKILL\n" in run.err
@@ -132,7 +132,7 @@ def test_a_process_that_holds_pythons_lock_is_silent(stalled):
 @pytest.mark.parametrize(
     ("phase", "stall"), [("save", "in_a_file"), pytest.param("validation", "in_a_loop", marks=pytest.mark.exhaustive)]
 )
-def test_a_process_alone_has_the_same_watch(stalled, phase, stall):
+def test_a_stall_of_a_single_process_ends_it(stalled, phase, stall):
     options = ["--parallel.stall-timeout", "2", "--train.duration", "4 steps", "--eval.every", "2 steps"]
     run = stalled(0, phase, stall, *options, processes=1)
     assert run.end(SOON) == 1, run.out + run.err

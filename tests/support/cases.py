@@ -1,4 +1,4 @@
-"""Cases of parametrized tests: the essential ones run always, the others in `make test-all`."""
+"""Cases of parametrized tests: essential cases always run, other cases only in `make test-all`."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def rarely(*values: Any) -> Any:
 
 
 def few(essential: tuple, *others: Any) -> list:
-    """Return the essential values of an argument, and others that only `make test-all` runs."""
+    """Return the essential values of an argument, and other values that only `make test-all` uses."""
     return [*essential, *map(rarely, others)]
 
 

@@ -48,7 +48,7 @@ def units(data: bytes) -> tuple[int, int]:
 
 
 def other_size(rows: int, columns: int) -> Damage:
-    """Change the size in the header by so many rows and columns of units; returns `data` if none would be left."""
+    """Change the size in the header by a number of rows and columns of units. Return `data` if none would remain."""
 
     def damaged(data: bytes, _: random.Random) -> bytes:
         (have, across), (tall, wide), (height, width) = units(data), unit_of(data), size_of(data)
@@ -208,4 +208,4 @@ SMALL: dict[str, Damage] = {
     "64 bytes deleted": deleted(64),
     "line ends for Unix": replaced(b"\r\n", b"\n"),
 }
-"""Damage that often leaves a valid image with as many blocks, which no decoder can detect."""
+"""Damage that no decoder can detect, because it often leaves a valid image with the same number of blocks."""

@@ -96,7 +96,7 @@ def write_cifar(folder: Path, splits: Splits | None = None) -> Path:
 
 
 def write_solutions(folder: Path, splits: Splits | None = None) -> Path:
-    """Write Kaggle's archive; photographs where no pictures are given."""
+    """Write Kaggle's archive of the pictures, or of photographs if `splits` is None."""
     if splits is None:
         return write_tree(folder, classes=3, images=3, val=5, size=SIZE)
     for name, split in splits.items():
@@ -112,7 +112,7 @@ def write_solutions(folder: Path, splits: Splits | None = None) -> Path:
 
 
 def write_folders(folder: Path, splits: Splits | None = None, kind: str = "png") -> Path:
-    """Write a folder for each class; photographs where no pictures are given."""
+    """Write a folder of pictures for each class, or of photographs if `splits` is None."""
     if splits is not None:
         for name, split in splits.items():
             for row, label in enumerate(split.labels):
@@ -204,7 +204,7 @@ def write_tfds(folder: Path, splits: Splits, file_format: str) -> Path:
 
 @dataclass(frozen=True)
 class Form:
-    """One format of data sets: its writer, and its differences from the other formats."""
+    """One format of data sets: its writer, and its differences from other formats."""
 
     format: str
     """Name in the registry of formats."""

@@ -31,7 +31,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 def replace_by_irregular(path: Path, kind: str) -> Path:
-    """Replace a file by a non-regular one, and return where the file is kept."""
+    """Replace a file by a non-regular one, and return the new path of the file."""
     kept = path.rename(path.with_name("kept-aside"))
     KINDS[kind](path)
     return kept

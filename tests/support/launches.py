@@ -46,7 +46,7 @@ class LaunchResult:
         return [line.removeprefix(f"[{rank}] ") for line in self.lines if line.startswith(f"[{rank}] ")]
 
     def environments(self) -> list[dict[str, str]]:
-        """Return the environments that processes wrote with `TELL`."""
+        """Return the environments that processes wrote by `PRINT_ENVIRONMENT`."""
         ranks = sorted({int(re.match(r"\[(\d+)\]", line)[1]) for line in self.lines})
         return [dict(line.split("=", 1) for line in self.of(rank)) for rank in ranks]
 
@@ -76,7 +76,7 @@ def free_port() -> int:
 
 
 ROOT = Path(__file__).parents[2]
-# Only the launcher, without the imports of `import jaxddp`. A test checks that it needs none of them.
+# Imports only the launcher, without the imports of `import jaxddp`, which the launcher does not need.
 LAUNCHER = f"""
 import sys, types
 package = types.ModuleType("jaxddp")
@@ -162,7 +162,7 @@ def machines(folder: Path) -> Iterator[Callable[..., Machine]]:
 
 
 GENERATION = "generation = int(os.environ['JAXDDP_GENERATION'])"
-# Programs for a machine: one fails, and one saves when it is asked to stop.
+# Programs for a machine: the first fails, and the second saves at SIGTERM.
 FAILING = "say('begun'); sys.exit(9)"
 SAVING = f"""
 {GENERATION}

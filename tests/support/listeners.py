@@ -29,7 +29,7 @@ BATCH, EXAMPLES, TOTAL = 32, 100, 10  # Epochs end at steps 4, 7 and 10.
 
 
 def drive(*listeners: Listener, start: int = 0, stop: int = TOTAL, evaluate: tuple[int, ...] = (4, 10)) -> None:
-    """Send the steps after `start`, up to `stop`. A run that stops early is killed there, and has no end."""
+    """Send the steps after `start`, up to `stop`. A run that stops before `TOTAL` has no end, as if it was killed."""
     for listener in listeners:
         listener.start(run_start(start))
     for step in range(start + 1, stop + 1):

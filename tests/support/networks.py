@@ -66,7 +66,7 @@ def largest_difference(a, b) -> float:
 
 
 def objective_of(model, loss=None, **preprocess) -> Objective:
-    # A random crop or flip takes longer to compile than the rest of a step, so tests ask for them explicitly.
+    # A random crop or flip takes longer to compile than the other operations of a step, so it is off by default.
     settings = {"augment": AugmentConfig(flip=False), "dtype": jnp.float64, **preprocess}
     return Objective(
         adapted(model),

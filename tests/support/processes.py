@@ -27,7 +27,7 @@ TRAIN = [
     # length of the run. At this rate losses change by 1% and more, and rounding errors do not grow (at 0.1 they do).
     "--optimizer.name", "momentum", "--optimizer.momentum", "0", "--optimizer.no-nesterov",
     "--optimizer.schedule", "constant", "--optimizer.warmup", "0 steps", "--optimizer.learning-rate", "0.02",
-    # Without curves and TensorBoard's file, which take a third of the time of such a short run.
+    # Curves and TensorBoard's file would take a third of the time of such a short run.
     "--log.to", "jsonl",
 ]  # fmt: skip
 STEPS = 6
@@ -94,7 +94,7 @@ class Program:
         assert self.end() == 0, self.out + self.err
 
     def close(self) -> None:
-        """End the program if it still runs, so that a launcher ends its processes."""
+        """End the program if it still runs. SIGTERM comes first, so that a launcher ends its processes."""
         for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 30)):
             if self.process.poll() is None:
                 self.process.send_signal(number)

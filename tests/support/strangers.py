@@ -52,7 +52,7 @@ def answers(connection: socket.socket) -> list[object]:
     """Return the answers of process 0 on a connection until it is closed."""
     with connection, connection.makefile("rb") as stream:
         results = []
-        # Nothing more is sent, so process 0 need not wait.
+        # End the input, so that process 0 does not wait for more.
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):

@@ -41,7 +41,7 @@ def network(name: str) -> torch.nn.Module:
 
 
 def formula(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Hash a network's names and shapes, without batch counters."""
+    """Return a network's state with weights by the formula, and its own batch counters."""
     state = module.state_dict()
     made_up = weights({key: tuple(value.shape) for key, value in state.items() if value.is_floating_point()})
     return {**state, **{key: torch.from_numpy(value) for key, value in made_up.items()}}
