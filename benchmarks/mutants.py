@@ -113,7 +113,7 @@ def run_tests(
 
 
 def _pytest(tree: Path, words: Sequence[str], printed: str) -> None:
-    """Run pytest on a copy, in a forked process that has already imported JAX. Its own children end with it."""
+    """Run pytest on a copy, in a forked process that has already imported JAX. Its children end with it."""
     os.setsid()
     os.chdir(tree)
     with open(printed, "w") as file:

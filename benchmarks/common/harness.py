@@ -31,7 +31,7 @@ def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dic
 
 
 def compare(seconds: Mapping[str, list[float]], images: int, target: float | None = None) -> Figures:
-    """Return medians over the rounds, and the speed of the first contender as a multiple of the last one's.
+    """Return medians over the rounds, and the speed of the first contender as a multiple of the second's.
 
     Other programs can only slow a turn down, so on a busy machine the ratio of the fastest turns varies least.
 

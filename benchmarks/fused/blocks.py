@@ -47,7 +47,7 @@ def load(ref: Any, *blocks: Block) -> jax.Array:
 
 
 def store(ref: Any, values: jax.Array, *position: Any) -> None:
-    """Store values at `where`, which has a `Block` or a number for each axis of the array."""
+    """Store values at `position`, which has a `Block` or a number for each axis of the array."""
     mask = _mask(*(each for each in position if isinstance(each, Block)))
     plgpu.store(ref.at[_indices(position)], values, mask=mask)
 

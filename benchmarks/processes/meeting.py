@@ -52,7 +52,7 @@ def run_first(address: str, processes: int) -> None:
 
 
 async def run_others(address: str, processes: int) -> None:
-    """Run all other processes; the last one disconnects. Prints the seconds until all detect the loss as JSON."""
+    """Run all other processes; the last one disconnects. Prints as JSON the seconds until all detect the loss."""
     raise_file_limit()
     all_lost, losses = asyncio.Event(), list[Loss]()
 

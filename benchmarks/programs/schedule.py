@@ -108,7 +108,7 @@ class _Reader:
         return kernels
 
     def _walk(self, computation: int) -> Iterator[Any]:
-        """Yield the instructions of a computation and its callees in order; for a loop, those of its body."""
+        """Yield the instructions of a computation and its callees in order; of a loop, only the body's."""
         for number in self._module.schedule.sequences[computation].instruction_ids:
             instruction = self._instructions[number]
             called = list(instruction.called_computation_ids)

@@ -103,7 +103,7 @@ class Call:
         print(f"{key}{failure}", flush=True)
 
     def _needed(self, measurement: Measurement) -> float:
-        """Return the seconds needed for a start: those of similar children, or a fraction of its limit."""
+        """Return the seconds that a start needs: the maximum of similar children, or a fraction of the limit."""
         alike = measurement.key.rpartition("/")[0]
         took = [results["took"] for results in self.plan.table.below(f"{alike}/").values()]
         return min(measurement.limit, max(took) if took and not measurement.keys else LEAST_SHARE * measurement.limit)

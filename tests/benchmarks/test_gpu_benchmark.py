@@ -279,7 +279,7 @@ def test_a_gate_with_a_missing_result_is_reported_and_stops_nothing(tmp_path):
     ],
 )
 def test_networks_with_a_mistake_fail_the_gate(tmp_path, losses):
-    """The losses were measured like those in `RIGHT`."""
+    """The losses were measured like `EQUAL_LOSSES`."""
     lines, passed = judge_losses(tmp_path, **(EQUAL_LOSSES | {"gate_float32_torch": losses}))
     assert not passed and "float32, ours against torch" in lines[-1]
 

@@ -118,7 +118,7 @@ def test_tests_that_hang_are_ended_and_kill_the_mutant(made, monkeypatch):
     (made.tree / "made.py").write_text(source)
     code, _ = mutants.run_tests(made.tree, ["tests/test_made.py::test_wait"], seconds=3)
     assert code is None
-    monkeypatch.setattr(mutants, "tested", lambda *_: (code, ""))
+    monkeypatch.setattr(mutants, "run_tests", lambda *_: (code, ""))
     mutant = mutants.Mutant("sums", "made.py", "a + b", "a - b", ("tests/test_made.py::test_add",))
     assert mutants.try_mutant(mutant, made.tree) == "killed (hangs)"
     assert (made.tree / "made.py").read_text() == source
