@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from support.cases import dear
+from support.cases import costly
 
 from jaxddp.config import Config, load
 from jaxddp.models.adapt import adapt, for_platform
@@ -67,7 +67,7 @@ def random_arguments(batch: int, height: int, width: int, channels: int, feature
 
 
 @pytest.mark.slow
-@dear
+@costly
 @given(
     batch=st.integers(1, 5),
     height=st.integers(2, 33),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.launches import TELL, Ran, free_port, plain_environment, program
+from support.launches import PRINT_ENVIRONMENT, LaunchResult, free_port, plain_environment, program
 
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
@@ -24,7 +24,7 @@ def clean_environment(monkeypatch):
 
 @pytest.fixture
 def run(capfd, tmp_path):
-    return lambda text, **options: Ran(capfd, tmp_path / "logs", text, **options)
+    return lambda text, **options: LaunchResult(capfd, tmp_path / "logs", text, **options)
 
 
 AFFINITY = "say(*sorted(os.sched_getaffinity(0)))"
@@ -32,7 +32,7 @@ AFFINITY = "say(*sorted(os.sched_getaffinity(0)))"
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity on this system")
 class TestCores:
-    def cores(self, ran: Ran, processes: int) -> list[list[int]]:
+    def cores(self, ran: LaunchResult, processes: int) -> list[list[int]]:
         return [[int(core) for core in ran.of(rank)[0].split()] for rank in range(processes)]
 
     def test_each_process_gets_its_share_of_the_cores(self, run):
@@ -78,7 +78,7 @@ def test_shares_of_cores_are_even_and_leave_no_core_unused(items, count):
 def test_gpus_are_divided_among_the_processes(options, expected, run, monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,GPU-ab,1")
-    environments = run(TELL, **({"processes": None} | options)).told()
+    environments = run(PRINT_ENVIRONMENT, **({"processes": None} | options)).environments()
     assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == expected
     assert [environment.get("JAX_PLATFORMS") for environment in environments] == [
         None if any(expected) else "cpu"

@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.launches import TELL, Ran, free_port, plain_environment, program, wait_for
+from support.launches import PRINT_ENVIRONMENT, LaunchResult, free_port, plain_environment, program, wait_for
 
 from jaxddp.cluster import worker_group
 from jaxddp.cluster.launcher import launch
@@ -30,7 +30,7 @@ def short_wait(monkeypatch):
 
 @pytest.fixture
 def run(capfd, tmp_path):
-    return lambda text, **options: Ran(capfd, tmp_path / "logs", text, **options)
+    return lambda text, **options: LaunchResult(capfd, tmp_path / "logs", text, **options)
 
 
 def test_output_is_prefixed_and_logged_to_files(run, tmp_path):
@@ -65,7 +65,7 @@ def test_processes_get_the_environment_variables_of_their_job(run, monkeypatch):
     monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "3")
     monkeypatch.setenv("JAXDDP_COORDINATOR_FD", "99")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
-    first, second = run(TELL).told()
+    first, second = run(PRINT_ENVIRONMENT).environments()
     assert (first.pop("JAX_PROCESS_ID"), second.pop("JAX_PROCESS_ID")) == ("0", "1")
     assert int(first.pop("JAXDDP_COORDINATOR_FD")) != 99
     # Each process has its own pipe; see tests/test_restarts.py.
@@ -77,7 +77,7 @@ def test_processes_get_the_environment_variables_of_their_job(run, monkeypatch):
     assert first["PYTHONUNBUFFERED"] == "1"
     assert "JAX_LOCAL_DEVICE_IDS" not in first and "CUDA_VISIBLE_DEVICES" not in first
     monkeypatch.delenv("GLIBC_TUNABLES")
-    again = run(TELL).told()[0]
+    again = run(PRINT_ENVIRONMENT).environments()[0]
     assert again["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
     assert re.fullmatch("[0-9a-f]{64}", first["JAXDDP_JOB_KEY"]) and first["JAXDDP_JOB_KEY"] != again["JAXDDP_JOB_KEY"]
     assert re.fullmatch("[0-9a-f]{16}", first["JAXDDP_RUN_ID"]) and first["JAXDDP_RUN_ID"] != again["JAXDDP_RUN_ID"]
@@ -85,7 +85,9 @@ def test_processes_get_the_environment_variables_of_their_job(run, monkeypatch):
 
 def test_several_machines_run_one_job(run, monkeypatch):
     options = {"nodes": "2", "processes": 3, "coordinator": f"127.0.0.1:{free_port()}"}
-    environments = run(TELL, nr=0, **options).told() + run(TELL, nr=1, **options).told()
+    environments = (
+        run(PRINT_ENVIRONMENT, nr=0, **options).environments() + run(PRINT_ENVIRONMENT, nr=1, **options).environments()
+    )
     assert [environment["JAX_PROCESS_ID"] for environment in environments] == ["0", "1", "2", "3", "4", "5"]
     assert {environment["JAX_NUM_PROCESSES"] for environment in environments} == {"6"}
     assert {environment["JAX_COORDINATOR_ADDRESS"] for environment in environments} == {options["coordinator"]}
@@ -94,7 +96,7 @@ def test_several_machines_run_one_job(run, monkeypatch):
     # Each machine has its own launcher, which cannot get the key of another launcher.
     assert not any("JAXDDP_JOB_KEY" in environment for environment in environments)
     monkeypatch.setenv("JAXDDP_JOB_KEY", "ours")
-    with_given_ids = run(TELL, nr=1, run_id="mine", **options).told()
+    with_given_ids = run(PRINT_ENVIRONMENT, nr=1, run_id="mine", **options).environments()
     assert {environment["JAXDDP_JOB_KEY"] for environment in with_given_ids} == {"ours"}
     assert {environment["JAXDDP_RUN_ID"] for environment in with_given_ids} == {"mine"}
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.launches import HANGING, LAUNCHER, Ran, Started, plain_environment, program, wait_for
+from support.launches import HANGING, LAUNCHER, LauncherProcess, LaunchResult, plain_environment, program, wait_for
 
 from jaxddp.cluster import starter, worker_group
 
@@ -30,10 +30,10 @@ def short_wait(monkeypatch):
 
 @pytest.fixture
 def run(capfd, tmp_path):
-    return lambda text, **options: Ran(capfd, tmp_path / "logs", text, **options)
+    return lambda text, **options: LaunchResult(capfd, tmp_path / "logs", text, **options)
 
 
-class Launcher(Started):
+class Launcher(LauncherProcess):
     """A launcher whose two processes have printed `ready`."""
 
     def __init__(self, folder: Path, text: str, options: str = "processes=2"):

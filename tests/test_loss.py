@@ -7,7 +7,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cases import dear, few
+from support.cases import costly, few
 from support.data import AS_THEY_ARE, CLASSES, random_batch, random_table
 from support.networks import largest_difference, linear_model
 from support.runs import setup_of, train
@@ -104,7 +104,7 @@ def test_an_invalid_loss_raises_a_one_line_error(loss, message):
 
 @pytest.mark.slow
 @given(st.lists(st.floats(0.25, 4), min_size=CLASSES, max_size=CLASSES))
-@dear
+@costly
 def test_class_weights_that_are_normalized_within_the_batch_are_never_taken_for_a_mean(weights):
     table = jnp.asarray(weights, jnp.float32)
 

@@ -48,18 +48,18 @@ def test_two_machines_restart_together_whichever_process_is_killed(machine, coor
     """Kill the process of machine 1, then the launcher of machine 1, then the launcher of machine 0."""
     options = f"nodes='2', restarts=9, {coordinator}"
     first, second = machine(SAVING, f"{options}, nr=0"), machine(SAVING, f"{options}, nr=1")
-    first.said("generation 0: process 0 of 2")
-    second.said("generation 0: process 1 of 2")
+    first.expect("generation 0: process 0 of 2")
+    second.expect("generation 0: process 1 of 2")
     kill_process_of(second)
     for launcher, rank in ((first, 0), (second, 1)):
-        launcher.said(f"generation 1: process {rank} of 2", "process 1: killed by SIGKILL; restart 1 of 9 in 1 s")
+        launcher.expect(f"generation 1: process {rank} of 2", "process 1: killed by SIGKILL; restart 1 of 9 in 1 s")
     second.send(signal.SIGKILL).end()
-    first.said("machine 1 was lost (on ", "its connection broke; restart 2 of 9 in 2 s")
-    second = machine(SAVING, f"{options}, nr=1").said("generation 2: process 1 of 2")
-    first.said("generation 2: process 0 of 2").send(signal.SIGKILL).end()
-    second.said("machine 0 was lost", "reaching machine 0 at 127.0.0.1:", " again, for up to 300 s")
-    first = machine(SAVING, f"{options}, nr=0").said("generation 0: process 0 of 2")
-    second.said("generation 0: process 1 of 2")
+    first.expect("machine 1 was lost (on ", "its connection broke; restart 2 of 9 in 2 s")
+    second = machine(SAVING, f"{options}, nr=1").expect("generation 2: process 1 of 2")
+    first.expect("generation 2: process 0 of 2").send(signal.SIGKILL).end()
+    second.expect("machine 0 was lost", "reaching machine 0 at 127.0.0.1:", " again, for up to 300 s")
+    first = machine(SAVING, f"{options}, nr=0").expect("generation 0: process 0 of 2")
+    second.expect("generation 0: process 1 of 2")
     # The processes do not communicate. The launcher of machine 0 sends SIGTERM after machine 1 had time to save.
     second.send(signal.SIGTERM)
     assert (first.end(), second.end()) == (75, 75)
@@ -131,8 +131,8 @@ def test_an_unknown_host_name_raises_a_one_line_error(machine):
 def test_a_lost_machine_that_does_not_return_ends_the_job(machine, coordinator):
     options = f"nodes='2', restarts=5, wait=3, {coordinator}"
     first, second = machine(SAVING, f"{options}, nr=0"), machine(SAVING, f"{options}, nr=1")
-    first.said("generation 0: process 0 of 2")
-    second.said("generation 0: process 1 of 2").send(signal.SIGKILL)
+    first.expect("generation 0: process 0 of 2")
+    second.expect("generation 0: process 1 of 2").send(signal.SIGKILL)
     assert first.end() == 1
     assert "1 of at least 2 machines came in 3 s: 0 (" in first.err
 
@@ -141,7 +141,7 @@ def test_a_lost_machine_that_does_not_return_ends_the_job(machine, coordinator):
 def test_ctrl_c_on_one_machine_ends_the_machines_that_wait_for_a_restart(machine, coordinator):
     options = f"nodes='2', restarts=9, {coordinator}"
     first, second = machine(FAILING, f"{options}, nr=0"), machine(FAILING, f"{options}, nr=1")
-    second.said("restart 3 of 9 in 4 s").send(signal.SIGINT)
+    second.expect("restart 3 of 9 in 4 s").send(signal.SIGINT)
     assert (first.end(), second.end()) == (130, 130)
 
 
@@ -162,8 +162,8 @@ def test_launchers_with_other_options_are_rejected_and_do_not_end_the_job(machin
     ):
         ControlPlane.join(job, {}, 10)
     second = machine(SAVING, f"{options}, nr=1")
-    second.said("generation 0: process 1 of 2")
-    first.said("generation 0: process 0 of 2").send(signal.SIGTERM)
+    second.expect("generation 0: process 1 of 2")
+    first.expect("generation 0: process 0 of 2").send(signal.SIGTERM)
     assert (first.end(), second.end()) == (75, 75)
 
 
@@ -180,7 +180,7 @@ while True:
     options = f"nodes='2', restarts=9, {coordinator}"
     first, second = machine(text, f"{options}, nr=0"), machine(text, f"{options}, nr=1")
     # The process has received SIGTERM. The launcher sends SIGKILL two seconds later.
-    first.said("[0] not yet")
+    first.expect("[0] not yet")
     assert second.send(signal.SIGINT).end() == 130
     assert first.end() == 9
     assert "; restart" not in first.err + second.err
@@ -193,17 +193,17 @@ while True:
 @needs_proc
 def test_machines_join_and_leave_a_running_job(machine, coordinator):
     options = f"nodes='1:2', settle=0.3, join_after=0, {coordinator}"
-    first = machine(SAVING, f"{options}, nr=0").said("generation 0: process 0 of 1")
-    second = machine(SAVING, f"{options}, nr=1").said("generation 1: process 1 of 2")
-    first.said(
+    first = machine(SAVING, f"{options}, nr=0").expect("generation 0: process 0 of 1")
+    second = machine(SAVING, f"{options}, nr=1").expect("generation 1: process 1 of 2")
+    first.expect(
         "saved 0",
         "2 machines are connected; all processes save, and restart on these machines",
         "generation 1: process 0 of 2",
     )
     # After SIGTERM to one launcher, its machine leaves and the other machine continues.
     assert second.send(signal.SIGTERM).end() == 75
-    first.said("saved 1", "machine 1 left; the other machines continue", "generation 2: process 0 of 1")
-    second = machine(SAVING, f"{options}, nr=1").said("generation 3: process 1 of 2")
+    first.expect("saved 1", "machine 1 left; the other machines continue", "generation 2: process 0 of 1")
+    second = machine(SAVING, f"{options}, nr=1").expect("generation 3: process 1 of 2")
     # The restarts so far followed no failure. This is the first failure, and the options allow no restart after it.
     kill_process_of(second)
     assert (first.end(), second.end()) == (137, 137)
@@ -214,18 +214,18 @@ def test_the_other_machines_continue_without_a_lost_machine(machine, coordinator
     options = f"nodes='1:2', restarts=1, settle=2, {coordinator}"
     # Machine 1 starts first, so that machine 0 does not begin the job alone.
     second, first = machine(SAVING, f"{options}, nr=1"), machine(SAVING, f"{options}, nr=0")
-    first.said("generation 0: process 0 of 2")
-    second.said("generation 0: process 1 of 2").send(signal.SIGKILL)
-    first.said("machine 1 was lost", "restart 1 of 1 in 1 s", "generation 1: process 0 of 1")
+    first.expect("generation 0: process 0 of 2")
+    second.expect("generation 0: process 1 of 2").send(signal.SIGKILL)
+    first.expect("machine 1 was lost", "restart 1 of 1 in 1 s", "generation 1: process 0 of 1")
     assert first.send(signal.SIGTERM).end() == 75
 
 
 @pytest.mark.slow
 def test_an_additional_machine_waits_for_join_after(machine, coordinator):
     options = f"nodes='1:2', settle=0.1, join_after=1000, {coordinator}"
-    first = machine(SAVING, f"{options}, nr=0").said("generation 0: process 0 of 1")
+    first = machine(SAVING, f"{options}, nr=0").expect("generation 0: process 0 of 1")
     second = machine(SAVING, f"{options}, nr=1")
-    first.said("machine 1 (")
+    first.expect("machine 1 (")
     time.sleep(0.5)  # Without join_after=1000, the job would restart in this time.
     assert first.send(signal.SIGTERM).end() == 75
     assert "all processes save" not in first.err
@@ -241,12 +241,12 @@ def test_a_machine_that_cannot_share_the_batch_is_a_spare(machine, coordinator):
     launchers = [machine(SAVING, f"{options}, nr={nr}", CONFIG) for nr in (2, 1, 0)][::-1]
     problem = "train.batch_size=8 cannot be divided among 3 devices"
     message = f"the job cannot run on 3 machines: {problem}; surplus machines wait as spares"
-    launchers[0].said(message, "generation 0: process 0 of 2")
-    launchers[0].said("machine 1 (", "machine 2 (")
+    launchers[0].expect(message, "generation 0: process 0 of 2")
+    launchers[0].expect("machine 1 (", "machine 2 (")
     launchers[0].wait_until(lambda: any("process 1 of 2" in launcher.out for launcher in launchers[1:]))
     running = next(launcher for launcher in launchers[1:] if "process 1 of 2" in launcher.out)
     spare = next(launcher for launcher in launchers[1:] if launcher is not running)
     running.send(signal.SIGKILL)
-    spare.said("generation 1: process 1 of 2")
-    assert launchers[0].said("generation 1: process 0 of 2").send(signal.SIGTERM).end() == 75
+    spare.expect("generation 1: process 1 of 2")
+    assert launchers[0].expect("generation 1: process 0 of 2").send(signal.SIGTERM).end() == 75
     assert spare.end() == 75

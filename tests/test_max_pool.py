@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.cases import dear
+from support.cases import costly
 
 from jaxddp.models.ops.max_pool import max_pool
 
@@ -25,7 +25,7 @@ def value_and_gradient(pool, settings, images, weights):
 
 
 @pytest.mark.slow
-@dear
+@costly
 @given(
     st.tuples(st.integers(1, 9), st.integers(1, 9)),
     st.sampled_from([(3, 2, 1), (2, 2, 0), (3, 1, 1), (3, 3, 0), (1, 1, 0)]),

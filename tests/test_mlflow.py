@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.data import random_table
-from support.logged import alone, forget_mlflow, mlflow_client, mlflow_run
+from support.logged import alone, mlflow_client, mlflow_run, remove_mlflow_variables
 from support.networks import linear_model
 from support.shared import sgd, shared
 
@@ -32,7 +32,7 @@ def store(tmp_path_factory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         alone(folder, patch)
         yield folder
-        forget_mlflow()
+        remove_mlflow_variables()
 
 
 @pytest.mark.slow

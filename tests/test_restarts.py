@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.launches import FAILING, GENERATION, SAVING, Machine, Ran, machines, plain_environment, program
+from support.launches import FAILING, GENERATION, SAVING, LaunchResult, Machine, machines, plain_environment, program
 
 import jaxddp.job.work_status as work_status
 from jaxddp.cluster.elastic_sizes import valid_machine_counts
@@ -99,7 +99,7 @@ def machine(tmp_path) -> Iterator[Callable[..., Machine]]:
 
 @pytest.mark.slow
 def test_a_killed_process_restarts_the_job(capfd, tmp_path):
-    ran = Ran(
+    ran = LaunchResult(
         capfd,
         tmp_path,
         f"""
@@ -125,7 +125,7 @@ def test_a_killed_process_restarts_the_job(capfd, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "starts"), [(2, 1), (75, 1), (3, 2)])
 def test_only_failures_are_restarted_up_to_the_limit(code, starts, capfd, tmp_path):
-    ran = Ran(capfd, tmp_path, f"say('begun'); sys.exit({code})", processes=1, restarts=1)
+    ran = LaunchResult(capfd, tmp_path, f"say('begun'); sys.exit({code})", processes=1, restarts=1)
     assert (ran.code, ran.of(0)) == (code, ["begun"] * starts)
     assert ran.err.count("restart 1 of 1 in 1 s") == starts - 1
     # The last failure ends the job as it does without restarts.
@@ -138,7 +138,7 @@ def test_only_failures_are_restarted_up_to_the_limit(code, starts, capfd, tmp_pa
 @pytest.mark.parametrize(("words", "code", "line"), [("+", 1, "during its work, as from os._exit(0)"), ("+-", 0, "")])
 def test_an_exit_code_of_0_is_a_success_only_after_the_work_has_ended(words, code, line, capfd, tmp_path):
     text = f"os.write(int(os.environ['{STATUS_PIPE}']), b'{words}'); os._exit(0)"
-    ran = Ran(capfd, tmp_path, text, processes=1, restarts=1)
+    ran = LaunchResult(capfd, tmp_path, text, processes=1, restarts=1)
     assert ran.code == code and (f"process 0: exit code 0 {line}" in ran.errors) == bool(line)
     assert "restart 1" not in ran.err
 
@@ -168,13 +168,13 @@ def test_a_process_reports_its_work_to_the_launcher(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM), ids=lambda number: number.name)
 def test_a_signal_ends_the_delay_before_a_restart(number, machine):
-    launcher = machine(FAILING, "restarts=9").said("restart 3 of 9 in 4 s")
+    launcher = machine(FAILING, "restarts=9").expect("restart 3 of 9 in 4 s")
     assert launcher.send(number).end() == 128 + number
     assert launcher.out.count("begun") == 3 and f"{number.name}: no process runs here" in launcher.err
 
 
 def test_a_job_that_was_asked_to_stop_is_not_started_again(machine):
-    launcher = machine(SAVING, "restarts=3").said("generation 0: process 0 of 1")
+    launcher = machine(SAVING, "restarts=3").expect("generation 0: process 0 of 1")
     assert launcher.send(signal.SIGTERM).end() == 75
     assert "restart" not in launcher.err.replace("restarts", "")
 
